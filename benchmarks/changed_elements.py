@@ -29,7 +29,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.batch import Batch
-from rlrun.trainer.bench import Bench, prepared
+from rlrun.trainer.bench import Bench, prepare_bench
 from rlrun.trainer.learning.minibatches import Update
 
 RESULTS = Path(__file__).parent / "results" / "changed_elements.md"
@@ -89,7 +89,7 @@ def small_bench(rate: float) -> Iterator[Bench]:
             algorithm=AlgorithmConfig(),
             checkpoint=CheckpointConfig(),
         )
-        with prepared(config, longest=TOKENS) as bench:
+        with prepare_bench(config, longest=TOKENS) as bench:
             yield bench
 
 

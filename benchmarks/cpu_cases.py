@@ -46,7 +46,7 @@ def step(folder: Path) -> Iterator[Act]:
     from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
     from rlrun.config.models.model import ModelConfig
     from rlrun.config.models.roles import TrainerConfig
-    from rlrun.trainer.bench import prepared
+    from rlrun.trainer.bench import prepare_bench
 
     config = TrainerConfig(
         name="step",
@@ -60,7 +60,7 @@ def step(folder: Path) -> Iterator[Act]:
         algorithm=AlgorithmConfig(),
         checkpoint=CheckpointConfig(),
     )
-    with prepared(config, longest=STEP_TOKENS) as bench:
+    with prepare_bench(config, longest=STEP_TOKENS) as bench:
         update = bench.update(STEP_TOKENS, 1)
         yield lambda: bench.learner.step([update], lr=1e-6)["grad_norm"]
 
@@ -153,12 +153,12 @@ def checkpoint(folder: Path) -> Iterator[Act]:
     from rlrun.config.models.learning import OptimizerConfig
     from rlrun.trainer.checkpoints import dcp
     from rlrun.trainer.learning.optimizers import make_optimizer
-    from rlrun.trainer.modeling.shard import shard
+    from rlrun.trainer.modeling.shard import shard_model
 
     config = AutoConfig.from_pretrained(qwen3(folder / "model"))
     torch.manual_seed(0)
     with _group() as group:
-        model = shard(AutoModelForCausalLM.from_config(config, dtype=torch.float32), group)
+        model = shard_model(AutoModelForCausalLM.from_config(config, dtype=torch.float32), group)
         optimizer = make_optimizer(model, OptimizerConfig(lr=1e-6), group.device)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -168,8 +168,8 @@ def checkpoint(folder: Path) -> Iterator[Act]:
         def act() -> float:
             nonlocal count
             count += 1
-            state = dcp.snapshot({dcp.POLICY: dcp.Part(model, optimizer)}, dcp.Progress(1, 0))
-            entries = dcp.write(state, folder / f"c{count}", group, dist.group.WORLD)
+            state = dcp.snapshot_shards({dcp.POLICY: dcp.Part(model, optimizer)}, dcp.Progress(1, 0))
+            entries = dcp.write_shards(state, folder / f"c{count}", group, dist.group.WORLD)
             return float(sum(entry.size for entry in entries if entry.path.endswith(".distcp")))
 
         yield act

@@ -29,7 +29,7 @@ from loguru import logger
 from benchmarks.instant_engine import InstantEngine
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.engines.operator_requests import Wishes
-from rlrun.orchestrator.main import Outside, run
+from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
@@ -176,7 +176,7 @@ async def measure(name: str, rules: Rules, folder: Path, tokenizer: Path) -> Out
             operator = asyncio.create_task(operate(fleet, wishes, url, rules))
             try:
                 outside = Outside(look_up=fleet.look_up, open_environments=in_process, wishes=wishes)
-                assert await run(config, attempt=1, api_key=API_KEY, outside=outside) == 0
+                assert await orchestrate_attempt(config, attempt=1, api_key=API_KEY, outside=outside) == 0
             finally:
                 operator.cancel()
     return _outcome(name, read_metrics(paths.metrics)[0], trainer, fleet)

@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "tests" / "support" / "orchestrator" / "simulation
 from orch_simulation import API_KEY, FakeTrainer, begin, make_config  # noqa: E402
 
 from rlrun.diagnostics import heap  # noqa: E402
-from rlrun.orchestrator.main import run  # noqa: E402
+from rlrun.orchestrator.main import orchestrate_attempt  # noqa: E402
 from rlrun.protocol.files.paths import RunPaths  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
 
@@ -112,7 +112,9 @@ async def played(urls: Sequence[str], selector: Stretches, options: argparse.Nam
         trainer.batches_at = []
         async with trainer:
             resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": list(urls)})
-            running = asyncio.create_task(run(resolved, attempt=1, api_key=API_KEY, loaded=heap.Slices().begin))
+            running = asyncio.create_task(
+                orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, loaded=heap.Slices().begin)
+            )
             used = began = 0.0
             while len(trainer.batches_at) < STEPS:
                 if not began and (root / "journal").exists():  # the first answer

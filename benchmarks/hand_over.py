@@ -2,7 +2,7 @@
 
     python -m benchmarks.hand_over [--write]
 
-The tensors, the buckets and the estimate are those of the product (`weights.bucketing.layout`, `protocol.messages.buckets`), of models
+Tensors, buckets and estimate are those of the product (`weights.bucketing.bucket_layout`, `protocol.messages.buckets`), of models
 without memory. Nothing is sent and nothing measured; that each engine gets every bit is a test on gloo
 (`tests/trainer/test_weight_transfer.py`). `--write` keeps the table in benchmarks/results/hand_over.md.
 """
@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.known_models import KNOWN
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, estimate, plan_buckets, root_ranks
-from rlrun.trainer.modeling.tensor_names import remember
-from rlrun.trainer.weights.bucketing import layout
+from rlrun.trainer.modeling.tensor_names import remember_names
+from rlrun.trainer.weights.bucketing import bucket_layout
 
 RESULTS = Path(__file__).parent / "results" / "hand_over.md"
 MODELS = ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-235B-A22B")
@@ -60,8 +60,8 @@ def tensors_of(shape: Architecture) -> list[TensorInfo]:
     """The tensors of a version of a model of this shape, in bfloat16, in their published order."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config_of(shape))
-    remember(model)
-    return layout(model, "bfloat16")
+    remember_names(model)
+    return bucket_layout(model, "bfloat16")
 
 
 def rows(name: str, shape: Architecture) -> Iterable[str]:

@@ -44,7 +44,7 @@ def skewed_lengths(count: int) -> list[int]:
 
 def make_model(implementation: str) -> nn.Module:
     """Two layers, wide enough that matrix products take most of the time."""
-    packed_attention.register()
+    packed_attention.register_attention()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,

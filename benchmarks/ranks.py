@@ -2,7 +2,7 @@
 
     python -m benchmarks.ranks [--models Qwen/Qwen3-30B-A3B] [--ranks 8 128 512] [--write]
 
-The model is without memory and divided by the product's `shard` over a group of ranks of which only rank 0 is there. Beside it what
+The model is without memory and divided by the product's `shard_model` over a group of ranks of which only rank 0 is there. Beside it what
 `rlrun fit` says. Bytes of real ranks are counted by tests on gloo (`tests/trainer/test_gradient_memory.py`,
 `tests/trainer/test_loading_memory.py`). `--write` keeps the table in benchmarks/results/ranks.md.
 """
@@ -29,7 +29,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.trainer import trainer_needs
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group
 
@@ -49,7 +49,7 @@ def held(shape: Architecture, ranks: int, copies: int) -> tuple[int, int]:
     group = Group(0, ranks, torch.device("cpu"), meshes.layers, meshes)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.float32)
-    parts = [local_part(parameter).numel() for parameter in shard(model, group).parameters()]
+    parts = [local_part(parameter).numel() for parameter in shard_model(model, group).parameters()]
     dist.destroy_process_group()
     return 4 * sum(parts), FILE_BYTES * max(parts)
 
@@ -92,7 +92,7 @@ def table(models: list[str], ranks: list[int]) -> str:
             "# What one of many ranks holds, without memory",
             "",
             f"`python -m benchmarks.ranks --models {' '.join(models)} --ranks {' '.join(map(str, ranks))}`;",
-            "rank 0 of a group of which only it is there, models on meta, divided by the product's `shard`. GB are 10^9 bytes. Copies:",
+            "rank 0 of a group without the others, models on meta, divided by the product's `shard_model`. GB are 10^9 bytes. Copies:",
             "`parallelism.dpReplicate`. A rank's parameters in float32 are as many bytes as its gradients. When the model is loaded a rank",
             "reads its part in slices, each of at most the last column, out of files in bfloat16.",
             "",

@@ -29,7 +29,7 @@ import yaml
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.protocol.files.checkpoint_manifest import FileEntry, check_sums, checksum
 from rlrun.protocol.messages.start_times import PHASES, start_times
-from rlrun.trainer.checkpoints.shared_check import share
+from rlrun.trainer.checkpoints.shared_check import share_files
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.e2e.local.local_run import processes_of
 from tests.support.command_line import command_line
@@ -145,9 +145,9 @@ def checks(folder: Path) -> dict[str, float]:
         cold(files)
         alone = _check((folder, entries))
         cold(files)
-        part = _check((folder, share(entries, 1, SHARDS)))
+        part = _check((folder, share_files(entries, 1, SHARDS)))
         cold(files)
-        longest = max(ranks.map(_check, [(folder, share(entries, rank, SHARDS)) for rank in range(SHARDS)]))
+        longest = max(ranks.map(_check, [(folder, share_files(entries, rank, SHARDS)) for rank in range(SHARDS)]))
     return {"alone": alone, "together": longest, "share": part}
 
 

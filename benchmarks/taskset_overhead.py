@@ -46,7 +46,7 @@ from orch_simulation import API_KEY, FakeTrainer, begin, eventually, in_process,
 from rlrun.environments.protocol import Message, Reply, Tool  # noqa: E402
 from rlrun.environments.registry import load  # noqa: E402
 from rlrun.environments.stage import InProcessStage  # noqa: E402
-from rlrun.orchestrator.main import Outside, run  # noqa: E402
+from rlrun.orchestrator.main import Outside, orchestrate_attempt  # noqa: E402
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
 from rlrun.protocol.files.paths import RunPaths  # noqa: E402
 from rlrun.trainer.modeling.tiny_model import make_tokenizer  # noqa: E402
@@ -209,7 +209,7 @@ async def measure(
             resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": [url]})
             outside = Outside(open_environments=open_arenas if own_process else in_process)
             loaded = gc.collect  # spared with each of our turns
-            assert await run(resolved, attempt=1, api_key=API_KEY, outside=outside, loaded=loaded) == 0
+            assert await orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, outside=outside, loaded=loaded) == 0
         return {name: costs[1:] for name, costs in trainer.costs.items()}
 
 

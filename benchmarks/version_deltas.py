@@ -3,7 +3,7 @@
     python -m benchmarks.version_deltas [--steps 24] [--write]
 
 The model and its steps are those of `benchmarks.changed_elements`; comparing, its codings and rebuilding are the product's
-(`weights.differences.compare`, `protocol.messages.sparse`). Every rebuilt version is compared with the one that it stands for. Seconds are
+(`weights.differences.compare_buckets`, `protocol.messages.sparse`). Every rebuilt version is compared with the original. Seconds are
 of one bucket of 256 MiB, in which the measured share of elements changes, in one thread. The last table multiplies by the bytes of
 Qwen3-30B-A3B.
 `--write` keeps the tables in benchmarks/results/version_deltas.md.
@@ -27,9 +27,9 @@ from loguru import logger
 from benchmarks.changed_elements import ROWS, SETTLED, TOKENS, other_tokens, small_bench
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets
 from rlrun.protocol.messages.sparse import Bytes, apply, encode
-from rlrun.trainer.weights.bucketing import gather_buckets, layout
+from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 from rlrun.trainer.weights.delta_writer import WHOLE_EVERY
-from rlrun.trainer.weights.differences import compare
+from rlrun.trainer.weights.differences import compare_buckets
 
 RESULTS = Path(__file__).parent / "results" / "version_deltas.md"
 RATES = (1e-7, 1e-6, 1e-5)
@@ -70,7 +70,7 @@ def measure(rate: float, steps: int) -> Found:
     shares, sent = [], []
     with small_bench(rate) as bench:
         module, update = bench.learner.model, bench.update(TOKENS, ROWS)
-        buckets = plan_buckets(layout(module, "bfloat16"), bucket_bytes=2**20)
+        buckets = plan_buckets(bucket_layout(module, "bfloat16"), bucket_bytes=2**20)
 
         def version() -> dict[int, torch.Tensor]:
             return gather_buckets(module, buckets, dtype="bfloat16", root=0, pinned=False)
@@ -79,7 +79,7 @@ def measure(rate: float, steps: int) -> Found:
         for step in range(steps):
             bench.learner.step([other_tokens(update, step)], lr=rate)
             now = version()
-            part = compare(now, before)
+            part = compare_buckets(now, before)
             for index, body in before.items():
                 rebuilt = body.numpy().copy()
                 content = part.travels[index]

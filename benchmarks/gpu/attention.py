@@ -12,7 +12,7 @@ from rlrun.fit.kernel_choice import AttentionError, Needs, choose
 from rlrun.fit.kernel_table import Kernel as Name
 from rlrun.trainer.modeling.attention.compute import attend
 from rlrun.trainer.modeling.attention.layout import Layout
-from rlrun.trainer.modeling.attention.machine import machine
+from rlrun.trainer.modeling.attention.machine import read_machine
 from rlrun.trainer.modeling.attention.scores import Scores
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Layout], Tensor]
@@ -29,7 +29,7 @@ def compute(name: Name, q: Tensor, k: Tensor, v: Tensor, row: Layout) -> Tensor:
         UnavailableError: it does not run here.
     """
     try:
-        choose(name, Needs(head_dim=q.shape[2]), machine(q.device))
+        choose(name, Needs(head_dim=q.shape[2]), read_machine(q.device))
     except AttentionError as error:
         raise UnavailableError(str(error)) from error
     return attend(name, q, k, v, row.segments, Scores(q.shape[2] ** -0.5))

@@ -13,7 +13,7 @@ from benchmarks.gpu.clock import distance
 from benchmarks.gpu.heads import head_inputs
 from benchmarks.gpu.shapes import Shape
 from rlrun.trainer.learning.lm_head import head_statistics
-from rlrun.trainer.modeling.packed_attention import layout
+from rlrun.trainer.modeling.packed_attention import row_layout
 
 ATTENTION, FORWARD_SHARE, BACKWARD_SHARE, LEAK = 1e-2, 2.0, 3.0, 2e-3
 """Largest error; largest multiple of the error of plain bfloat16 code, forward and backward; largest difference to a sequence alone."""
@@ -37,7 +37,7 @@ def attention_errors(
     plain = [distance(a, b) for a, b in zip(_each_alone(_plain, inputs, lengths), exact, strict=True)]
     packed = _run(kernel, inputs, lengths)
     found = [distance(a, b) for a, b in zip(packed, exact, strict=True)]
-    alone = _each_alone(lambda q, k, v, one: kernel(q, k, v, layout(one, device)), inputs, lengths)
+    alone = _each_alone(lambda q, k, v, one: kernel(q, k, v, row_layout(one, device)), inputs, lengths)
     leak = distance(packed[0], alone[0])
     shares = [one / max(other, LEAST) for one, other in zip(found, plain, strict=True)]
     right = found[0] <= ATTENTION and leak <= LEAK
@@ -82,7 +82,7 @@ def _inputs(shape: Shape, lengths: Sequence[int], device: torch.device, dtype: t
 
 def _run(kernel: Kernel, inputs: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:
     leaves = [tensor.detach().requires_grad_() for tensor in inputs[:3]]
-    output = kernel(*leaves, layout(lengths, inputs[0].device))
+    output = kernel(*leaves, row_layout(lengths, inputs[0].device))
     return [output.detach(), *torch.autograd.grad(output, leaves, inputs[3])]
 
 

@@ -88,10 +88,10 @@ def attention_rates(kernel: Any, shape: Shape, lengths: Any, device: Any) -> dic
     import torch
 
     from benchmarks.gpu.clock import milliseconds
-    from rlrun.trainer.modeling.packed_attention import layout
+    from rlrun.trainer.modeling.packed_attention import row_layout
 
     torch.manual_seed(0)
-    row, total = layout(lengths, device), sum(lengths)
+    row, total = row_layout(lengths, device), sum(lengths)
     counts = (shape.heads, shape.key_value_heads, shape.key_value_heads)
     leaves = [
         torch.randn(total, heads, shape.head_dim, device=device, dtype=torch.bfloat16).requires_grad_()

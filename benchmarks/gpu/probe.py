@@ -20,7 +20,7 @@ from torch.nn import attention as torch_attention
 
 from benchmarks.gpu.clock import CPU, CUDA, milliseconds
 from benchmarks.gpu.results import Deadline, Report
-from rlrun.trainer.modeling.packed_attention import layout, packed_attention
+from rlrun.trainer.modeling.packed_attention import packed_attention, row_layout
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "pydantic", "loguru", "aiohttp", "pytest")
 OPTIONAL = ("flash_attn", "flash_attn_interface", "flash_attn.cute", "vllm")
@@ -79,7 +79,7 @@ def works(device: torch.device) -> dict[str, Callable[[], object]]:
     def attention() -> None:
         inputs = [torch.randn(1, heads, 96, 64, device=device, dtype=torch.bfloat16) for heads in (4, 2, 2)]
         leaves = [tensor.requires_grad_() for tensor in inputs]
-        packed_attention(torch.nn.Identity(), *leaves, None, packed=layout((63, 33), device))[0].sum().backward()
+        packed_attention(torch.nn.Identity(), *leaves, None, packed=row_layout((63, 33), device))[0].sum().backward()
         assert leaves[1].grad is not None
         assert leaves[1].grad.shape == leaves[1].shape
 

@@ -151,9 +151,9 @@ def record(config_file: Path, tokens: int, folder: Path, dry: bool) -> None:
     """In the process of a configuration: record a step, and write its tables as JSON to stdout's file."""
     from rlrun.config.loading.loader import load_file
     from rlrun.config.models.roles import TrainerConfig
-    from rlrun.trainer.bench import prepared
+    from rlrun.trainer.bench import prepare_bench
 
-    with prepared(load_file(TrainerConfig, config_file, section="trainer"), longest=tokens) as bench:
+    with prepare_bench(load_file(TrainerConfig, config_file, section="trainer"), longest=tokens) as bench:
         update = bench.update(tokens, 1)
         for _ in range(1 if dry else SKIPPED):
             bench.step(update)

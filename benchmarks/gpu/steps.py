@@ -195,12 +195,12 @@ def measure_in_child(folder: Path, options: Mapping[str, Any], profile: Path | N
     """In the process of a configuration: its measurements, on the disk after each, and then the profile."""
     from benchmarks.gpu.profile_step import put_profile
     from rlrun.config.loading.loader import load_file
-    from rlrun.trainer.bench import prepared
+    from rlrun.trainer.bench import prepare_bench
     from rlrun.trainer.bench_options import BenchOptions
 
     tokens, rows = options["tokens"], options["rows"]
     config = load_file(TrainerConfig, folder / "config.json", section="trainer")
-    with prepared(config, longest=tokens) as bench:
+    with prepare_bench(config, longest=tokens) as bench:
         found: dict[int, Any] = {}
         for number in rows:
             asked = BenchOptions(rows=number, steps=options["steps"], warmup=1 if found else options["warmup"])

@@ -55,7 +55,7 @@ def rendered(name: str, namespace: str) -> list[Json]:
     context = render.RunContext(name, namespace, "uid", spec, 1, RenderSettings())
     needs = render.render_prerequisites(context)
     key = render.api_key_secret(context, "the key of a run")
-    made = [dict(child) for child in (*needs.create, key, *needs.apply, *render.render_workloads(context).made)]
+    made = [dict(child) for child in (*needs.create, key, *needs.apply, *render.render_workloads(context).existing)]
     for child in made:
         child["metadata"] = {k: v for k, v in child["metadata"].items() if k != "ownerReferences"}
     return made

@@ -51,10 +51,10 @@ async def client(adapter_server: Server) -> AsyncIterator[EngineClient]:
 def adapted_model(seed: int, config: LoRAConfig = CONFIG) -> Any:
     """The base model of the server with adapters that disagree with it about every token."""
     model = random_model(0)
-    lora.inject(model, config)
-    lora.initialise(model, seed)
+    lora.inject_adapters(model, config)
+    lora.initialize_adapters(model, seed)
     torch.manual_seed(seed)
-    for layer in lora.adapted(model).values():
+    for layer in lora.layers_with_adapter(model).values():
         torch.nn.init.normal_(layer.lora_B, std=0.2)
     return model.eval()
 

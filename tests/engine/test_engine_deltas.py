@@ -15,7 +15,7 @@ from rlrun.protocol.files.paths import COMPLETE
 from rlrun.protocol.messages.buckets import TensorInfo, checksum, plan_buckets
 from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun.trainer.weights.differences import Part, compare
+from rlrun.trainer.weights.differences import Part, compare_buckets
 from rlrun.trainer.weights.transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model
 from tests.engine.test_engine_receive import BUCKET_BYTES, assert_serves, generate_long, hold, published
@@ -92,8 +92,8 @@ class Volume:
         }
 
     def write(self, model: LlamaForCausalLM, version: int, *, before: str | None, whole: str | None) -> Path:
-        base, now = compare(self.held, None), self.bodies(model)
-        part: Part = compare(now, self.held)
+        base, now = compare_buckets(self.held, None), self.bodies(model)
+        part: Part = compare_buckets(now, self.held)
         folder = self.root / f"d{version:08d}.a0001"
         folder.mkdir()
         (folder / root_file(0)).write_bytes(b"".join(part.travels[bucket.index].tobytes() for bucket in self.buckets))

@@ -91,7 +91,7 @@ class Playing:
 
 @pytest_asyncio.fixture
 async def play(server: Server, model_folder: Path) -> AsyncIterator[Playing]:
-    packed_attention.register()
+    packed_attention.register_attention()
     version, model = next(server.versions), random_model(12)
     tokenizer = load_tokenizer(model_folder)
     tokenizer.chat_template = TEMPLATE

@@ -18,17 +18,17 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics
-from rlrun.trainer.learning.optim.muon import orthogonalized
+from rlrun.trainer.learning.optim.muon import orthogonalize
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention as attention
 from rlrun.trainer.modeling.attention.compute import attend
-from rlrun.trainer.modeling.attention.machine import machine
+from rlrun.trainer.modeling.attention.machine import read_machine
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.trial import refusal
-from rlrun.trainer.modeling.packed_attention import layout, packed_attention
-from rlrun.trainer.modeling.shard import Memory, shard
+from rlrun.trainer.modeling.attention.trial import kernel_refusal
+from rlrun.trainer.modeling.packed_attention import packed_attention, row_layout
+from rlrun.trainer.modeling.shard import Memory, shard_model
 from rlrun.trainer.ranks.group import Group
 
 VOCABULARY, LENGTHS = 500, (70, 33, 128)
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def model() -> nn.Module:
-    attention.register()
+    attention.register_attention()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -104,7 +104,7 @@ def test_varlen_attention_is_that_of_each_sequence_alone(device: torch.device, d
     results = []
     for where, kind in ((CPU, torch.float32), (device, dtype)):
         leaves = [tensor.to(where, kind).requires_grad_() for tensor in (query, key, value)]
-        output, _ = packed_attention(nn.Identity(), *leaves, None, packed=layout(LENGTHS, where))
+        output, _ = packed_attention(nn.Identity(), *leaves, None, packed=row_layout(LENGTHS, where))
         output.float().square().sum().backward()
         results.append((output, *(leaf.grad for leaf in leaves)))
     for own, exact in zip(results[1], results[0], strict=True):
@@ -120,12 +120,12 @@ def test_every_kernel_that_is_here_computes_what_its_options_say(
     torch.manual_seed(0)
     total, backend = sum(LENGTHS), BACKENDS[name]
     try:
-        choose(name, Needs(head_dim=64), machine(device))
+        choose(name, Needs(head_dim=64), read_machine(device))
     except AttentionError as error:
         pytest.skip(str(error))
     tensors = [torch.randn(total, heads, 64).bfloat16() for heads in (4, 2, 2)]
     able = {
-        feature: feature in backend.features and refusal(name, Needs(frozenset({feature}), 64), device) is None
+        feature: feature in backend.features and kernel_refusal(name, Needs(frozenset({feature}), 64), device) is None
         for feature in ("window", "softcap", "sinks")
     }
     options = {"window": 20 if able["window"] else None, "softcap": 5.0 if able["softcap"] else None}
@@ -136,7 +136,7 @@ def test_every_kernel_that_is_here_computes_what_its_options_say(
         if sinks is not None:
             leaves.append(sinks.detach().to(where).requires_grad_())
         scores = Scores(0.3, **options, sinks=leaves[3] if sinks is not None else None)
-        output = attend(kernel, *leaves[:3], layout(LENGTHS, where).segments, scores)
+        output = attend(kernel, *leaves[:3], row_layout(LENGTHS, where).segments, scores)
         output.float().square().sum().backward()
         results.append((output, *(leaf.grad for leaf in leaves)))
     for own, exact in zip(results[1], results[0], strict=True):
@@ -148,7 +148,7 @@ def test_every_kernel_that_is_here_computes_what_its_options_say(
 def test_activations_in_host_memory_change_no_gradient(alone: Group, model: Any, batch: Batch) -> None:
     results = []
     for mode in ("none", "offload"):
-        sharded = shard(copy.deepcopy(model), alone, memory=Memory(activations=mode))
+        sharded = shard_model(copy.deepcopy(model), alone, memory=Memory(activations=mode))
         for _ in range(2):  # the second step has the first one's buffers
             sharded.zero_grad()
             token_statistics(sharded, micro_batch(batch.samples, alone.device)).logprobs.sum().backward()
@@ -161,7 +161,7 @@ def test_a_sharded_model_in_bfloat16_is_near_float32_on_the_cpu(alone: Group, mo
     reference = copy.deepcopy(model)
     expected = token_statistics(reference, micro_batch(batch.samples, CPU))
     expected.logprobs.sum().backward()
-    shard(model, alone)
+    shard_model(model, alone)
     found = token_statistics(model, micro_batch(batch.samples, alone.device))
     found.logprobs.sum().backward()
     torch.testing.assert_close(found.logprobs.detach().cpu(), expected.logprobs.detach(), atol=0.05, rtol=0.02)
@@ -181,7 +181,7 @@ def cosine(found: Tensor, expected: Tensor) -> float:
 def test_compiled_layers_are_near_float32_on_the_cpu_and_compiled_once(mode: Any, alone: Group, model: Any) -> None:
     reference = copy.deepcopy(model)
     torch._dynamo.reset()
-    shard(model, alone, memory=Memory(compile=True, activations=mode))
+    shard_model(model, alone, memory=Memory(compile=True, activations=mode))
     graphs = []
     for lengths in (LENGTHS, (40, 90), (200, 11, 3), LENGTHS[::-1]):
         samples = [fake_batch(length, 1, VOCABULARY).samples[0] for length in lengths]
@@ -199,7 +199,7 @@ def test_compiled_layers_are_near_float32_on_the_cpu_and_compiled_once(mode: Any
 @pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
 def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: Group, model: Any, batch: Batch) -> None:
     config = OptimizerConfig(name=name, lr=1e-3 if name != "sgd" else 0.1)
-    shard(model, alone)
+    shard_model(model, alone)
     optimizer = make_optimizer(model, config, alone.device)
     losses = [
         train_step(
@@ -220,7 +220,7 @@ def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: G
 
 def test_orthogonalising_in_bfloat16_brings_singular_values_near_one(device: torch.device) -> None:
     torch.manual_seed(0)
-    found = orthogonalized(torch.randn(64, 256, device=device))
+    found = orthogonalize(torch.randn(64, 256, device=device))
     assert found.dtype == torch.float32
     values = torch.linalg.svdvals(found)
     assert 0.5 < float(values.min()) <= float(values.max()) < 1.4

@@ -25,7 +25,7 @@ from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 
 VOCABULARY = 32_000
@@ -46,7 +46,7 @@ class Asleep(EnginesBeside):
 
 
 def model() -> Any:
-    packed_attention.register()
+    packed_attention.register_attention()
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
@@ -68,7 +68,7 @@ def test_a_trainer_gives_its_memory_up_and_trains_on_as_if_it_had_not(alone: Gro
         gc.collect()
         before = torch.cuda.memory_allocated()
         sharded = model()
-        shard(sharded, alone)
+        shard_model(sharded, alone)
         optimizer = make_optimizer(sharded, OptimizerConfig(name=name), alone.device)
         memory = GPUMemory(Asleep(), [sharded], [optimizer], device=alone.device, stays=False)
         inputs = micro_batch(fake_batch(256, 1, VOCABULARY).samples, alone.device)

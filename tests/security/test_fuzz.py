@@ -33,11 +33,11 @@ from rlrun.orchestrator.journal.format import (
     Content,
     DroppedEntry,
     Head,
-    _frame,
+    _frame_record,
     encode_head,
     read_segment,
 )
-from rlrun.orchestrator.journal.format import encode as encode_entry
+from rlrun.orchestrator.journal.format import encode_entry as encode_entry
 from rlrun.protocol.files.attempts import Attempt, Origin, Segment, read_attempt
 from rlrun.protocol.files.batch import Batch, BatchError, Sample, read_batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import (
@@ -170,7 +170,7 @@ def test_journals(tmp_path: Path) -> None:
     ]
     foreign = 0
     for kind, payload in payloads:
-        file.write_bytes(head + _frame(kind, 1, 0, payload))
+        file.write_bytes(head + _frame_record(kind, 1, 0, payload))
         foreign += len(read_segment(file).foreign)
     assert foreign > COUNT
     for data in texts([head + encode_entry(dropped)]):

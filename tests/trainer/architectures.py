@@ -39,11 +39,11 @@ from rlrun.trainer.modeling.flops import model_cost
 from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.noise import read_noise, set_noise
 from rlrun.trainer.modeling.shard import local_part
-from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
-from rlrun.trainer.proof.architecture_check import _row, find_fault
+from rlrun.trainer.proof.architecture_check import _make_row, find_fault
 from rlrun.trainer.proof.small_config import LONGEST
-from rlrun.trainer.proof.small_model import quiet, small_model
+from rlrun.trainer.proof.small_model import quiet_transformers, small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
@@ -97,7 +97,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 def whole_model(kind: str) -> Any:
     """The model of a type's default configuration, without memory."""
-    packed_attention.register()
+    packed_attention.register_attention()
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**OPTIONS.get(kind, {})))
 
@@ -163,7 +163,7 @@ def files_of(folder: Path) -> dict[str, Tensor]:
 def exported(model: nn.Module, source: Path, folder: Path, group: Group) -> str:
     """`equal` if the published files have the source's names and bits, and transformers reads them so."""
     files = model_files(model, ModelConfig(path=str(source)), str(source))
-    hf_writer.publish(model, folder, files=files, dtype="float32", group=group)
+    hf_writer.publish_version(model, folder, files=files, dtype="float32", group=group)
     before, after = files_of(source), files_of(folder)
     if before.keys() != after.keys():
         return f"other names: {sorted(before.keys() ^ after.keys())[:3]}"
@@ -184,18 +184,22 @@ def adapters(source: Path, group: Group, ids: Tensor) -> str:
         str(source),
         group,
         seq_len=LONGEST,
-        prepare=lambda model: lora.inject(model, LORA),
+        prepare=lambda model: lora.inject_adapters(model, LORA),
     )
-    lora.initialise(model, 0)
-    for number, layer in enumerate(lora.adapted(model).values()):
-        lora.fill(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=torch.Generator().manual_seed(number)))
-    logprobs = token_statistics(model, _row(ids, ROW)).logprobs
+    lora.initialize_adapters(model, 0)
+    for number, layer in enumerate(lora.layers_with_adapter(model).values()):
+        lora.fill_parameter(
+            layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=torch.Generator().manual_seed(number))
+        )
+    logprobs = token_statistics(model, _make_row(ids, ROW)).logprobs
     found = gradients(model, logprobs)
     merged = engines(source)
     state = dict(merged.named_parameters())
     with torch.no_grad():
-        for name, update in lora.updates(model).items():
-            state[name].copy_(lora.merge(state[name], local_part(update.a), local_part(update.b), update.scaling))
+        for name, update in lora.weight_updates(model).items():
+            state[name].copy_(
+                lora.merge_adapter(state[name], local_part(update.a), local_part(update.b), update.scaling)
+            )
         error = float((logprobs - alone(merged, ids)).abs().max())
     lora.adapter_tensors(model)
     idle = [name for name, one in model.named_parameters() if one.requires_grad and not found[name].any()]
@@ -233,7 +237,7 @@ def guarded(act: Callable[..., str], *options: Any) -> str:
 def compared(source: Path, ids: Tensor, group: Group) -> tuple[nn.Module, dict[str, Any]]:
     """The trainer's model, and its largest differences from transformers'."""
     model = load_checked(ModelConfig(path=str(source)), str(source), group, seq_len=LONGEST)
-    logprobs = token_statistics(model, _row(ids, ROW)).logprobs
+    logprobs = token_statistics(model, _make_row(ids, ROW)).logprobs
     found, other = gradients(model, logprobs), engines(source)
     expected = alone(other, ids)
     error = float((logprobs - expected).detach().abs().max())
@@ -246,7 +250,7 @@ def tried(kind: str, folder: Path, group: Group) -> dict[str, Any]:
         whole = whole_model(kind)
     except Exception as error:
         return {"unmade": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"}
-    remember(whole)
+    remember_names(whole)
     if (fault := guarded(lambda: find_fault(whole, seq_len=512) or "")) and not fault.startswith("CRASH"):
         return {"refused": fault}
     source = folder / "source"
@@ -313,7 +317,7 @@ def main(folder: Path, kinds: Sequence[str]) -> int:
 
     signal.signal(signal.SIGALRM, late)
     for kind in kinds or MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        with quiet(), tempfile.TemporaryDirectory(dir=folder) as own:
+        with quiet_transformers(), tempfile.TemporaryDirectory(dir=folder) as own:
             signal.alarm(SECONDS)
             try:
                 table[kind] = tried(kind, Path(own), group)

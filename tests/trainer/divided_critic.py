@@ -15,10 +15,10 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
-from rlrun.trainer.learning.critic import Critic, critic_step, estimate, to_critic, token_rewards
+from rlrun.trainer.learning.critic import Critic, critic_step, estimate_values, to_critic, token_rewards
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
-from rlrun.trainer.modeling.lora import fill
+from rlrun.trainer.modeling.lora import fill_parameter
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 
@@ -32,7 +32,7 @@ _OPTIMIZER = OptimizerConfig(lr=1e-2, eps=1e-2, weight_decay=0.0)
 def _with_head(model: Any) -> Any:
     """A value head that is not 0."""
     head = model.get_output_embeddings().weight
-    fill(head, torch.randn(head.shape, generator=torch.Generator().manual_seed(3)))
+    fill_parameter(head, torch.randn(head.shape, generator=torch.Generator().manual_seed(3)))
     return model
 
 
@@ -104,7 +104,7 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     rows = micro_batches(samples, group.device)
     numbers = sorted({sample.group for sample in batch.samples})
     levels = {"adv_mean": "batch", "adv_std": "batch"}
-    found = estimate(module, rows, samples, **GAE, **levels, bootstrap=True, groups=numbers, group=group)  # type: ignore[arg-type]
+    found = estimate_values(module, rows, samples, **GAE, **levels, bootstrap=True, groups=numbers, group=group)  # type: ignore[arg-type]
     signals = [
         Signals(values=v + SHIFT, returns=r, advantages=a)
         for v, r, a in zip(found.values, found.returns, found.advantages, strict=True)

@@ -24,7 +24,7 @@ from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
-from rlrun.trainer.modeling.shard import Memory, fsdp_modules, shard
+from rlrun.trainer.modeling.shard import Memory, fsdp_modules, shard_model
 from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group, process_group
 from tests.trainer import layouts
@@ -60,7 +60,7 @@ def measure(case: str, world: Group) -> dict[str, Any]:
     if critic:
         to_critic(model)
         torch.nn.init.normal_(model.get_output_embeddings().weight)  # with 0 its body has no gradient
-    shard(model, group, memory=CASES[ranks][case])
+    shard_model(model, group, memory=CASES[ranks][case])
     optimizer = make_optimizer(model, OptimizerConfig(name="sgd", lr=1.0, momentum=0.0), group.device)
     with watched(model) as held, Collectives() as sent:
         if critic:

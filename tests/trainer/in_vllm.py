@@ -37,11 +37,11 @@ from rlrun.inference.weights.preflight import check_model
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import local_part
-from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.proof import small_config
-from rlrun.trainer.proof.architecture_check import _row
+from rlrun.trainer.proof.architecture_check import _make_row
 from rlrun.trainer.proof.small_config import LONGEST
-from rlrun.trainer.proof.small_model import quiet
+from rlrun.trainer.proof.small_model import quiet_transformers
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
@@ -278,7 +278,7 @@ class Served:
 def error_of(model: Any, sampled: Sampled) -> float:
     """Largest difference of a log-probability from the trainer's, with all sequences in one row."""
     ids = torch.tensor([token for tokens, _ in sampled for token in tokens])
-    row = _row(ids, [len(tokens) for tokens, _ in sampled])
+    row = _make_row(ids, [len(tokens) for tokens, _ in sampled])
     with torch.no_grad():
         ours = token_statistics(model, row).logprobs
     theirs = torch.tensor([value for _, values in sampled for value in [0.0, *values]])
@@ -299,13 +299,13 @@ def change(model: Any) -> None:
 def widen(width: int) -> None:
     """Let small models of this process have heads that vLLM takes, and hidden sizes that its mixtures take."""
     small_config._HEAD_DIM = width
-    sizes = small_config._sizes
+    sizes = small_config._read_sizes
 
     def rounded(part: object, seq_len: int) -> Any:
         found = sizes(part, seq_len)
         return found and dataclasses.replace(found, small_hidden=-(-found.small_hidden // STEP) * STEP)
 
-    small_config._sizes = rounded
+    small_config._read_sizes = rounded
 
 
 def settings_of(folder: Path, root: Path) -> InferenceSettings:
@@ -327,7 +327,7 @@ def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> 
     widen(width)
     architectures.OPTIONS.update(OPTIONS)
     whole = whole_model(kind)
-    remember(whole)
+    remember_names(whole)
     windows = any(
         isinstance(getattr(part, name, None), int)
         for part in parts_of(whole.config.get_text_config())
@@ -344,13 +344,13 @@ def tried(kind: str, folder: Path, group: Group, width: int, engine: Served) -> 
     files = model_files(model, config, str(source))
     prompts = [[int(token) for token in prompt] for prompt in ids[: sum(PROMPTS)].split(PROMPTS)]
     weights = folder / "weights"
-    hf_writer.publish(model, weights / "v0", files=files, dtype="float32", group=group)
+    hf_writer.publish_version(model, weights / "v0", files=files, dtype="float32", group=group)
     found = {"width": width, "class": engine.ask("start", settings_of(weights / "v0", weights))}
     first = engine.ask("sample", prompts)
     found["first"] = error_of(model, first)
     change(model)
     found["moved"] = error_of(model, first)
-    hf_writer.publish(model, weights / "v1", files=files, dtype="float32", group=group)
+    hf_writer.publish_version(model, weights / "v1", files=files, dtype="float32", group=group)
     engine.ask("update", str(weights / "v1"))
     found["second"] = error_of(model, engine.ask("sample", prompts))
     return found
@@ -364,7 +364,7 @@ def child(kind: str, width: int, folder: Path, answer: Path) -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
     try:
-        with quiet(), tempfile.TemporaryDirectory(dir=folder) as own:
+        with quiet_transformers(), tempfile.TemporaryDirectory(dir=folder) as own:
             found = tried(kind, Path(own), group, width, engine)
     except BaseException as error:
         traceback.print_exc(file=sys.stderr)

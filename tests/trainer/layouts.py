@@ -38,9 +38,9 @@ from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
-from rlrun.trainer.learning.auxiliary_logprobs import release
+from rlrun.trainer.learning.auxiliary_logprobs import release_gathered
 from rlrun.trainer.learning.forward import TokenStatistics, token_statistics
-from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.objective import step_objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
@@ -87,7 +87,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 RANKS = 4
 LR = 1e-2
 LORA = LoRAConfig(rank=4, alpha=8)
-LOSS = objective(AlgorithmConfig(), 64)
+LOSS = step_objective(AlgorithmConfig(), 64)
 OTHER = Objective("sft", aggregation="seq_mean_token_mean", regularizers=Regularizers(entropy=0.1))
 """Of every third sample's environment; some ranks have none of them in a row."""
 _KINDS = {"moe": "qwen3_moe", "few": "qwen3_moe", "deep": "llama"}
@@ -96,7 +96,7 @@ four stages, and there are fewer experts than ranks in the other."""
 
 
 def make_model(family: str, seed: int) -> Any:
-    packed_attention.register()
+    packed_attention.register_attention()
     sizes = {"deep": {"num_hidden_layers": 5}, "few": {"num_experts": 2}}.get(family, {})
     model = family_models.make_model(_KINDS.get(family, family), seed, **sizes)
     model.set_attn_implementation(packed_attention.NAME)
@@ -141,16 +141,16 @@ def with_adapters(family: str) -> bool:
 
 def prepare(model: nn.Module, family: str) -> None:
     if with_adapters(family):
-        lora.inject(model, LORA)
+        lora.inject_adapters(model, LORA)
 
 
 def initialise(model: nn.Module, family: str) -> None:
     """Adapters away from 0, where A would have no gradient."""
     if with_adapters(family):
-        lora.initialise(model, 0)
-        for name, layer in lora.adapted(model).items():  # by name: a stage has some of them
+        lora.initialize_adapters(model, 0)
+        for name, layer in lora.layers_with_adapter(model).items():  # by name: a stage has some of them
             generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-            lora.fill(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=generator))
+            lora.fill_parameter(layer.lora_B, 0.1 * torch.randn(layer.lora_B.shape, generator=generator))
 
 
 def eager_statistics(model: Any, batch: Batch) -> TokenStatistics:
@@ -288,7 +288,7 @@ def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[s
     if with_adapters(family):
         hf_writer.publish_adapter(model, path, config={"r": LORA.rank}, dtype="float32", group=group)
     else:
-        hf_writer.publish(model, path, files=ModelFiles({}), dtype="float32", group=group)
+        hf_writer.publish_version(model, path, files=ModelFiles({}), dtype="float32", group=group)
     tensors: dict[str, Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
@@ -323,13 +323,13 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     else:
         with torch.no_grad():
             logprobs = token_statistics(model, micro_batch(make_batch(1).samples, world.device)).logprobs
-    release(model)
+    release_gathered(model)
     metrics, gradient = one_step(model, optimizer, 1, group)
     here = folder / case.replace(":", "-")
-    state = dcp.snapshot({POLICY: Part(model, optimizer)}, Progress(1, 0))
+    state = dcp.snapshot_shards({POLICY: Part(model, optimizer)}, Progress(1, 0))
     peers = dist.group.WORLD
     assert peers is not None
-    entries = dcp.write(state, here / "checkpoint", group, peers)
+    entries = dcp.write_shards(state, here / "checkpoint", group, peers)
     if group.leads:
         found["entries_exact"] = set(entries) == set(describe(here / "checkpoint", here / "checkpoint" / TRAINER_PART))
     else:
@@ -349,7 +349,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     if before is not None:  # what another layout saved after the same step
         other = load_checked(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
         moments = make_optimizer(other, family, offload=offload)
-        progress = dcp.load({POLICY: Part(other, moments)}, before)
+        progress = dcp.load_parts({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)
         weights = published(other, here / "weights_of_step_2", group, family)
         found["resumed"] = {"step": progress.step, "loss": metrics["loss"], "grad_norm": metrics["grad_norm"]}

@@ -15,13 +15,13 @@ from rlrun.algorithms import Mixture, Objective
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.packing.micro_batches import plan
-from rlrun.trainer.learning.auxiliary_logprobs import release
+from rlrun.trainer.learning.auxiliary_logprobs import release_gathered
 from rlrun.trainer.learning.forward import token_logprobs
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
-from rlrun.trainer.learning.validation import validate
+from rlrun.trainer.learning.validation import validate_batch
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.weights.bucketing import gather_buckets, layout
+from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 
 
 def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Group) -> float:
@@ -31,8 +31,8 @@ def validation_error(model: nn.Module, whole: nn.Module, batch: Batch, group: Gr
         expected = -float((token_logprobs(whole, row) * row.advantages).sum()) / batch.loss_tokens
     lengths = [len(sample) for sample in batch.samples]
     rows = plan(lengths, row_tokens=32, ranks=group.data_size).ranks[group.data_rank]
-    found = validate(model, batch, rows, group=group)["validation/loss"]
-    release(model)  # or the root's whole parameters count as this rank's part
+    found = validate_batch(model, batch, rows, group=group)["validation/loss"]
+    release_gathered(model)  # or the root's whole parameters count as this rank's part
     return abs(found - expected)
 
 
@@ -58,7 +58,7 @@ def linear_error(model: nn.Module, batch: Batch, group: Group) -> float:
 def sent_exact(model: nn.Module, weights: Mapping[str, Tensor], group: Group) -> bool:
     """True if the roots of all stages together send what the files of the version hold, bit for bit; meaningful on rank 0."""
     roots = root_ranks(group.world_size)
-    buckets = plan_buckets(layout(model, "float32"), bucket_bytes=20_000, roots=len(roots))
+    buckets = plan_buckets(bucket_layout(model, "float32"), bucket_bytes=20_000, roots=len(roots))
     mine = roots.index(group.rank)
     kept = gather_buckets(model, buckets, dtype="float32", root=mine, pinned=False, roots=roots)
     assert {*kept} == {bucket.index for bucket in buckets if bucket.root == mine}

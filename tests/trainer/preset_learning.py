@@ -15,14 +15,14 @@ from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
 from rlrun.environments.protocol import Episode, Task
-from rlrun.orchestrator.batches.assemble import assemble
+from rlrun.orchestrator.batches.assemble import assemble_batch
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.objective import step_objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, render
+from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, render_template
 
 TASK = {"length": 3, "letters": "ab"}
 GROUPS, GROUP_SIZE, REPLY = 8, 8, 4
@@ -50,7 +50,7 @@ def make_policy(folder: Path, accuracy: float) -> nn.Module:
         warmup_accuracy=accuracy,
     )
     make_tiny_model(folder, tiny)
-    packed_attention.register()
+    packed_attention.register_attention()
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation=packed_attention.NAME)  # type: ignore[no-any-return]
 
 
@@ -59,7 +59,7 @@ def sample(model: nn.Module, prompts: Tensor, generator: torch.Generator) -> tup
     """Replies `[N, REPLY]` to prompts of one length `[N, P]` at temperature 1, and their log-probs; nothing comes after `<eos>`."""
     ids, logprobs = prompts, []
     for _ in range(REPLY):
-        row = packed_attention.layout([ids.shape[1]] * len(ids), ids.device)
+        row = packed_attention.row_layout([ids.shape[1]] * len(ids), ids.device)
         positions = torch.arange(ids.shape[1]).repeat(len(ids))[None]
         last = torch.arange(1, len(ids) + 1) * ids.shape[1] - 1
         output = model(
@@ -83,7 +83,7 @@ class Play:
 
     def groups(self, model: nn.Module, step: int) -> list[FinishedGroup]:
         chosen = [self.tasks[step * GROUPS + k] for k in range(GROUPS)]
-        texts = [render(task.prompt) + "<assistant>" for task in chosen for _ in range(GROUP_SIZE)]
+        texts = [render_template(task.prompt) + "<assistant>" for task in chosen for _ in range(GROUP_SIZE)]
         prompts = torch.tensor([self.tokenizer(text, add_special_tokens=False).input_ids for text in texts])
         replies, logprobs = sample(model, prompts, self.generator)
         counts = [int((reply == EOS).int().argmax()) + 1 if EOS in reply else len(reply) for reply in replies]
@@ -146,7 +146,7 @@ def train(
     if config.effective_advantage.name == "gae":  # a critic's advantages learn in test_learning_critic.py
         config = config.model_copy(update={"advantage": AdvantageConfig(name="grpo")})
     rules = {"reverse-text": Rules(config.effective_advantage, config.effective_filters, MAX_TOKENS, 104)}
-    loss = objective(config, seq_len=16)
+    loss = step_objective(config, seq_len=16)
     model, play = copy.deepcopy(student), Play(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.0)
     rewards = []
@@ -158,7 +158,7 @@ def train(
         kept = [group for group in groups if reason_to_drop(group, rules["reverse-text"]) is None]
         if not kept:
             continue
-        batch = assemble(kept, step=step, attempt=1, rules=rules)
+        batch = assemble_batch(kept, step=step, attempt=1, rules=rules)
         lengths = [len(s) for s in batch.samples]
         row = micro_batch(batch.samples, torch.device("cpu"))
         with torch.no_grad():

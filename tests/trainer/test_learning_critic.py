@@ -20,7 +20,7 @@ from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 
 pytestmark = pytest.mark.full
@@ -42,7 +42,7 @@ def solo() -> Iterator[Group]:
 
 
 def make_model() -> nn.Module:
-    packed_attention.register()
+    packed_attention.register_attention()
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=WORDS,
@@ -72,7 +72,7 @@ def sample(model: nn.Module, step: int) -> tuple[Batch, float]:
             logits = model(
                 input_ids=tokens.reshape(1, -1),
                 position_ids=torch.arange(length).repeat(SAMPLES)[None],
-                packed=packed_attention.layout([length] * SAMPLES, tokens.device),
+                packed=packed_attention.row_layout([length] * SAMPLES, tokens.device),
                 use_cache=False,
             ).logits.view(SAMPLES, length, WORDS)[:, -1]
         distribution = logits.float().log_softmax(-1)
@@ -103,7 +103,7 @@ def sample(model: nn.Module, step: int) -> tuple[Batch, float]:
 
 def train(solo: Group, *, sign: float = 1.0) -> tuple[list[float], dict[str, float]]:
     """The mean reward of each step, and the last step's metrics."""
-    model, critic = shard(make_model(), solo), shard(to_critic(make_model()), solo)
+    model, critic = shard_model(make_model(), solo), shard_model(to_critic(make_model()), solo)
     learner = Learner(
         model,
         make_optimizer(model, OptimizerConfig(), solo.device),

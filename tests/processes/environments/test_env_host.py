@@ -23,7 +23,7 @@ from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.stage import Played
-from rlrun.orchestrator.rollouts.environment_pool import host_of, isolated
+from rlrun.orchestrator.rollouts.environment_pool import host_of, make_environment
 from rlrun.pod.main import main
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime.bootstrap import HOST_MODULE, SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE, START, module_command
@@ -271,7 +271,7 @@ async def test_environments_of_a_shared_container_get_their_own_variables_and_lo
     found = {}
     for name, variables in (("first", ["TEAM_TOKEN"]), ("second", [])):
         config = EnvironmentConfig(id="telling:telling", name=name, variables=variables, isolation="Container")
-        environment = isolated(config, tmp_path / "logs", shared_container)
+        environment = make_environment(config, tmp_path / "logs", shared_container)
         try:
             await environment.start()
             seconds = {"timeout_seconds": UNREACHED_SECONDS, "reward_seconds": UNREACHED_SECONDS}

@@ -441,7 +441,7 @@ async def test_limits_and_interpreter_are_those_of_the_configuration(tmp_path: P
         "timeout_seconds": 9,
     }
     document |= {"python": "/opt/py", "variables": ["TEAM_*"]}
-    found = environment_pool.isolated(EnvironmentConfig.model_validate(document), tmp_path)
+    found = environment_pool.make_environment(EnvironmentConfig.model_validate(document), tmp_path)
     assert found._limits == Limits(start_seconds=7, memory_bytes=2**29, hang_seconds=9)
     assert found._command == Command("reverse-text", {}, "/opt/py", variables=("TEAM_*",))
     assert found.workers[0].log.path == tmp_path / "environment-a_b.log"

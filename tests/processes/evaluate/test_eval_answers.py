@@ -25,7 +25,7 @@ from rlrun.evaluate.policies import Policy
 from rlrun.local.measures import table
 from rlrun.orchestrator.evaluation.evaluator import Answer, Question, evaluation_metrics
 from rlrun.orchestrator.rollouts.environment_pool import Arena
-from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.sft.conversation import read_conversation
 from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.failures import RoleError
 from tests.support.damage import damages
@@ -206,7 +206,9 @@ def test_sft_reads_the_conversations_as_they_were(tmp_path: Path, suffix: str) -
     dataset.write(path, [{"messages": chat, "reward": 1.0, "policy": "base"} for chat in CHATS])
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     rows = Rows(DataSetConfig(path=str(path)), "data")
-    read = [conversation(rows.row(index), DataConfig(sources=[SourceConfig(path=str(path))])) for index in range(2)]
+    read = [
+        read_conversation(rows.row(index), DataConfig(sources=[SourceConfig(path=str(path))])) for index in range(2)
+    ]
     expected = json.loads(json.dumps(CHATS))
     expected[1][2]["tool_calls"][0]["function"]["arguments"] = {"n": 2}  # as chat templates want it
     assert [list(chat.messages) for chat in read] == expected

@@ -309,6 +309,6 @@ def test_the_process_collects_in_slices_once_all_is_loaded(monkeypatch: pytest.M
         begun.append(begin)
         return exit_codes.OK
 
-    monkeypatch.setattr(role, "process", process)
+    monkeypatch.setattr(role, "run_process", process)
     assert role.main([]) == 0
     assert [begin.keywords["loaded"].__func__ for begin in begun] == [heap.Slices.begin]

@@ -22,11 +22,11 @@ from rlrun.evaluate import dataset
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
-from rlrun.orchestrator.evaluation.evaluator import Evaluator, questions
+from rlrun.orchestrator.evaluation.evaluator import Evaluator, list_questions
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.player import Player
-from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.sft.conversation import read_conversation
 from tests.processes.evaluate.test_eval_answers import MESSAGES, answer, part
 from tests.processes.evaluate.test_eval_role import make
 
@@ -41,7 +41,7 @@ def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"data{suffix}"
     dataset.write(path, rows)
     config = DataConfig(sources=[SourceConfig(path=str(path))])
-    back = [conversation(row, config) for row in map(Rows(DataSetConfig(path=str(path)), "data").row, range(2))]
+    back = [read_conversation(row, config) for row in map(Rows(DataSetConfig(path=str(path)), "data").row, range(2))]
     assert not back[0].tools
     assert back[1].tools is not None
     assert [tool["function"]["name"] for tool in back[1].tools] == ["add"]
@@ -99,6 +99,6 @@ async def test_what_the_model_was_offered_is_in_the_answer(tmp_path: Path) -> No
     stage = InProcessStage(cast("Environment", Offering()))
     arena = Arena(config.environments[0], stage, stage.tasks("train"))
     evaluator = Evaluator(config, [arena], Player(config, pool, chat), pool, chat)
-    (found,) = await evaluator.ask(questions([arena], "eval", num_tasks=1, samples_per_task=1), 3)
+    (found,) = await evaluator.ask(list_questions([arena], "eval", num_tasks=1, samples_per_task=1), 3)
     assert found.rollout is not None, found.error
     assert found.rollout.tools == (TOOL,)

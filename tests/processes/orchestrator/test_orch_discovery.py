@@ -15,11 +15,11 @@ from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually,
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines import discovery
-from rlrun.orchestrator.engines.discovery import Discovery, resolve
+from rlrun.orchestrator.engines.discovery import Discovery, resolve_addresses
 from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.main import Outside, run
+from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
@@ -78,7 +78,7 @@ async def orchestrate(
         world = asyncio.create_task(during(trainer))  # type: ignore[arg-type]
         try:
             outside = Outside(cluster.connect, cluster.look_up, wishes=wishes)
-            work = asyncio.ensure_future(run(resolved, attempt=1, api_key=API_KEY, outside=outside))
+            work = asyncio.ensure_future(orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, outside=outside))
             if endless:
                 first = asyncio.wait({work, world}, return_when=asyncio.FIRST_COMPLETED)
                 await result_of(first, "the end of the run or of the cluster", progress=lambda: len(trainer.batches))
@@ -222,9 +222,9 @@ async def test_without_any_address_the_run_waits_and_then_says_so(
 
 
 async def test_addresses_of_a_real_name_are_found() -> None:
-    assert "127.0.0.1" in await resolve("localhost", 8000)
+    assert "127.0.0.1" in await resolve_addresses("localhost", 8000)
     with pytest.raises(OSError):
-        await resolve("no-such-name.invalid", 8000)
+        await resolve_addresses("no-such-name.invalid", 8000)
 
 
 def test_a_service_without_a_host_is_refused() -> None:

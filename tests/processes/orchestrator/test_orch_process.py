@@ -101,7 +101,7 @@ def test_the_process_collects_in_slices_once_all_is_loaded(
         asked.append(options["loaded"])
         return exit_codes.OK
 
-    monkeypatch.setattr(role, "run", run)
+    monkeypatch.setattr(role, "orchestrate_attempt", run)
     assert role.main(["--config", str(write_config(tmp_path, tokenizer_folder))]) == exit_codes.OK
     assert [loaded.__func__ for loaded in asked] == [heap.Slices.begin]
 

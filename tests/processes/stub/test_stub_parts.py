@@ -118,7 +118,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
 
         maxima = sums
 
-    packed_attention.register()
+    packed_attention.register_attention()
     shape = {"vocab_size": 16, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
     model = LlamaForCausalLM._from_config(LlamaConfig(**shape, **heads), attn_implementation=packed_attention.NAME)

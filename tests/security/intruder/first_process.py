@@ -82,7 +82,7 @@ async def _play_in(life: Talk, deed: str) -> int:
 def _as_orchestrator(deed: str) -> int:
     orchestrator.read_config = lambda _: SimpleNamespace(output_dir=".")  # type: ignore
     orchestrator.raise_limit = lambda _: None  # type: ignore
-    return orchestrator.process(["--config", "x"], "x", lambda *_, **__: _attempt(deed))
+    return orchestrator.run_process(["--config", "x"], "x", lambda *_, **__: _attempt(deed))
 
 
 def _as_pod(deed: str) -> int:

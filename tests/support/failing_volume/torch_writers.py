@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import LlamaForCausalLM  # here, n
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.model_files import ModelFiles
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer, retention
 from tests.support.failing_volume.writers import Seen, Writer, until_taken
@@ -42,7 +42,7 @@ class Rank:
         self.group = Group(0, 1, torch.device("cpu"), init_device_mesh("cpu", (1,)))
         torch.manual_seed(0)
         config = LlamaConfig(**_SHAPE)
-        self.model: nn.Module = shard(LlamaForCausalLM(config), self.group)
+        self.model: nn.Module = shard_model(LlamaForCausalLM(config), self.group)
 
 
 def begin_rank() -> None:
@@ -67,7 +67,7 @@ class VersionWriter:
         until_taken(
             root,
             "publish the weights",
-            lambda: hf_writer.publish(rank.model, path, files=files, dtype="bfloat16", group=rank.group),
+            lambda: hf_writer.publish_version(rank.model, path, files=files, dtype="bfloat16", group=rank.group),
         )
         retention.delete_superfluous(
             paths, attempt=first_attempt(world_size=1, config_hash="h", attempt=attempt), max_async_level=1

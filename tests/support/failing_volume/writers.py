@@ -15,7 +15,7 @@ import numpy as np
 from rlrun.config.models.checkpoint import CheckpointConfig
 from rlrun.orchestrator.aio import best_effort_writer
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.aio.volume import insist
+from rlrun.orchestrator.aio.volume import retry_until_done
 from rlrun.orchestrator.checkpoint.state import Snapshot, read_snapshot, write_snapshot
 from rlrun.orchestrator.journal.format import DroppedEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
@@ -99,7 +99,7 @@ class BatchWriter:
 
     def act(self, root: Path, attempt: int) -> None:
         write = partial(write_batch, RunPaths(root).batch(2, attempt), batch_of(2, attempt))
-        asyncio.run(insist(Volume(root), "write a batch", write))
+        asyncio.run(retry_until_done(Volume(root), "write a batch", write))
 
     def seen(self, root: Path) -> Seen:
         batches = sorted({read_batch(artifact.path).step for artifact in RunPaths(root).batches_on_disk()})

@@ -42,7 +42,7 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
     beginning = resume.Beginning()
     attempt = Volume(paths.root, say=logger.warning).insist(
         "begin the attempt",
-        lambda: resume.begin(
+        lambda: resume.start_attempt(
             paths,
             config,
             attempt=number,

@@ -26,7 +26,7 @@ from rlrun.config.algorithm.names import (
     is_import_path,
 )
 from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.trainer.learning.objective import objective
+from rlrun.trainer.learning.objective import step_objective
 
 
 def test_functions_take_exactly_the_options_of_the_table() -> None:
@@ -186,7 +186,7 @@ def test_grpo_end_to_end_against_trl_and_verl() -> None:
         advantage = config.effective_advantage
         options: dict[str, Any] = dict(advantage.options)
         values = torch.from_numpy(advantages(advantage.name, rewards, group_size=3, lengths=lengths, **options))
-        output = objective(config, seq_len=16)(
+        output = step_objective(config, seq_len=16)(
             new,
             inference_logprobs=old,
             advantages=values,

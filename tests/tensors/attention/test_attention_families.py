@@ -19,7 +19,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import load_weights, packed_attention
-from rlrun.trainer.modeling.attention.select import needs_of, select
+from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
@@ -73,10 +73,10 @@ def alone(model: Any, ids: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 def packed(model: Any, ids: Tensor, kernel: Kernel) -> tuple[Tensor, dict[str, Tensor]]:
-    packed_attention.register()
-    model.set_attn_implementation(packed_attention.implementation(kernel))
+    packed_attention.register_attention()
+    model.set_attn_implementation(packed_attention.implementation_name(kernel))
     positions, zeros = torch.cat([torch.arange(length) for length in LENGTHS]), torch.zeros(len(ids))
-    row = packed_attention.layout(LENGTHS, ids.device)
+    row = packed_attention.row_layout(LENGTHS, ids.device)
     mask = positions > 0
     batch = MicroBatch(
         input_ids=ids,
@@ -125,19 +125,19 @@ def test_the_size_of_heads_is_that_of_the_whole_model() -> None:
 
 def test_rank_0_chooses_and_says_why(solo: Group, log_lines: list[str]) -> None:
     needs = Needs(frozenset({"sinks"}), 64)
-    assert select("auto", "GptOssForCausalLM", needs, solo, compute_dtype=None) == "sdpa"
+    assert select_kernel("auto", "GptOssForCausalLM", needs, solo, compute_dtype=None) == "sdpa"
     assert log_lines == ["GptOssForCausalLM: attention sdpa: sdpa is the first that a CPU and the model allow"]
     with pytest.raises(
         RoleError, match=r"trainer\.attention \(varlen\): it needs a GPU .* set attention: auto, or one of sdpa"
     ):
-        select("varlen", "GptOssForCausalLM", needs, solo, compute_dtype=None)
+        select_kernel("varlen", "GptOssForCausalLM", needs, solo, compute_dtype=None)
 
 
 def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_read(
     tmp_path: Any, solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hopper = Machine("NVIDIA H100", (9, 0), {"flash2": "2.8.3"})
-    monkeypatch.setattr("rlrun.trainer.modeling.attention.select.machine", lambda device: hopper)
+    monkeypatch.setattr("rlrun.trainer.modeling.attention.select.read_machine", lambda device: hopper)
     monkeypatch.setattr(load_weights, "open_files", None)  # which reads them
     small("gpt_oss").save_pretrained(tmp_path)
     config = ModelConfig(path=str(tmp_path))
@@ -162,18 +162,25 @@ def test_a_build_without_what_the_model_needs_is_passed_over_before_the_first_st
         return whole(*arguments)
 
     hopper = Machine("NVIDIA H100", (9, 0), {"fa3": "3.0.0"})
-    monkeypatch.setattr("rlrun.trainer.modeling.attention.select.machine", lambda device: hopper)
+    monkeypatch.setattr("rlrun.trainer.modeling.attention.select.read_machine", lambda device: hopper)
     assert (
-        select("fa3", "Gemma2ForCausalLM", Needs(frozenset({"window", "softcap"}), 256), solo, compute_dtype=None)
+        select_kernel(
+            "fa3", "Gemma2ForCausalLM", Needs(frozenset({"window", "softcap"}), 256), solo, compute_dtype=None
+        )
         == "fa3"
     )
     monkeypatch.setattr(stand_ins, "forward", pruned)
     log_lines.clear()
-    assert select("auto", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None) == "flex"
+    assert (
+        select_kernel("auto", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None)
+        == "flex"
+    )
     assert (
         "not fa3: the flash_attn_interface that is installed refuses this model's attention (RuntimeError: mha_fwd"
         in log_lines[0]
     )
-    assert select("auto", "Qwen3ForCausalLM", Needs(frozenset({"window"}), 128), solo, compute_dtype=None) == "fa3"
+    assert (
+        select_kernel("auto", "Qwen3ForCausalLM", Needs(frozenset({"window"}), 128), solo, compute_dtype=None) == "fa3"
+    )
     with pytest.raises(RoleError, match=r"\(fa3\): the flash_attn_interface that is installed refuses .* softcapping"):
-        select("fa3", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None)
+        select_kernel("fa3", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None)

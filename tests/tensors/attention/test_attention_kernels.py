@@ -14,8 +14,8 @@ from torch import Tensor
 from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 from rlrun.trainer.modeling.attention import blocks, flash, flex, operation_fa3, operation_fa4
 from rlrun.trainer.modeling.attention.compute import FUNCTIONS, attend
-from rlrun.trainer.modeling.attention.layout import Segments, layout
-from rlrun.trainer.modeling.attention.scores import Scores, dense
+from rlrun.trainer.modeling.attention.layout import Segments, row_layout
+from rlrun.trainer.modeling.attention.scores import Scores, dense_attention
 from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def ends(lengths: tuple[int, ...]) -> Tensor:
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
-ROW = layout(LENGTHS, CPU).segments
+ROW = row_layout(LENGTHS, CPU).segments
 PART = Segments((2, 5, 1), (9, 5, 4), ends((2, 5, 1)), ends((9, 5, 4)))
 """A rank's part of a row: some of a sequence's queries, and all keys that they see."""
 
@@ -56,7 +56,7 @@ def defined(q: Tensor, k: Tensor, v: Tensor, segments: Segments, scores: Scores)
     for one in zip(q.split(segments.queries), k.split(segments.keys), v.split(segments.keys), strict=True):
         query, key, value = (tensor.transpose(0, 1) for tensor in one)
         key, value = key.repeat_interleave(groups, 0), value.repeat_interleave(groups, 0)
-        parts.append(dense(query, key, value, scores).transpose(0, 1))
+        parts.append(dense_attention(query, key, value, scores).transpose(0, 1))
     return torch.cat(parts)
 
 
@@ -120,7 +120,7 @@ def test_flex_sees_what_the_definition_sees(
         auxiliary = type("Auxiliary", (), {"lse": found.logsumexp(-1)})
         return (output, auxiliary) if "return_aux" in given else output
 
-    monkeypatch.setattr(flex, "_function", lambda compiled: whole)
+    monkeypatch.setattr(flex, "_compiled_function", lambda compiled: whole)
     for found, expected in zip(results("flex", segments, scores), results(None, segments, scores), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
@@ -187,7 +187,7 @@ def test_sinks_lower_every_weight() -> None:
     """With one key and a sink of the same score, a value counts half."""
     q, k, v = torch.ones(1, 1, 4), torch.ones(1, 1, 4), torch.ones(1, 1, 4)
     scores = Scores(1.0, sinks=torch.tensor([4.0]))
-    one = layout([1], CPU).segments
+    one = row_layout([1], CPU).segments
     torch.testing.assert_close(attend("sdpa", q, k, v, one, scores), torch.full((1, 1, 4), 0.5))
     capped = attend("sdpa", q, k, v, one, Scores(1.0, softcap=1.0, sinks=torch.tensor([0.0])))
     torch.testing.assert_close(capped, torch.full((1, 1, 4), 1 / (1 + math.exp(-math.tanh(4.0)))))

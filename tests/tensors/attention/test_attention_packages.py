@@ -12,7 +12,7 @@ import torch
 
 from rlrun.fit.kernel_table import FA3, FA4, FLASH2, Package
 from rlrun.trainer.modeling.attention import machine as machine_module
-from rlrun.trainer.modeling.attention.machine import machine, problem_of
+from rlrun.trainer.modeling.attention.machine import problem_of, read_machine
 from tests.tensors.attention.stand_ins import package
 
 
@@ -78,11 +78,11 @@ def test_a_gpus_packages_are_looked_at_where_it_could_run_them(kernels: None, mo
     found = {}
     for major in (8, 9, 10):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, major=major: (major, 0))
-        machine.cache_clear()
-        found[major] = machine(torch.device("cuda"))
-    machine.cache_clear()
+        read_machine.cache_clear()
+        found[major] = read_machine(torch.device("cuda"))
+    read_machine.cache_clear()
     assert found[8].versions == {"flash2": "2.8.3"}
     assert found[9].versions == {"fa3": "3.0.0", "fa4": "4.0.0b4", "flash2": "2.8.3"}
     assert found[10].versions == {"fa4": "4.0.0b4", "flash2": "2.8.3"}
     assert (found[9].name, found[9].capability, found[9].missing) == ("NVIDIA H100", (9, 0), {})
-    assert machine(torch.device("cpu")).capability is None
+    assert read_machine(torch.device("cpu")).capability is None

@@ -18,7 +18,7 @@ from benchmarks.gpu.profile_step import Kernel, summary
 from benchmarks.gpu.results import STARTED, Deadline, Ended, Report, reason, run_limited
 from benchmarks.gpu.shapes import QWEN3_06B, TINY, TINY_ROWS, attention_flops
 from rlrun.config.models.parallel import ActivationCheckpointing
-from rlrun.trainer.modeling.packed_attention import layout
+from rlrun.trainer.modeling.packed_attention import row_layout
 
 ROOT = Path(__file__).parents[3]
 PRESENT = {"torch", "transformers", "numpy", "safetensors", "yaml", "prometheus_client", "aiohttp", "pytest", "triton"}
@@ -193,7 +193,7 @@ def test_kernels_of_the_head_are_found_by_what_started_them() -> None:
 def test_errors_are_measured_against_the_same_attention(lengths: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     q, k, v = (torch.randn(sum(lengths), heads, TINY.head_dim) for heads in (4, 2, 2))
-    row = layout(lengths, q.device)
+    row = row_layout(lengths, q.device)
     found = attention.KERNELS["sdpa"](q, k, v, row)
     if len(set(lengths)) == 1:
         torch.testing.assert_close(attention.of_one_length(q, k, v, lengths), found, atol=1e-5, rtol=1e-5)

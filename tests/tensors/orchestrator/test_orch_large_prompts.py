@@ -13,7 +13,7 @@ from rlrun.environments.protocol import Message
 from rlrun.inference.client.completions import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.conversation import Conversation, _size
+from rlrun.orchestrator.rollouts.conversation import Conversation, _count_characters
 from rlrun.runtime.compute import SMALL
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
@@ -75,7 +75,11 @@ async def test_a_long_prompt_and_reply_are_none_of_the_event_loops_work() -> Non
 def test_all_texts_of_a_message_count() -> None:
     call = {"id": "1", "function": {"name": "f", "arguments": "x" * 500}}
     parts = [{"type": "text", "text": "y" * 1000}]
-    assert 1500 <= _size([{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]}]) < 1600
+    assert (
+        1500
+        <= _count_characters([{"role": "user", "content": parts}, {"role": "assistant", "tool_calls": [call]}])
+        < 1600
+    )
 
 
 async def test_short_prompts_stay_in_the_event_loop() -> None:

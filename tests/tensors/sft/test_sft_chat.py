@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlrun.config.models.data import DataConfig
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
-from rlrun.orchestrator.sft.conversation import Conversation, conversation
+from rlrun.orchestrator.sft.conversation import Conversation, read_conversation
 from tests.tensors.sft.conftest import TEMPLATES, make_tokenizer
 
 STOPS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "thinking": "<|im_end|>", "plain": ""}
@@ -82,7 +82,7 @@ def test_tool_calls_are_learned_and_their_results_are_not() -> None:
             {"role": "assistant", "content": "It is 4"},
         ]
     }
-    chat = conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]}))
+    chat = read_conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]}))
     text = learned("thinking", chat)
     assert text == (
         '<think>\n\n</think>\n\n<tool_call>add {"a": 2}</tool_call><|im_end|><think>\n\n</think>\n\nIt is 4<|im_end|>'
@@ -109,21 +109,21 @@ def test_a_message_has_its_own_weight() -> None:
             {"role": "assistant", "content": "half", "weight": 0.5},
         ]
     }
-    made = encoder("chatml").encode(conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]})))
+    made = encoder("chatml").encode(read_conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]})))
     assert set(made.weights.tolist()) == {0.0, 0.5}
     assert make_tokenizer(TEMPLATES["chatml"]).decode(made.input_ids[made.weights > 0]) == "half<|im_end|>"
 
 
 def test_of_prompt_and_completion_the_completion_is_learned() -> None:
     data = DataConfig.model_validate({"sources": [{"path": "x"}], "promptField": "q", "completionField": "a"})
-    assert learned("chatml", conversation({"q": "ask", "a": "answer"}, data)) == "answer<|im_end|>"
+    assert learned("chatml", read_conversation({"q": "ask", "a": "answer"}, data)) == "answer<|im_end|>"
     before = [
         {"role": "user", "content": "u"},
         {"role": "assistant", "content": "old"},
         {"role": "user", "content": "v"},
     ]
     row = {"q": before, "a": [{"role": "assistant", "content": "new"}]}
-    assert learned("chatml", conversation(row, data)) == "new<|im_end|>"
+    assert learned("chatml", read_conversation(row, data)) == "new<|im_end|>"
 
 
 def test_the_first_token_is_never_learned() -> None:
@@ -172,4 +172,4 @@ def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tupl
 )
 def test_a_row_that_is_no_chat_is_told_with_its_field(row: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]}))
+        read_conversation(row, DataConfig.model_validate({"sources": [{"path": "x"}]}))

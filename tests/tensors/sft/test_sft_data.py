@@ -17,7 +17,7 @@ from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.environments.dataset_rows import RowError, Rows
 from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
 from rlrun.orchestrator.sft.main import expected_steps, make_mixture, open_sources
-from rlrun.orchestrator.sft.samples import Encoder, Position, Reader, held_out, sample
+from rlrun.orchestrator.sft.samples import Encoder, Position, Reader, held_out, make_sample
 from rlrun.orchestrator.sft.state import Snapshot, base_position, write_snapshot
 from rlrun.protocol.files.attempts import first_attempt, next_attempt
 from rlrun.protocol.files.failures import RoleError
@@ -194,7 +194,7 @@ def test_the_steps_that_data_is_enough_for(jsonl: Write) -> None:
 
 def test_only_tokens_with_a_weight_carry_loss() -> None:
     encoded = Encoded(np.array([5, 6, 7, 8], np.int32), np.array([0, 0, 1, 0.5], np.float32))
-    made = sample(encoded, source="s", place="p", number=0)
+    made = make_sample(encoded, source="s", place="p", number=0)
     assert made.loss_mask.tolist() == [False, False, True, True]
     assert made.versions.tolist()[:2] == [-1, -1]
     assert made.advantages.tolist() == [0, 0, 1, 0.5]

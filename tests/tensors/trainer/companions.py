@@ -14,7 +14,7 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.learning.critic import Critic, to_critic
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 
 SMOOTH = OptimizerConfig(lr=1e-2, eps=1e-2)
@@ -51,7 +51,7 @@ def make_learner(model: nn.Module, group: Group, *, lr: float = 0.01, **options:
 
 
 def critic_of(model: nn.Module, group: Group, *, lr: float = 0.01, clip: float | None = None) -> Critic:
-    module = shard(to_critic(model), group)
+    module = shard_model(to_critic(model), group)
     return Critic(module, make_optimizer(module, OptimizerConfig(lr=lr), group.device), clip, 1.0)
 
 

@@ -39,7 +39,7 @@ def make_model() -> Callable[..., nn.Module]:
     """Random small models; the same seed gives the same weights, whatever the attention."""
 
     def make(family: str = "llama", *, attn: str = packed_attention.NAME, tied: bool = False) -> nn.Module:
-        packed_attention.register()
+        packed_attention.register_attention()
         torch.manual_seed(0)
         options: dict[str, Any] = {**_SHAPE, "tie_word_embeddings": tied, **_FAMILIES[family]}
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[family](**options), attn_implementation=attn)

@@ -58,7 +58,7 @@ def test_attention_is_computed_again_in_mode_full_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stand_ins.install(monkeypatch)
-    attn = packed_attention.implementation(kernel)
+    attn = packed_attention.implementation_name(kernel)
     _, found = trained(make_model, make_sample, mode, attn)
     assert list(stand_ins.CALLS.items()) == [(kernel, (2 if mode == "full" else 1) * LAYERS)]
     _, expected = trained(make_model, make_sample, "none", packed_attention.NAME)
@@ -81,7 +81,7 @@ def with_sinks(kernel: Any, mode: Any) -> list[Tensor]:
     torch.manual_seed(0)
     layer = nn.Linear(16, 16)
     layer.sinks = nn.Parameter(torch.randn(2))
-    row = packed_attention.layout([20, 30], CPU)
+    row = packed_attention.row_layout([20, 30], CPU)
 
     def forward(hidden: Tensor) -> Tensor:
         heads = nn.functional.linear(hidden, layer.weight).unflatten(1, (2, 8)).transpose(0, 1)[None]
@@ -111,7 +111,7 @@ def test_products_are_computed_again_unless_selected(
 
 
 def test_operations_that_are_not_registered_are_left_out() -> None:
-    found = activation_checkpointing.operations(
+    found = activation_checkpointing.find_operations(
         ["aten::mm", "aten::of_another_version", "of_another_package::attention"]
     )
     assert torch.ops.aten.mm.default in found

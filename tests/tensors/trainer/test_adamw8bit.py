@@ -17,9 +17,9 @@ from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.fit import trainer as fit_trainer
 from rlrun.trainer.learning.optim import adamw8bit
-from rlrun.trainer.learning.optim.adamw8bit import AdamW8bit, codebook, dequantized, quantized
+from rlrun.trainer.learning.optim.adamw8bit import AdamW8bit, dequantize, make_codebook, quantize
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
@@ -28,7 +28,7 @@ CODED = OptimizerConfig(moments="int8", lr=1e-3, weight_decay=0.1)
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_codebook_has_256_ascending_numbers(signed: bool) -> None:
-    values = codebook(signed=signed, device=CPU)
+    values = make_codebook(signed=signed, device=CPU)
     assert len(values) == 256
     assert (values.diff() > 0).all()
     assert values[-1] == 1
@@ -43,9 +43,9 @@ def test_a_number_is_off_by_half_a_step_of_its_decade(signed: bool, columns: int
     generator = torch.Generator().manual_seed(columns)
     values = torch.randn(5, columns, generator=generator) * 10 ** (-4 * torch.rand(5, columns, generator=generator))
     values = values if signed else values.square()
-    codes, scales = quantized(values, signed=signed)
+    codes, scales = quantize(values, signed=signed)
     assert (codes.dtype, codes.shape, scales.shape) == (torch.uint8, values.shape, (5, -(-columns // 256)))
-    found = dequantized(codes, scales, signed=signed)
+    found = dequantize(codes, scales, signed=signed)
     own = scales.repeat_interleave(256, dim=1)[:, :columns]
     share = (values / own).abs()
     decade = (-share.log10()).floor().clamp(0, 6)
@@ -55,11 +55,11 @@ def test_a_number_is_off_by_half_a_step_of_its_decade(signed: bool, columns: int
 
 
 def test_a_second_moment_that_is_not_0_is_not_kept_as_0() -> None:
-    codes, scales = quantized(torch.tensor([[1.0, 1e-12, 0.0]]), signed=False)
-    found = dequantized(codes, scales, signed=False)
+    codes, scales = quantize(torch.tensor([[1.0, 1e-12, 0.0]]), signed=False)
+    found = dequantize(codes, scales, signed=False)
     assert found[0, 1] > 0
     assert found[0, 2] == 0
-    nothing = dequantized(*quantized(torch.zeros(2, 3), signed=False), signed=False)
+    nothing = dequantize(*quantize(torch.zeros(2, 3), signed=False), signed=False)
     assert not nothing.any()
 
 
@@ -111,7 +111,7 @@ def test_a_checkpoint_holds_its_state_bit_for_bit(
     monkeypatch.setattr(adamw8bit, "SMALLEST", 1500)
 
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
-        model = shard(make_model(), solo) if sharded else make_model()
+        model = shard_model(make_model(), solo) if sharded else make_model()
         return model, make_optimizer(model, CODED, CPU)
 
     model, optimizer = made()

@@ -21,7 +21,7 @@ from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.seed import seed_step
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 
 
@@ -42,7 +42,7 @@ def test_training_goes_on_bit_for_bit(
         if unused:
             torch.manual_seed(5)
             whole.vision = nn.Linear(4, 4)
-        model = shard(whole, solo)
+        model = shard_model(whole, solo)
         return model, make_optimizer(model, OptimizerConfig(**options, weight_decay=0.1), solo.device)
 
     def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[float]:
@@ -67,7 +67,7 @@ def test_training_goes_on_bit_for_bit(
     Saver({POLICY: Part(model, optimizer)}, solo, background=False).save(Progress(2, 1), tmp_path / "step")
     uninterrupted = train(model, optimizer, range(3, 6))
     again, other = fresh()
-    assert dcp.load({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
+    assert dcp.load_parts({POLICY: Part(again, other)}, tmp_path / "step") == Progress(2, 1)
     assert train(again, other, range(3, 6)) == uninterrupted
 
 
@@ -75,12 +75,12 @@ def test_checkpoint_of_another_model_is_refused(
     tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]
 ) -> None:
     def part_of(family: str) -> Part:
-        model = shard(make_model(family), solo)
+        model = shard_model(make_model(family), solo)
         return Part(model, make_optimizer(model, OptimizerConfig(), solo.device))
 
     Saver({POLICY: part_of("llama")}, solo, background=False).save(Progress(1), tmp_path / "step")
     with pytest.raises(RoleError, match=r"another model: model\.layers\.0\..* is missing there") as refused:
-        dcp.load({POLICY: part_of("qwen3")}, tmp_path / "step")
+        dcp.load_parts({POLICY: part_of("qwen3")}, tmp_path / "step")
     assert refused.value.code == exit_codes.DATA
 
 

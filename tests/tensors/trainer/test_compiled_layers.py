@@ -26,7 +26,7 @@ from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_choice import compiled_layers
 from rlrun.trainer.modeling.attention import packages
 from rlrun.trainer.modeling.compiled import fallback
-from rlrun.trainer.modeling.shard import Memory, local_part, shard
+from rlrun.trainer.modeling.shard import Memory, local_part, shard_model
 from rlrun.trainer.ranks.dims import ParallelDims
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
@@ -52,8 +52,8 @@ WITHOUT_BACKEND = torch.compile
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int, int]]]:
     """Graphs and breaks so far. Layers are traced and not lowered, which takes a minute; kernels of GPUs have stand-ins."""
     stand_ins.install(monkeypatch)
-    packages.load("fa3")
-    packed_attention.register()
+    packages.load_package("fa3")
+    packed_attention.register_attention()
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -90,8 +90,8 @@ def test_all_layers_share_one_graph(
     counted: Callable[[], tuple[int, int]],
 ) -> None:
     """And one more for passes without gradient."""
-    model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
-    shard(model, solo, memory=Memory(compile=True, activations=mode))
+    model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
+    shard_model(model, solo, memory=Memory(compile=True, activations=mode))
     assert graphs_of_rows(model, make_sample, counted) == 1
     with torch.no_grad():
         for length in (9, 13):
@@ -114,8 +114,8 @@ def test_no_number_of_the_model_is_an_input_of_the_graph(
         return graph.forward
 
     monkeypatch.setattr(model_module.torch, "compile", partial(WITHOUT_BACKEND, backend=backend))
-    model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
-    shard(model, solo, memory=Memory(compile=True, activations="selective"))
+    model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
+    shard_model(model, solo, memory=Memory(compile=True, activations="selective"))
     train(model, [9], make_sample)
     train(model, [4, 13], make_sample)
     assert seen
@@ -130,10 +130,10 @@ def test_with_adapters_the_first_layer_has_its_own(
     counted: Callable[[], tuple[int, int]],
 ) -> None:
     """The frozen embedding's result enters it, and needs no gradient: one product less for each of its adapters."""
-    model = make_model("qwen3", attn=packed_attention.implementation("fa3"))
-    lora.inject(model, LoRAConfig(rank=4, targets=["*_proj"]))
-    shard(model, solo, memory=Memory(compile=True, activations="selective"))
-    lora.initialise(model, 0)
+    model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
+    lora.inject_adapters(model, LoRAConfig(rank=4, targets=["*_proj"]))
+    shard_model(model, solo, memory=Memory(compile=True, activations="selective"))
+    lora.initialize_adapters(model, 0)
     assert graphs_of_rows(model, make_sample, counted) == 2
 
 
@@ -170,8 +170,10 @@ def test_layers_with_and_without_a_window_are_two_kinds(
     """Also where a row's sequences are shorter than the window, which then ends nothing."""
     kinds = ["sliding_attention", "full_attention"]
     config = Gemma3TextConfig(**SHAPE, sliding_window=18, layer_types=kinds)
-    model = Gemma3ForCausalLM._from_config(config, attn_implementation=packed_attention.implementation("fa3")).train()
-    shard(model, solo, memory=Memory(compile=True, activations="selective"))
+    model = Gemma3ForCausalLM._from_config(
+        config, attn_implementation=packed_attention.implementation_name("fa3")
+    ).train()
+    shard_model(model, solo, memory=Memory(compile=True, activations="selective"))
     assert graphs_of_rows(model, make_sample, counted) == 2
 
 
@@ -179,8 +181,10 @@ def test_layers_of_experts_are_one_graph(
     make_sample: Callable[..., Sample], solo: Group, counted: Callable[[], tuple[int, int]]
 ) -> None:
     config = Qwen3MoeConfig(**SHAPE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)
-    model = Qwen3MoeForCausalLM._from_config(config, attn_implementation=packed_attention.implementation("fa3")).train()
-    shard(model, solo, memory=Memory(compile=True, activations="full"))
+    model = Qwen3MoeForCausalLM._from_config(
+        config, attn_implementation=packed_attention.implementation_name("fa3")
+    ).train()
+    shard_model(model, solo, memory=Memory(compile=True, activations="full"))
     assert graphs_of_rows(model, make_sample, counted) == 1
 
 
@@ -211,7 +215,7 @@ def test_the_log_says_what_was_chosen_and_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(activation_choice, "has_compiler", lambda: compiler)
-    model = make_model(attn=packed_attention.implementation(kernel))
+    model = make_model(attn=packed_attention.implementation_name(kernel))
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
     found = compiled_layers(None, mode, model, group)
@@ -239,7 +243,7 @@ def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
         return make_boxed_func(graph.forward)
 
     passes = {"fw_compiler": compiler, "bw_compiler": partial(compiler, is_backward=True)}
-    packed_attention.register()
+    packed_attention.register_attention()
     monkeypatch.setattr(model_module, "compiled_layers", lambda *_: True)
     monkeypatch.setattr(model_module, "check_compiler", lambda _: None)
     monkeypatch.setattr(fallback, "compile_operations", compiler)
@@ -258,7 +262,7 @@ def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
     with torch._dynamo.config.patch(suppress_errors=False):
-        shard(model, solo, memory=Memory(compile=asked))
+        shard_model(model, solo, memory=Memory(compile=asked))
         if asked:
             with pytest.raises((torch._dynamo.exc.BackendCompilerFailed, RuntimeError), match="ptxas"):
                 gradients(model)

@@ -23,7 +23,7 @@ from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import (
     Critic,
     critic_step,
-    estimate,
+    estimate_values,
     make_critic,
     row_values,
     to_critic,
@@ -33,7 +33,7 @@ from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
 from rlrun.trainer.modeling import load_weights
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (
@@ -86,7 +86,7 @@ def test_a_fresh_critic_is_the_policys_body_and_values_everything_at_zero(
 
 def test_a_value_is_that_of_the_text_before_the_token(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
-    module = shard(with_head(to_critic(make_model())), solo)
+    module = shard_model(with_head(to_critic(make_model())), solo)
     found = row_values(module, micro_batch(batch.samples, solo.device)).detach().split(LENGTHS)
     plain = with_head(to_critic(make_model(attn="eager")))
     for sample, values in zip(batch.samples, found, strict=True):
@@ -102,10 +102,10 @@ def test_advantages_and_returns_are_those_of_the_definition(
 ) -> None:
     """GAE backwards over each sample's loss tokens in float64, whitened over all of them."""
     batch = rewarded()
-    module = shard(with_head(to_critic(make_model())), solo)
+    module = shard_model(with_head(to_critic(make_model())), solo)
     samples = [[batch.samples[i] for i in row] for row in [*ROWS, ()]]
     rows = [micro_batch(members, solo.device) for members in samples]
-    found = estimate(module, rows, samples, **GAE, groups=GROUPS, group=solo)
+    found = estimate_values(module, rows, samples, **GAE, groups=GROUPS, group=solo)
 
     raw, targets, valued = [], [], []
     for row, values in zip(samples, found.values, strict=True):
@@ -145,9 +145,9 @@ def test_a_cut_answer_is_continued_by_the_value_after_its_last_token(
     samples[3].advantages[-1] = 0
     members = [[samples[i] for i in row] for row in [*ROWS, ()]]
     rows = [micro_batch(row, solo.device) for row in members]
-    module = shard(with_head(to_critic(make_model())), solo)
+    module = shard_model(with_head(to_critic(make_model())), solo)
     settings = GAE | {"bootstrap": bootstrap, "adv_mean": "none", "adv_std": "none"}
-    found = estimate(module, rows, members, **settings, groups=GROUPS, group=solo)
+    found = estimate_values(module, rows, members, **settings, groups=GROUPS, group=solo)
     plain = with_head(to_critic(make_model(attn="eager")))
     for row, values, advantages in zip(members, found.values, found.advantages, strict=True):
         start = 0
@@ -178,10 +178,10 @@ def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
     members = [dataclasses.replace(sample, group=i % 2) for i, sample in enumerate(batch.samples)]
     samples = [[members[i] for i in row] for row in [*ROWS, ()]]
     rows = [micro_batch(row, solo.device) for row in samples]
-    module = shard(with_head(to_critic(make_model())), solo)
+    module = shard_model(with_head(to_critic(make_model())), solo)
 
     def estimated(adv_mean: str, adv_std: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        made = estimate(
+        made = estimate_values(
             module,
             rows,
             samples,
@@ -222,10 +222,10 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
     batch = rewarded()
     outcomes = []
     for rows in ([(0, 1, 2, 3, 4)], [(3,), (), (0, 2), (4, 1)]):
-        module = shard(with_head(to_critic(make_model())), solo)
+        module = shard_model(with_head(to_critic(make_model())), solo)
         critic = Critic(module, make_optimizer(module, SMOOTH, solo.device), 0.2, None)
         samples = [[batch.samples[i] for i in row] for row in rows]
-        found = estimate(
+        found = estimate_values(
             module, [micro_batch(s, solo.device) for s in samples], samples, **GAE, groups=GROUPS, group=solo
         )
         signals = [
@@ -257,9 +257,9 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
 
 
 def found_of_one_row(batch: Batch, make_model: MakeModel, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
-    module = shard(with_head(to_critic(make_model())), group)
+    module = shard_model(with_head(to_critic(make_model())), group)
     row = micro_batch(batch.samples, group.device)
-    found = estimate(module, [row], [batch.samples], **GAE, groups=GROUPS, group=group)
+    found = estimate_values(module, [row], [batch.samples], **GAE, groups=GROUPS, group=group)
     return found.values[0], found.returns[0]
 
 
@@ -268,7 +268,7 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
 ) -> None:
     batch = rewarded()
     learner = make_learner(
-        shard(make_model(), solo), solo, loss=Objective("ppo"), critic=critic_of(make_model(), solo), gae=GAE
+        shard_model(make_model(), solo), solo, loss=Objective("ppo"), critic=critic_of(make_model(), solo), gae=GAE
     )
     found = learner.step([Update(batch, ROWS)], lr=0.01, critic_lr=0.01)
     assert found["critic_lr"] == 0.01
@@ -277,9 +277,11 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
 
     members = [[batch.samples[i]] for i in range(len(LENGTHS))]
     rows = [micro_batch(row, solo.device) for row in members]
-    made = estimate(shard(to_critic(make_model()), solo), rows, members, **GAE, groups=GROUPS, group=solo).advantages
+    made = estimate_values(
+        shard_model(to_critic(make_model()), solo), rows, members, **GAE, groups=GROUPS, group=solo
+    ).advantages
     filled = [dataclasses.replace(s, advantages=a.numpy()) for s, a in zip(batch.samples, made, strict=True)]
-    plain = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo"))
+    plain = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo"))
     expected = plain.step([Update(dataclasses.replace(batch, samples=tuple(filled)), ROWS)], lr=0.01)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-5)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-6)
@@ -287,7 +289,7 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
 
 def test_the_critic_learns_to_predict_the_rewards(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     learner = make_learner(
-        shard(make_model(), solo),
+        shard_model(make_model(), solo),
         solo,
         loss=Objective("ppo"),
         critic=critic_of(make_model(), solo),
@@ -303,7 +305,7 @@ def test_a_critic_whose_values_are_not_finite_is_told(solo: Group, make_model: M
     critic = critic_of(make_model(), solo)
     with torch.no_grad():
         local_part(critic.module.lm_head.weight)[0, 0] = float("nan")
-    learner = make_learner(shard(make_model(), solo), solo, critic=critic, gae=GAE)
+    learner = make_learner(shard_model(make_model(), solo), solo, critic=critic, gae=GAE)
     with pytest.raises(RoleError, match=r"algorithm\.critic: the values are not finite"):
         learner.step([Update(rewarded(), ROWS)], lr=0.01, critic_lr=0.01)
 
@@ -311,9 +313,9 @@ def test_a_critic_whose_values_are_not_finite_is_told(solo: Group, make_model: M
 def test_the_critics_update_is_made_at_its_own_rate(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch, moved = rewarded(), []
     for rate in (0.0, 1e-3, 2e-3):
-        module = shard(with_head(to_critic(make_model())), solo)
+        module = shard_model(with_head(to_critic(make_model())), solo)
         critic = Critic(module, make_optimizer(module, OptimizerConfig(name="sgd", lr=0.7), solo.device))
-        learner = make_learner(shard(make_model(), solo), solo, critic=critic, gae=GAE)
+        learner = make_learner(shard_model(make_model(), solo), solo, critic=critic, gae=GAE)
         before = weights(module)
         metrics = learner.step([Update(batch, ROWS)], lr=0.5, critic_lr=rate)
         assert metrics["critic_lr"] == rate

@@ -21,7 +21,7 @@ from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.checkpoints.resume import choose_base
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 
 FILES = ("trainer/__0_0.distcp", "trainer/.metadata", "orchestrator/state.json", "manifest.json")
@@ -50,7 +50,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, solo: Group) -> Path:
     write_attempt(paths, attempt)
     shape = {"vocab_size": 20, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     model: nn.Module = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=2, num_key_value_heads=1))
-    shard(model, solo)
+    shard_model(model, solo)
     saver = Saver({POLICY: Part(model, make_optimizer(model, OptimizerConfig(), solo.device))}, solo, background=True)
     completer = Completer(
         paths,

@@ -22,7 +22,7 @@ from rlrun.protocol.messages.delta_files import read_manifest
 from rlrun.trainer.learning.forward import token_logprobs
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling.model_files import model_files
-from rlrun.trainer.modeling.shard import load_model, shard
+from rlrun.trainer.modeling.shard import load_model, shard_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import delta_writer, hf_writer
 from rlrun.trainer.weights.delta_writer import Compared, DeltaWriter
@@ -43,7 +43,7 @@ class Run:
         config = ModelConfig(path=str(source), dtype=dtype)
         self.model: nn.Module = load_model(config, str(source))
         self.files = model_files(self.model, config, str(source))
-        shard(self.model, group)
+        shard_model(self.model, group)
         self.writer = self.new_writer(1)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-6)
         self.reference = folder / "reference"
@@ -70,7 +70,7 @@ class Run:
         whole = whole or self.writer.whole_due(version)
         path = self.paths.version(step, 1)
         if whole:
-            hf_writer.publish(self.model, path, files=self.files, dtype=self.dtype, group=self.group)
+            hf_writer.publish_version(self.model, path, files=self.files, dtype=self.dtype, group=self.group)
         if version.about is not None:
             path = self.writer.write(version, whole=whole)
         self.writer.written(version, whole=whole)
@@ -79,7 +79,7 @@ class Run:
     def whole(self, step: int) -> dict[str, Tensor]:
         """The same version by the path that writes all."""
         path = self.reference / f"v{step}"
-        hf_writer.publish(self.model, path, files=self.files, dtype=self.dtype, group=self.group)
+        hf_writer.publish_version(self.model, path, files=self.files, dtype=self.dtype, group=self.group)
         return tensors(path)
 
 

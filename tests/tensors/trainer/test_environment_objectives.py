@@ -16,11 +16,11 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
-from rlrun.trainer.learning.learner import combined
+from rlrun.trainer.learning.learner import combine_updates
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.train_step import train_step
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import LENGTHS, MakeBatch, MakeModel, make_learner, weights
 
@@ -48,15 +48,15 @@ def test_the_cut_into_rows_changes_nothing(
 ) -> None:
     """A row of one environment, one of both, and one without a sample."""
     batch = mixed(make_batch(LENGTHS))
-    whole, together = step(shard(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {"maths": MATHS})
-    cut, apart = step(shard(make_model(), solo), solo, batch, [(3, 1), (), (0, 2), (4,)], {"maths": MATHS})
+    whole, together = step(shard_model(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {"maths": MATHS})
+    cut, apart = step(shard_model(make_model(), solo), solo, batch, [(3, 1), (), (0, 2), (4,)], {"maths": MATHS})
     torch.testing.assert_close(apart, together, atol=1e-5, rtol=1e-5)
     assert cut.keys() == whole.keys()
     same = [name for name in whole if not name.startswith("time/")]
     assert [cut[name] for name in same] == pytest.approx([whole[name] for name in same], rel=1e-4, abs=1e-6)
     assert {"objective/maths/loss", "objective/maths/entropy", "objective/maths/entropy_bonus"} <= whole.keys()
     assert "objective/code/loss" not in whole
-    _, plain = step(shard(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {})
+    _, plain = step(shard_model(make_model(), solo), solo, batch, [(0, 1, 2, 3, 4)], {})
     assert float((plain - together).abs().max()) > 1e-3
 
 
@@ -66,20 +66,20 @@ def test_an_environment_alone_may_need_the_policy_at_the_start_of_the_step(
     batch = mixed(make_batch([9, 4, 8, 6]))
     one, two = (dataclasses.replace(batch, samples=batch.samples[i::2]) for i in (0, 1))  # all code, all maths
     own = {"maths": Objective("decoupled_ppo", proximal="recompute")}
-    learner = make_learner(shard(make_model(), solo), solo, environments=own)
+    learner = make_learner(shard_model(make_model(), solo), solo, environments=own)
     metrics = learner.step([Update(one, [(0, 1)]), Update(two, [(0, 1)])], lr=0.01)
     assert metrics["time/proximal"] > 0
     assert metrics["objective/maths/loss_tokens"] == two.loss_tokens
     assert metrics["loss_tokens"] == batch.loss_tokens
     # the weight exp(o - i) is of the policy before the first update, which the second one meets already changed
-    first = make_learner(shard(make_model(), solo), solo, environments=own).step([Update(two, [(0, 1)])], lr=0.01)
+    first = make_learner(shard_model(make_model(), solo), solo, environments=own).step([Update(two, [(0, 1)])], lr=0.01)
     assert metrics["objective/maths/weight"] == pytest.approx(first["objective/maths/weight"], rel=1e-5)
     assert metrics["objective/maths/ratio"] != pytest.approx(first["objective/maths/ratio"], rel=1e-5)
 
 
 def test_metrics_of_an_update_without_an_environment() -> None:
     one = {"loss": 1.0, "objective/a/loss": 3.0, "objective/a/loss_tokens": 4.0}
-    assert combined([{"loss": 2.0}, one, one]) == {
+    assert combine_updates([{"loss": 2.0}, one, one]) == {
         "loss": pytest.approx(4 / 3),
         "objective/a/loss": 3.0,
         "objective/a/loss_tokens": 8.0,

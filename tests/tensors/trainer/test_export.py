@@ -24,11 +24,11 @@ from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files
-from rlrun.trainer.modeling.shard import load_model, shard
+from rlrun.trainer.modeling.shard import load_model, shard_model
 from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export
-from rlrun.trainer.weights.hf_writer import publish
+from rlrun.trainer.weights.hf_writer import publish_version
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def save(tmp_path: Path, solo: Group) -> Callable[[nn.Module], Path]:
     """Make a model's checkpoint."""
 
     def save(model: nn.Module) -> Path:
-        shard(model, solo)
+        shard_model(model, solo)
         optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
         saver = Saver({POLICY: Part(model, optimizer)}, solo, background=False)
         saver.save(Progress(3), tmp_path / "checkpoint")
@@ -64,7 +64,7 @@ def test_an_exported_checkpoint_is_the_model(
             parameter.mul_(1.25)  # not what the source holds
     source, config = str(tmp_path / "source"), ModelConfig(path=str(tmp_path / "source"), dtype="float32")
     exported = export.export_checkpoint(save(model), tmp_path / "out", config, source, step=3, shard_bytes=30_000)
-    publish(
+    publish_version(
         model,
         tmp_path / "published",
         files=model_files(model, config, source),
@@ -122,13 +122,13 @@ def test_adapters_are_merged_as_they_are_when_they_are_published(
 ) -> None:
     config, adapters = ModelConfig(path=str(source), dtype="float32"), LoRAConfig(rank=4, modules_to_save=["lm_head"])
     model = load_model(config, str(source))
-    lora.inject(model, adapters)
+    lora.inject_adapters(model, adapters)
     torch.manual_seed(1)
     for parameter in (p for p in model.parameters() if p.requires_grad):
         torch.nn.init.normal_(parameter.data, std=0.1)
     checkpoint = save(model)
     files = model_files(model, config, str(source))
-    publish(model, tmp_path / "published", files=files, dtype="float32", group=solo)
+    publish_version(model, tmp_path / "published", files=files, dtype="float32", group=solo)
     export.export_checkpoint(checkpoint, tmp_path / "out", config, str(source), step=3, adapters=adapters)
     found, expected = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("out", "published"))
     base = AutoModelForCausalLM.from_pretrained(source)
@@ -165,7 +165,7 @@ def test_an_export_of_a_version_outlives_it(tmp_path: Path) -> None:
 
 def test_which_steps_are_exported() -> None:
     def steps(config: ExportConfig) -> list[int]:
-        return [step for step in range(1, 8) if export.due(config, step, last=step == 7)]
+        return [step for step in range(1, 8) if export.is_due(config, step, last=step == 7)]
 
     assert steps(ExportConfig()) == [7]
     assert steps(ExportConfig(interval=3)) == [3, 6, 7]

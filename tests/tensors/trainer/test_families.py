@@ -23,7 +23,7 @@ from rlrun.trainer.learning import forward
 from rlrun.trainer.modeling import load_weights, packed_attention
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
-from rlrun.trainer.modeling.tensor_names import file_tensors, parts, remember
+from rlrun.trainer.modeling.tensor_names import file_tensors, remember_names, tensor_parts
 from rlrun.trainer.proof import architecture_check
 from rlrun.trainer.proof.architecture_check import find_fault
 from rlrun.trainer.proof.small_model import small_model
@@ -136,12 +136,12 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def full_size(kind: str, **options: Any) -> Any:
     """As `load_sharded` has it: on meta, its names remembered."""
-    packed_attention.register()
+    packed_attention.register_attention()
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             CONFIG_MAPPING[kind](**options), attn_implementation=packed_attention.NAME
         )
-    remember(model)
+    remember_names(model)
     return model
 
 
@@ -151,8 +151,8 @@ def test_a_family_that_is_computed_rightly_is_taken(kind: str, tmp_path: Path) -
     assert find_fault(model, seq_len=512) is None
     small = small_model(type(model), model.config, attention="eager", seq_len=512, seed=0)
     small.save_pretrained(tmp_path)
-    remember(small)
-    names = [name for part in parts(small, published_tensors(small)) for name in part.files]
+    remember_names(small)
+    names = [name for part in tensor_parts(small, published_tensors(small)) for name in part.files]
     assert sorted(names) == sorted(load_file(tmp_path / "model.safetensors"))
 
 
@@ -219,8 +219,8 @@ def test_every_kind_of_layer_is_looked_at() -> None:
 def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = full_size("mixtral")
     if broken == "values":  # the row is one sequence
-        whole = packed_attention.layout
-        monkeypatch.setattr(architecture_check, "layout", lambda lengths, device: whole([sum(lengths)], device))
+        whole = packed_attention.row_layout
+        monkeypatch.setattr(architecture_check, "row_layout", lambda lengths, device: whole([sum(lengths)], device))
     if broken == "gradients":
         computed = forward.token_statistics
 
@@ -313,7 +313,7 @@ def test_chance_takes_no_part_in_training_and_stays_in_what_is_published(
     config = ModelConfig(path=str(source))
     for model in (load_model(config, str(source)), load_checked(config, str(source), solo, seq_len=16)):
         ids, positions = torch.arange(12)[None], torch.arange(12)[None]
-        inputs = {"input_ids": ids, "position_ids": positions, "packed": packed_attention.layout([12], ids.device)}
+        inputs = {"input_ids": ids, "position_ids": positions, "packed": packed_attention.row_layout([12], ids.device)}
         assert torch.equal(model.train()(**inputs).logits, model(**inputs).logits)
         published = json.loads(model_files(model, config, str(source)).contents["config.json"])
         assert (published["resid_pdrop"], published["attn_pdrop"]) == (0.25, 0.25)

@@ -14,8 +14,8 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.parallel.tensor import check_family
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.modeling.tensor_names import remember
-from rlrun.trainer.proof.architecture_check import examine
+from rlrun.trainer.modeling.tensor_names import remember_names
+from rlrun.trainer.proof.architecture_check import examine_model
 from tests.trainer.family_models import make_model
 
 
@@ -70,9 +70,9 @@ def test_other_families_are_refused_with_those_that_are_divided() -> None:
     ],
 )
 def test_the_models_of_the_matrix_have_the_attention_that_they_stand_for(kind: str, features: set[str]) -> None:
-    packed_attention.register()
+    packed_attention.register_attention()
     model = make_model(kind, 0)
-    remember(model)
-    verdict = examine(model, seq_len=512)
+    remember_names(model)
+    verdict = examine_model(model, seq_len=512)
     assert verdict.fault is None
     assert verdict.features == features

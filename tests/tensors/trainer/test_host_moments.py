@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerSpec
-from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress, load, snapshot, write
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress, load_parts, snapshot_shards, write_shards
 from rlrun.trainer.learning.optim import muon, update
 from rlrun.trainer.learning.optim.host_moments import HostMoments
 from rlrun.trainer.learning.optim.update import apply_gradient
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.activation_offload import SMALLEST, HostLink
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.support.host_reads import NoHostReads
 
@@ -86,7 +86,7 @@ def moved_bytes(optimizer: torch.optim.Optimizer) -> int:
 def test_every_number_is_that_of_moments_on_the_device(
     make_model: Callable[..., nn.Module], solo: Group, name: str
 ) -> None:
-    plain, moved = shard(make_model(), solo), shard(make_model(), solo)
+    plain, moved = shard_model(make_model(), solo), shard_model(make_model(), solo)
     resident, host = make_optimizer(plain, OPTIMIZERS[name], CPU), offloaded(moved, name)
     for seed in range(4):
         for model, optimizer in ((plain, resident), (moved, host)):
@@ -101,7 +101,7 @@ def test_every_number_is_that_of_moments_on_the_device(
 def test_a_step_copies_each_moment_once_each_way_through_two_buffers(
     make_model: Callable[..., nn.Module], solo: Group, name: str
 ) -> None:
-    model, link = shard(make_model(), solo), Counting()
+    model, link = shard_model(make_model(), solo), Counting()
     optimizer = offloaded(model, name, link)
     steps(model, optimizer, range(1))
     assert (link.to_device, link.to_host) == (0, moved_bytes(optimizer)), "the first step makes them"
@@ -137,16 +137,16 @@ def test_the_next_bucket_comes_while_one_is_stepped() -> None:
 def test_the_host_waits_for_nothing(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    model, guard = shard(make_model(), solo), NoHostReads()
+    model, guard = shard_model(make_model(), solo), NoHostReads()
     optimizer = offloaded(model, name)
     steps(model, optimizer, range(1))
-    read = update.read
+    read = update.read_scalars
 
     def allowed(values: Any) -> dict[str, float]:
         with guard.allowed():
             return read(values)
 
-    monkeypatch.setattr(update, "read", allowed)
+    monkeypatch.setattr(update, "read_scalars", allowed)
     set_gradients(model, 1)
     with guard:
         apply_gradient(model, optimizer, lr=1e-2, max_grad_norm=1.0)
@@ -157,7 +157,7 @@ def test_the_host_waits_for_nothing(
 def test_a_gradient_that_is_not_finite_changes_nothing(
     make_model: Callable[..., nn.Module], solo: Group, name: str
 ) -> None:
-    model = shard(make_model(), solo)
+    model = shard_model(make_model(), solo)
     optimizer = offloaded(model, name)
     steps(model, optimizer, range(2))
     before = [local_part(parameter.detach()).clone() for parameter in model.parameters()]
@@ -178,21 +178,21 @@ def test_a_checkpoint_of_either_kind_is_resumed_by_either(
     def made(model: nn.Module, moved: bool) -> torch.optim.Optimizer:
         return offloaded(model, name) if moved else make_optimizer(model, OPTIMIZERS[name], CPU)
 
-    first, second, whole = (shard(make_model(), solo) for _ in range(3))
+    first, second, whole = (shard_model(make_model(), solo) for _ in range(3))
     one, two, through = made(first, there), made(second, not there), made(whole, False)
     steps(first, one, range(2))
     peers = torch.distributed.group.WORLD
     assert peers is not None
-    write(snapshot({POLICY: Part(first, one)}, Progress(2, 0)), tmp_path, solo, peers)
+    write_shards(snapshot_shards({POLICY: Part(first, one)}, Progress(2, 0)), tmp_path, solo, peers)
     steps(first, one, range(2, 3))  # what was saved is not what changes now
-    load({POLICY: Part(second, two)}, tmp_path)
+    load_parts({POLICY: Part(second, two)}, tmp_path)
     steps(second, two, range(2, 4))
     steps(whole, through, range(4))
     assert_same(second, whole)
 
 
 def test_a_checkpoint_waits_for_the_last_copy(make_model: Callable[..., nn.Module], solo: Group) -> None:
-    model, link = shard(make_model(), solo), Counting()
+    model, link = shard_model(make_model(), solo), Counting()
     optimizer = offloaded(model, "adamw", link)
     steps(model, optimizer, range(1))
     optimizer.state_dict()

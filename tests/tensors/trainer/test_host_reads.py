@@ -26,7 +26,7 @@ from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.support.host_reads import HostReadError, NoHostReads
 from tests.tensors.trainer.companions import make_learner
@@ -61,7 +61,7 @@ def guard(monkeypatch: pytest.MonkeyPatch) -> NoHostReads:
 
         return call
 
-    monkeypatch.setattr(update, "read", allowing(update.read))
+    monkeypatch.setattr(update, "read_scalars", allowing(update.read_scalars))
     for name in ("data_sums", "maxima", "sums"):
         monkeypatch.setattr(Group, name, uncounted(guard, getattr(Group, name)))
     monkeypatch.setattr(packed_attention, "packed_attention", by_sequence)
@@ -106,7 +106,7 @@ def test_a_step_looks_at_the_device_once(
     optimizer: Any,
 ) -> None:
     batch = make_batch(LENGTHS)
-    model = shard(make_model(), solo)
+    model = shard_model(make_model(), solo)
     made = make_optimizer(model, OptimizerConfig(name=optimizer, lr=0.01), solo.device)
     mixture = Mixture(LOSSES[loss], {"nowhere": Objective("cispo")})
     run = partial(train_step, model, made, batch, ROWS, group=solo, loss=mixture, lr=0.01, max_grad_norm=0.1)
@@ -122,7 +122,7 @@ def test_a_critics_step_looks_at_the_device_once(
     guard: NoHostReads, solo: Group, make_model: Callable[..., nn.Module], rewarded: Callable[..., Batch]
 ) -> None:
     batch = rewarded(LENGTHS)
-    module = shard(to_critic(make_model()), solo)
+    module = shard_model(to_critic(make_model()), solo)
     critic = Critic(module, make_optimizer(module, OptimizerConfig(), solo.device), value_clip=0.2, max_grad_norm=1.0)
     inputs = micro_batches(samples_of(batch), solo.device)
     zeros = [Signals(returns=row.advantages, values=torch.zeros_like(row.advantages)) for row in inputs]
@@ -141,10 +141,10 @@ def test_passes_before_the_updates_look_once_for_a_reference(
     """One look at the reference's values, one in each update; none for the proximal policy."""
     monkeypatch.setattr(learner_module, "micro_batches", uncounted(guard, micro_batches))
     learner = make_learner(
-        shard(make_model(), solo),
+        shard_model(make_model(), solo),
         solo,
         loss=Objective("decoupled_ppo", proximal="recompute"),
-        reference=FrozenReference(shard(make_model(), solo).eval()),
+        reference=FrozenReference(shard_model(make_model(), solo).eval()),
     )
     updates = [Update(part, [(0, 1), (2,)]) for part in (make_batch([9, 4, 13]), make_batch([6, 3, 8]))]
     learner.step(updates, lr=0.01)

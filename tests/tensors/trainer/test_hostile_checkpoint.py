@@ -26,7 +26,7 @@ from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export
 
@@ -83,7 +83,7 @@ class Folder:
         self.place(name, relative_path=file.name, offset=begin, length=len(written.getvalue()))
 
     def load(self) -> Progress:
-        return dcp.load({POLICY: self.part}, self.path)
+        return dcp.load_parts({POLICY: self.part}, self.path)
 
     def export(self) -> None:
         config = ModelConfig(path=str(self.source), dtype="float32")
@@ -100,7 +100,7 @@ def make(tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]) -> C
     def make(optimizer: str = "adamw") -> Folder:
         model = make_model()
         model.save_pretrained(tmp_path / "source")  # type: ignore[operator]
-        shard(model, solo)
+        shard_model(model, solo)
         part = Part(model, make_optimizer(model, OptimizerConfig(name=optimizer), solo.device))  # type: ignore[arg-type]
         Saver({POLICY: part}, solo, background=False).save(Progress(3), tmp_path / "checkpoint")
         return Folder(tmp_path / "checkpoint", tmp_path / "source", tmp_path / "executed", part)

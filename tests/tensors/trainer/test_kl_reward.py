@@ -14,12 +14,12 @@ from rlrun.algorithms import KlReward, Mixture, Objective
 from rlrun.algorithms.mixture import RewardedKl
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
-from rlrun.trainer.learning.critic import estimate, to_critic
+from rlrun.trainer.learning.critic import estimate_values, to_critic
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batch
 from rlrun.trainer.learning.token_advantages import KlInputs, kl_advantages, kl_token_rewards
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (
     GAE,
@@ -169,7 +169,7 @@ def test_a_step_trains_on_the_advantages_with_kl(
     reference.members = [
         [half.samples[i] for i in row] for half, rows in zip(halves, parts, strict=True) for row in rows
     ]
-    learner = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo"), reference=reference)
+    learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo"), reference=reference)
     learner = dataclasses.replace(learner, loss=Mixture(Objective("ppo"), kl_rewards=(RewardedKl(KlReward(0.5)),)))
     found = learner.step([Update(half, rows) for half, rows in zip(halves, parts, strict=True)], lr=0.01)
 
@@ -183,12 +183,14 @@ def test_a_step_trains_on_the_advantages_with_kl(
         filled.append(dataclasses.replace(sample, advantages=made))
     whole = iter(filled)
     changed = [dataclasses.replace(half, samples=tuple(next(whole) for _ in half.samples)) for half in halves]
-    same = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo"))
+    same = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo"))
     expected = same.step([Update(half, rows) for half, rows in zip(changed, parts, strict=True)], lr=0.01)
     assert found["kl_reward"] == pytest.approx(penalty / tokens, rel=1e-4)
     assert found["loss"] == pytest.approx(expected["loss"], abs=1e-5)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
-    without = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo")).step([Update(batch, ROWS)], lr=0.01)
+    without = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo")).step(
+        [Update(batch, ROWS)], lr=0.01
+    )
     assert abs(found["loss"] - without["loss"]) > 1e-3
     assert weights(learner.model).isfinite().all()
 
@@ -208,9 +210,9 @@ def test_a_critic_values_the_kl_rewards(solo: Group, make_model: MakeModel, rewa
     members, rows = rows_of(batch, solo)
     start, reference = drawn(rows, 0), drawn(rows, 1)
     more = kl_token_rewards(KlInputs(loss, rows, members, start, reference))
-    critic = shard(to_critic(make_model()), solo)
+    critic = shard_model(to_critic(make_model()), solo)
     assert loss.gae is not None
-    made = estimate(critic, rows, members, **loss.gae, groups=GROUPS, group=solo, more_rewards=more)
+    made = estimate_values(critic, rows, members, **loss.gae, groups=GROUPS, group=solo, more_rewards=more)
     found = split(made.advantages, members)
     differences = split([a - b for a, b in zip(start, reference, strict=True)], members)
     for i, sample in enumerate(batch.samples):
@@ -225,12 +227,14 @@ def test_a_step_with_a_critic_rewards_kl(solo: Group, make_model: MakeModel, rew
     reference.members = [[batch.samples[i] for i in row] for row in ROWS]
     for log in reference.logs.values():
         log.data -= 1.0  # d = 1 for every token
-    learner = make_learner(shard(make_model(), solo), solo, critic=critic_of(make_model(), solo), reference=reference)
+    learner = make_learner(
+        shard_model(make_model(), solo), solo, critic=critic_of(make_model(), solo), reference=reference
+    )
     kls = (RewardedKl(KlReward(0.25)),)
     learner = dataclasses.replace(learner, loss=Mixture(Objective("ppo"), gae=GAE, kl_rewards=kls))
     found = learner.step([Update(batch, ROWS)], lr=0.01, critic_lr=0.01)
     assert found["kl_reward"] == pytest.approx(-0.25, rel=1e-4)
-    plain = make_learner(shard(make_model(), solo), solo, critic=critic_of(make_model(), solo), gae=GAE)
+    plain = make_learner(shard_model(make_model(), solo), solo, critic=critic_of(make_model(), solo), gae=GAE)
     without = plain.step([Update(batch, ROWS)], lr=0.01, critic_lr=0.01)
     assert found["return_mean"] < without["return_mean"] - 0.25
     assert len(LENGTHS) == len(batch.samples)

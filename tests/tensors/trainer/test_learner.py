@@ -13,13 +13,13 @@ from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import Part, Progress
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.learner import Learner, combined
+from rlrun.trainer.learning.learner import Learner, combine_updates
 from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.run import trained_parts
 from tests.tensors.trainer.companions import (
@@ -60,7 +60,7 @@ def test_several_updates_are_several_steps_against_the_policy_at_the_start(
     """Written out: PPO's ratio to the first policy, one plain AdamW step on each half."""
     batch = make_batch([9, 4, 13, 6])
     halves = mini_batches(batch, 2, seed=0)
-    policy = shard(make_model(), solo)
+    policy = shard_model(make_model(), solo)
     learner = make_learner(
         policy,
         solo,
@@ -103,7 +103,7 @@ def test_with_one_update_the_pass_is_left_out_and_changes_nothing(
     for forced in (False, True):
         if forced:
             monkeypatch.setattr(Learner, "_needs_proximal_pass", lambda self, updates: True)
-        learner = make_learner(shard(make_model(), solo), solo, loss=objective)
+        learner = make_learner(shard_model(make_model(), solo), solo, loss=objective)
         metrics = learner.step([Update(rewarded(), ROWS)], lr=0.01)
         assert ("time/proximal" in metrics) is forced
         found.append((metrics["loss"], metrics["grad_norm"], parameter_checksum(learner.model)))
@@ -113,7 +113,7 @@ def test_with_one_update_the_pass_is_left_out_and_changes_nothing(
 def test_a_policy_that_overflows_skips_all_updates_of_the_step(
     solo: Group, make_model: MakeModel, rewarded: MakeBatch
 ) -> None:
-    model = shard(make_model(), solo)
+    model = shard_model(make_model(), solo)
     with torch.no_grad():
         local_part(model.lm_head.weight)[0, 0] = float("inf")
     before = parameter_checksum(model)
@@ -138,7 +138,7 @@ def test_a_step_may_be_abandoned_until_its_first_update_and_not_after(
             raise StopError
 
     limit = 0
-    learner = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
+    learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
     before = parameter_checksum(learner.model)
     learner.step(updates, lr=0.01, agree=agree)
     assert len(asked) == 3  # the proximal pass, and the two rows of the first update
@@ -146,7 +146,7 @@ def test_a_step_may_be_abandoned_until_its_first_update_and_not_after(
 
     asked.clear()
     limit = 3
-    learner = make_learner(shard(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
+    learner = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo", proximal="recompute"))
     with pytest.raises(StopError):
         learner.step(updates, lr=0.01, agree=agree)
     assert parameter_checksum(learner.model) == before
@@ -155,14 +155,14 @@ def test_a_step_may_be_abandoned_until_its_first_update_and_not_after(
 def test_metrics_of_several_updates_become_one() -> None:
     one = {"loss": 1.0, "tokens": 10.0, "ratio_max": 2.0, "skipped": 0.0, "time/optimizer": 0.5}
     two = {"loss": 3.0, "tokens": 30.0, "ratio_max": 1.0, "skipped": 1.0, "time/optimizer": 0.25}
-    assert combined([one, two]) == {
+    assert combine_updates([one, two]) == {
         "loss": 2.0,
         "tokens": 40.0,
         "ratio_max": 2.0,
         "skipped": 1.0,
         "time/optimizer": 0.75,
     }
-    assert combined([one]) == one
+    assert combine_updates([one]) == one
 
 
 def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
@@ -171,10 +171,10 @@ def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
     def fresh() -> tuple[Learner, dict[str, Part]]:
         critic = critic_of(make_model(), solo, clip=0.2)
         learner = make_learner(
-            shard(make_model(), solo),
+            shard_model(make_model(), solo),
             solo,
             loss=Objective("ppo", proximal="recompute", regularizers=Regularizers(kl=0.1)),
-            reference=FrozenReference(shard(make_model().requires_grad_(False), solo)),
+            reference=FrozenReference(shard_model(make_model().requires_grad_(False), solo)),
             critic=critic,
             gae=GAE,
         )
@@ -195,7 +195,7 @@ def test_policy_critic_and_both_optimizers_go_on_bit_for_bit(
     Saver(parts, solo, background=False).save(Progress(1), tmp_path / "step")
     uninterrupted = train(learner, range(2, 4))
     again, others = fresh()
-    assert dcp.load(others, tmp_path / "step") == Progress(1)
+    assert dcp.load_parts(others, tmp_path / "step") == Progress(1)
     assert train(again, range(2, 4)) == uninterrupted
     assert len({line[1] for line in uninterrupted}) == 2
 
@@ -204,7 +204,7 @@ def test_passes_leave_nothing_behind(solo: Group, make_model: MakeModel, rewarde
     """A pass without a gradient before a step does not change what the step does."""
     checks = []
     for passes in (0, 2):
-        model = shard(make_model(), solo)
+        model = shard_model(make_model(), solo)
         for _ in range(passes):
             row = micro_batch(rewarded().samples, solo.device)
             assert not logprobs_without_gradient(model, [row])[0].requires_grad

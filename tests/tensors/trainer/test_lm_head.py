@@ -23,7 +23,7 @@ from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import KEPT_BYTES, find_head, head_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
@@ -188,7 +188,7 @@ def test_every_kind_of_model_ends_as_its_own_forward_says(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
 ) -> None:
-    packed_attention.register()
+    packed_attention.register_attention()
     torch.manual_seed(0)
     makers: dict[str, Callable[[], nn.Module]] = {
         "tied": lambda: make_model("qwen3", tied=True),
@@ -200,7 +200,7 @@ def test_every_kind_of_model_ends_as_its_own_forward_says(
     reference: Any = copy.deepcopy(model)
     assert (find_head(model) is None) == (kind == "unknown")
     if sharded:
-        shard(model, solo)
+        shard_model(model, solo)
     row = micro_batch([make_sample(9, temperature=0.7), make_sample(6, temperature=1.3)], CPU)
     found = token_statistics(model, row, entropy_gradient=True)
     logits = reference(

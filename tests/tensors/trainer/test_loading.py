@@ -140,7 +140,7 @@ def test_rank_reads_only_its_slice(solo: Group, monkeypatch: pytest.MonkeyPatch)
             found.append(where)
             return stored[where]
 
-    load_weights._fill(part, Stored())  # type: ignore[arg-type]
+    load_weights._fill_tensor(part, Stored())  # type: ignore[arg-type]
     assert found == [(slice(2, 4), slice(0, 3))]
     assert torch.equal(part.to_local(), stored[2:])
 

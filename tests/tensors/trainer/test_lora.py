@@ -31,8 +31,8 @@ from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.adapter_sets import Adapters
 from rlrun.trainer.modeling.model_files import model_files
-from rlrun.trainer.modeling.shard import local_part, shard
-from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.modeling.shard import local_part, shard_model
+from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export, hf_writer
@@ -42,17 +42,17 @@ CONFIG = LoRAConfig(rank=4, alpha=6)
 
 
 def adapt(model: nn.Module, group: Group | None = None, config: LoRAConfig = CONFIG, seed: int = 0) -> nn.Module:
-    lora.inject(model, config)
+    lora.inject_adapters(model, config)
     if group is not None:
-        shard(model, group)
-    lora.initialise(model, seed)
+        shard_model(model, group)
+    lora.initialize_adapters(model, seed)
     return model
 
 
 def disturb(model: nn.Module) -> None:
     """Adapters as they are after some training."""
     torch.manual_seed(1)
-    for layer in lora.adapted(model).values():
+    for layer in lora.layers_with_adapter(model).values():
         torch.nn.init.normal_(local_part(layer.lora_B.data), std=0.3)
 
 
@@ -88,7 +88,7 @@ def test_a_layer_computes_what_peft_defines() -> None:
     nn.init.normal_(adapted.lora_B)
     update = torch.einsum("or,ri,bi->bo", adapted.lora_B, adapted.lora_A, x)
     torch.testing.assert_close(layer(x), x @ weight.T + bias + 6 / 4 * update)
-    merged = lora.merge(weight, adapted.lora_A, adapted.lora_B, 6 / 4)
+    merged = lora.merge_adapter(weight, adapted.lora_A, adapted.lora_B, 6 / 4)
     torch.testing.assert_close(linear(x, merged, bias), layer(x))
 
 
@@ -166,8 +166,10 @@ def test_targets_choose_layers(make_model: Callable[..., nn.Module], targets: li
     config = CONFIG.model_copy(update={"targets": targets})
     model = adapt(make_model(), config=config)
     assert set(lora.adapter_config(model, config, "base")["target_modules"]) == expected
-    chosen = {name for name in lora.adapted(model) if any(f".{name}".endswith(f".{end}") for end in expected)}
-    assert set(lora.adapted(model)) == chosen
+    chosen = {
+        name for name in lora.layers_with_adapter(model) if any(f".{name}".endswith(f".{end}") for end in expected)
+    }
+    assert set(lora.layers_with_adapter(model)) == chosen
 
 
 @pytest.mark.parametrize(
@@ -183,7 +185,7 @@ def test_a_choice_that_cannot_be_is_told(
     make_model: Callable[..., nn.Module], options: dict[str, list[str]], message: str
 ) -> None:
     with pytest.raises(RoleError, match=message):
-        lora.inject(make_model(), CONFIG.model_copy(update=options))
+        lora.inject_adapters(make_model(), CONFIG.model_copy(update=options))
 
 
 def test_modules_to_save_are_trained_in_full(
@@ -211,7 +213,7 @@ def test_dropout_falls_on_the_update_alone() -> None:
     nn.init.normal_(adapted.lora_B)
     assert not torch.equal(adapted(x), adapted(x))
     adapted.eval()
-    torch.testing.assert_close(adapted(x), linear(x, lora.merge(layer.weight, layer.lora_A, layer.lora_B, 1.5)))
+    torch.testing.assert_close(adapted(x), linear(x, lora.merge_adapter(layer.weight, layer.lora_A, layer.lora_B, 1.5)))
 
 
 def test_a_published_adapter_has_pefts_names(tmp_path: Path, solo: Group, make_model: Callable[..., nn.Module]) -> None:
@@ -243,7 +245,7 @@ def test_merged_weights_answer_as_the_adapted_model(
     adapt(model, solo, CONFIG.model_copy(update={"modules_to_save": ["lm_head"]}))
     train(model, solo, make_batch([9, 7]))
     path = RunPaths(tmp_path).version(1, 1)
-    hf_writer.publish(model, path, files=files, dtype="float32", group=solo)
+    hf_writer.publish_version(model, path, files=files, dtype="float32", group=solo)
     merged = AutoModelForCausalLM.from_pretrained(path)
     row = micro_batch(make_batch([9]).samples, torch.device("cpu"))
     with torch.no_grad():
@@ -275,7 +277,7 @@ def test_an_exported_checkpoint_is_the_model_with_its_updates(
     train(model, solo, make_batch([9, 7]))
     optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
     Saver({POLICY: Part(model, optimizer)}, solo, background=False).save(Progress(3), tmp_path / "checkpoint")
-    hf_writer.publish(model, tmp_path / "published", files=files, dtype="float32", group=solo)
+    hf_writer.publish_version(model, tmp_path / "published", files=files, dtype="float32", group=solo)
     export.export_checkpoint(
         tmp_path / "checkpoint", tmp_path / "out", config, str(source), step=3, adapters=lora_config
     )
@@ -315,7 +317,7 @@ def test_runs_keep_their_bits_while_others_train(
     adapters, optimizers = Adapters(model), {}
     for seed, (name, config) in enumerate(runs.items()):
         adapters.hold(name, config)
-        lora.initialise(model, seed)
+        lora.initialize_adapters(model, seed)
         optimizers[name] = make_optimizer(model, OptimizerConfig(), solo.device)
     for name, count in (("one", 1), ("two", 3), ("one", 3), ("two", 1)):
         adapters.hold(name, runs[name])
@@ -332,7 +334,7 @@ def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
     alone = adapt(make_model(), solo, narrow, seed=5)
     model = adapt(make_model(), solo)
     Adapters(model).hold("narrow", narrow)
-    lora.initialise(model, 5)
+    lora.initialize_adapters(model, 5)
     for one in (alone, model):
         train(one, solo, make_batch([9, 7]), optimizer_config=SMOOTH)
     for number, one in enumerate((alone, model)):
@@ -348,7 +350,7 @@ def test_a_lower_rank_is_the_same_adapter_with_zeros_beyond(
     for name, tensor in expected.items():
         assert found[name].shape == tensor.shape
         torch.testing.assert_close(found[name], tensor, atol=1e-6, rtol=1e-5)
-    for layer in lora.adapted(model).values():
+    for layer in lora.layers_with_adapter(model).values():
         assert not local_part(layer.lora_A)[3:].any()
         assert not local_part(layer.lora_B)[:, 3:].any()
 
@@ -362,9 +364,9 @@ def test_an_adapter_has_the_names_of_the_models_files() -> None:
     """The shared experts of Hunyuan 3 are `shared_experts` in memory, and `shared_mlp` in files, which engines go by."""
     whole = on_meta("hy_v3")
     model = small_model(type(whole), whole.config, attention="eager", seq_len=64, seed=0)
-    remember(model)
+    remember_names(model)
     config = LoRAConfig(rank=2, targets=["shared_experts.up_proj", "q_proj"])
-    lora.inject(model, config)
+    lora.inject_adapters(model, config)
     names = sorted(name for name in lora.adapter_tensors(model) if ".1." in name)
     assert names == [
         f"base_model.model.model.layers.1.{layer}.lora_{half}.weight"
@@ -384,8 +386,8 @@ def test_an_adapter_has_the_names_of_the_models_files() -> None:
 def test_a_layer_in_which_an_adapter_would_not_act_has_none(kind: str, without: str) -> None:
     model = on_meta(kind)
     assert any(name.endswith(without) for name, _ in model.named_modules())
-    lora.inject(model, LoRAConfig(rank=2))
-    names = [*lora.adapted(model)]
+    lora.inject_adapters(model, LoRAConfig(rank=2))
+    names = [*lora.layers_with_adapter(model)]
     assert any(name.endswith("self_attn.q_proj") for name in names)
     assert not [name for name in names if name.endswith(without)]
 
@@ -394,7 +396,7 @@ def test_a_model_without_linear_layers_has_no_adapters() -> None:
     with pytest.raises(
         RoleError, match=r"lora: GPT2LMHeadModel computes its layers without linear layers .*; leave lora out"
     ):
-        lora.inject(on_meta("gpt2"), LoRAConfig(rank=2))
+        lora.inject_adapters(on_meta("gpt2"), LoRAConfig(rank=2))
 
 
 def test_a_layer_that_is_a_part_of_a_tensor_in_files_has_no_adapter_alone() -> None:
@@ -405,6 +407,6 @@ def test_a_layer_that_is_a_part_of_a_tensor_in_files_has_no_adapter_alone() -> N
         ["mlp.gate_up.weight"], ["mlp.gate_proj.weight", "mlp.up_proj.weight"], operations=[Chunk(dim=0)]
     )
     model._weight_conversions = [joined]
-    lora.inject(model, LoRAConfig(rank=2, targets=["gate_proj"]))
+    lora.inject_adapters(model, LoRAConfig(rank=2, targets=["gate_proj"]))
     with pytest.raises(RoleError, match=r"lora.targets: model.layers.0.mlp.gate_proj is another tensor .*leave it out"):
         lora.adapter_tensors(model)

@@ -24,7 +24,7 @@ from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.attention import packages
 from rlrun.trainer.modeling.gradient_accumulation import check_memory
-from rlrun.trainer.modeling.shard import Memory, decoder_layers, fsdp_modules, local_part, shard
+from rlrun.trainer.modeling.shard import Memory, decoder_layers, fsdp_modules, local_part, shard_model
 from rlrun.trainer.ranks.dims import ParallelDims
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.attention import stand_ins
@@ -56,8 +56,8 @@ def test_what_is_kept_changes_no_gradient(
     mode: Any, make_model: Callable[..., nn.Module], make_sample: Callable[..., Sample], solo: Group
 ) -> None:
     samples = [make_sample(9), make_sample(13, seed=1)]
-    expected = gradients(shard(make_model("qwen3"), solo), samples)
-    found = gradients(shard(make_model("qwen3"), solo, memory=Memory(activations=mode)), samples)
+    expected = gradients(shard_model(make_model("qwen3"), solo), samples)
+    found = gradients(shard_model(make_model("qwen3"), solo, memory=Memory(activations=mode)), samples)
     assert expected.keys() == found.keys()
     for name, value in expected.items():
         assert torch.equal(found[name], value), name
@@ -82,7 +82,7 @@ def test_bfloat16_computes_but_does_not_keep(
 ) -> None:
     samples = [make_sample(9), make_sample(13, seed=1)]
     seen: list[torch.dtype] = []
-    model = shard(make_model("qwen3"), solo, memory=Memory(compute_dtype=torch.bfloat16))
+    model = shard_model(make_model("qwen3"), solo, memory=Memory(compute_dtype=torch.bfloat16))
     decoder_layers(model)[0].register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     exact = token_statistics(make_model("qwen3"), micro_batch(samples, CPU)).logprobs
     rounded = token_statistics(model, micro_batch(samples, CPU)).logprobs
@@ -109,7 +109,7 @@ def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     expected_model, model = (
-        shard(make_model("qwen3"), solo, memory=Memory(compile=compile, activations="full"))
+        shard_model(make_model("qwen3"), solo, memory=Memory(compile=compile, activations="full"))
         for compile in (False, True)
     )
     for lengths in ([9], [4, 13], [20, 5, 7]):
@@ -131,13 +131,13 @@ def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
 ) -> None:
     """All layers and rows share it, nothing breaks it, and attention is computed once."""
     stand_ins.install(monkeypatch)
-    packages.load(kernel)
+    packages.load_package(kernel)
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    attn = packed_attention.implementation(kernel)
+    attn = packed_attention.implementation_name(kernel)
     expected_model, model = (
-        shard(make_model("qwen3", attn=attn), solo, memory=Memory(compile=compile, activations="selective"))
+        shard_model(make_model("qwen3", attn=attn), solo, memory=Memory(compile=compile, activations="selective"))
         for compile in (False, True)
     )
     for lengths in ([9], [4, 13], [20, 5, 7], [3, 3]):
@@ -171,8 +171,8 @@ def test_compiled_code_that_hides_products_is_told(
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="WARNING")
     for attn, activations in (("sdpa", "selective"), ("sdpa", "attention"), ("varlen", "selective")):
-        model = make_model(attn=packed_attention.implementation(attn))
-        shard(model, solo, memory=Memory(compile=True, activations=activations))
+        model = make_model(attn=packed_attention.implementation_name(attn))
+        shard_model(model, solo, memory=Memory(compile=True, activations=activations))
     logger.remove(handler)
     (line,) = lines
     assert line.startswith(
@@ -186,7 +186,7 @@ def test_compiling_needs_a_compiler(
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(activation_choice.shutil, "which", lambda name: None)
     with pytest.raises(RoleError, match=r"trainer\.compile \(true\) needs a C\+\+ compiler"):
-        shard(make_model(), solo, memory=Memory(compile=True))
+        shard_model(make_model(), solo, memory=Memory(compile=True))
 
 
 def test_what_cannot_be_combined_is_refused() -> None:
@@ -219,9 +219,9 @@ def test_a_model_is_refused_before_it_is_sharded(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gradient_accumulation, "device_memory", lambda device: 1000)
-    shard(make_model(), solo)
+    shard_model(make_model(), solo)
     with pytest.raises(RoleError, match=r"the device has 0\.0 GiB"):
-        shard(make_model(), solo, memory=Memory.of(TrainerSpec(gradient_accumulation="local")))
+        shard_model(make_model(), solo, memory=Memory.of(TrainerSpec(gradient_accumulation="local")))
 
 
 def test_this_machine_has_memory() -> None:
@@ -241,7 +241,7 @@ def test_copies_that_stay_for_the_backward_pass_are_made_anew_for_the_next_step(
     found: dict[bool, list[Tensor]] = {}
     for stays in (False, True):
         monkeypatch.setattr(model_module, "_stays_gathered", lambda *_, stays=stays: stays)
-        model = shard(make_model("qwen3"), solo, memory=Memory(compute_dtype=torch.bfloat16))
+        model = shard_model(make_model("qwen3"), solo, memory=Memory(compute_dtype=torch.bfloat16))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         found[stays] = []
         for _ in range(3):

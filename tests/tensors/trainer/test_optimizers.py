@@ -17,10 +17,10 @@ from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.learning.optim import muon as muon_module
-from rlrun.trainer.learning.optim.muon import Muon, orthogonalized, orthogonalized_all
+from rlrun.trainer.learning.optim.muon import Muon, orthogonalize, orthogonalized_all
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import train_step
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
@@ -83,7 +83,7 @@ def test_updates_are_those_of_the_definition(
     model = make_model("qwen3", tied=True)
     start = {key: parameter.detach().clone() for key, parameter in model.named_parameters()}
     if sharded:
-        shard(model, solo)
+        shard_model(model, solo)
     optimizer = make_optimizer(model, CONFIGS[name], CPU)
     generator = torch.Generator().manual_seed(1)
     gradients: dict[str, list[Tensor]] = {key: [] for key in start}
@@ -132,7 +132,7 @@ def test_orthogonalising_brings_singular_values_near_one(rows: int, columns: int
     generator = torch.Generator().manual_seed(seed)
     u, _, vh = torch.linalg.svd(torch.randn(rows, columns, generator=generator), full_matrices=False)
     values = torch.linspace(0.3, 1, min(rows, columns))
-    found = orthogonalized(scale * (u * values) @ vh)
+    found = orthogonalize(scale * (u * values) @ vh)
     assert found.shape == (rows, columns)
     after = torch.linalg.svdvals(found)
     assert 0.6 < float(after.min()) <= float(after.max()) < 1.3
@@ -144,16 +144,16 @@ def test_orthogonalising_brings_singular_values_near_one(rows: int, columns: int
 def test_experts_are_matrices_of_their_own() -> None:
     torch.manual_seed(0)
     experts = torch.randn(3, 6, 4)
-    apart = torch.stack([orthogonalized(expert) for expert in experts])
-    torch.testing.assert_close(orthogonalized(experts), apart)
-    assert not orthogonalized(torch.zeros(2, 3)).any()
+    apart = torch.stack([orthogonalize(expert) for expert in experts])
+    torch.testing.assert_close(orthogonalize(experts), apart)
+    assert not orthogonalize(torch.zeros(2, 3)).any()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(
     name: str, solo: Group, make_model: Callable[..., nn.Module], make_batch: Callable[..., Batch]
 ) -> None:
-    model = shard(make_model(), solo)
+    model = shard_model(make_model(), solo)
     optimizer = make_optimizer(model, CONFIGS[name], CPU)
 
     def run(loss: str = "aipo") -> dict[str, float]:
@@ -199,14 +199,14 @@ def test_matrices_of_equal_shape_are_orthogonalised_together(monkeypatch: pytest
     generator = torch.Generator().manual_seed(0)
     shapes = [(6, 4), (4, 6), (6, 4), (5, 5), (3, 4, 6), (6, 4)]
     matrices = [torch.randn(shape, generator=generator) for shape in shapes]
-    expected = [orthogonalized(matrix) for matrix in matrices]
+    expected = [orthogonalize(matrix) for matrix in matrices]
     calls: list[int] = []
 
     def spy(matrix: Tensor) -> Tensor:
         calls.append(len(matrix))
-        return orthogonalized(matrix)
+        return orthogonalize(matrix)
 
-    monkeypatch.setattr(muon_module, "orthogonalized", spy)
+    monkeypatch.setattr(muon_module, "orthogonalize", spy)
     for limit, batches in ((2**30, [7, 1]), (2 * 4 * 24, [2, 1, 3, 1, 1])):
         calls.clear()
         monkeypatch.setattr(muon_module, "BATCH_BYTES", limit)

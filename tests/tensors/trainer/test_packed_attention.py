@@ -11,7 +11,7 @@ from torch import nn
 
 from rlrun.config.models.parallel import AttentionKernel
 from rlrun.protocol.files.failures import RoleError
-from rlrun.trainer.modeling.packed_attention import implementation, layout, packed_attention
+from rlrun.trainer.modeling.packed_attention import implementation_name, packed_attention, row_layout
 
 LENGTHS = [5, 17, 3, 9, 1, 16]
 
@@ -20,10 +20,10 @@ LENGTHS = [5, 17, 3, 9, 1, 16]
 def test_packed_and_unpacked_logits_agree(
     family: str, kernel: AttentionKernel, make_model: Callable[..., nn.Module]
 ) -> None:
-    packed, alone = make_model(family, attn=implementation(kernel)), make_model(family, attn="eager")
+    packed, alone = make_model(family, attn=implementation_name(kernel)), make_model(family, attn="eager")
     ids = torch.randint(0, 50, (1, sum(LENGTHS)), generator=torch.Generator().manual_seed(1))
     positions = torch.cat([torch.arange(length) for length in LENGTHS])[None]
-    row = layout(LENGTHS, torch.device("cpu"))
+    row = row_layout(LENGTHS, torch.device("cpu"))
     together = packed(input_ids=ids, position_ids=positions, packed=row, use_cache=False).logits[0]
     separate = torch.cat([alone(input_ids=part, use_cache=False).logits[0] for part in ids.split(LENGTHS, 1)])
     torch.testing.assert_close(together, separate, atol=1e-6, rtol=1e-5)
@@ -33,7 +33,7 @@ def test_gradients_stay_within_a_sequence(make_model: Callable[..., nn.Module]) 
     model = make_model()
     embedded = torch.randn(1, 12, 32, requires_grad=True)
     positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
-    row = layout([5, 7], torch.device("cpu"))
+    row = row_layout([5, 7], torch.device("cpu"))
     logits = model(inputs_embeds=embedded, position_ids=positions, packed=row, use_cache=False).logits[0]
     logits[8].sum().backward()
     touched = embedded.grad[0].abs().sum(-1) > 0
@@ -42,7 +42,7 @@ def test_gradients_stay_within_a_sequence(make_model: Callable[..., nn.Module]) 
 
 def test_work_follows_the_sequences_and_not_the_row() -> None:
     lengths = [1000] + [10] * 200
-    blocks = layout(lengths, torch.device("cpu")).segments.blocks or ()
+    blocks = row_layout(lengths, torch.device("cpu")).segments.blocks or ()
     assert blocks
     work = sum(block.gather.shape[0] * block.gather.shape[1] ** 2 for block in blocks)
     assert work <= 4 * sum(length**2 for length in lengths)
@@ -53,7 +53,7 @@ def test_a_window_ends_each_querys_view(window: int) -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(1, 4, sum(LENGTHS), 8, generator=generator)
     key, value = (torch.randn(1, 2, sum(LENGTHS), 8, generator=generator) for _ in range(2))
-    row = layout(LENGTHS, query.device)
+    row = row_layout(LENGTHS, query.device)
     found, _ = packed_attention(nn.Identity(), query, key, value, None, packed=row, sliding_window=window)
     start = 0
     for length in LENGTHS:
@@ -81,12 +81,12 @@ def test_an_option_that_is_not_computed_is_refused(options: dict[str, Any], told
     query = torch.zeros(1, 2, 8, 4)
     mask = options.pop("attention_mask", None)
     with pytest.raises(RoleError, match=told):
-        packed_attention(nn.Identity(), query, query, query, mask, packed=layout([3, 5], query.device), **options)
+        packed_attention(nn.Identity(), query, query, query, mask, packed=row_layout([3, 5], query.device), **options)
 
 
 def test_options_that_change_nothing_are_taken() -> None:
     query = torch.randn(1, 2, 8, 4, generator=torch.Generator().manual_seed(0))
-    row = layout([3, 5], query.device)
+    row = row_layout([3, 5], query.device)
     options = {"softcap": None, "dropout": 0.0, "is_causal": True, "position_ids": query, "output_attentions": False}
     found, _ = packed_attention(nn.Identity(), query, query, query, None, packed=row, **options)
     assert torch.equal(found, packed_attention(nn.Identity(), query, query, query, None, packed=row)[0])

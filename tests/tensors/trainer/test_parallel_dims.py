@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.failures import RoleError
-from rlrun.trainer.modeling.packed_attention import layout
-from rlrun.trainer.modeling.parallel.rows import _runs
+from rlrun.trainer.modeling.packed_attention import row_layout
+from rlrun.trainer.modeling.parallel.rows import _target_runs
 from rlrun.trainer.ranks.dims import ParallelDims
 
 SIZES = st.integers(1, 4)
@@ -54,7 +54,7 @@ def test_sizes_that_do_not_fit_are_refused(config: dict[str, int], world: int, m
 
 @given(ranks=st.integers(1, 5), run=st.integers(1, 7))
 def test_context_ranks_divide_a_row_with_equal_work(ranks: int, run: int) -> None:
-    runs = [_runs(rank, ranks, run) for rank in range(ranks)]
+    runs = [_target_runs(rank, ranks, run) for rank in range(ranks)]
     tokens = sorted(position for parts in runs for part in parts for position in part)
     assert tokens == list(range(2 * ranks * run))
     pairs = [sum(position + 1 for part in parts for position in part) for parts in runs]
@@ -62,4 +62,4 @@ def test_context_ranks_divide_a_row_with_equal_work(ranks: int, run: int) -> Non
 
 
 def test_a_layout_knows_its_sequences() -> None:
-    assert layout([3, 2], torch.device("cpu")).boundaries.tolist() == [0, 3, 5]
+    assert row_layout([3, 2], torch.device("cpu")).boundaries.tolist() == [0, 3, 5]

@@ -25,7 +25,7 @@ from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files
-from rlrun.trainer.modeling.shard import load_model, shard
+from rlrun.trainer.modeling.shard import load_model, shard_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 from rlrun.trainer.weights.export import export_version
@@ -53,7 +53,7 @@ def test_a_version_is_durable_before_it_is_complete(
     config = ModelConfig(path=str(source))
     model = load_model(config, str(source))
     files = model_files(model, config, str(source))
-    shard(model, solo)
+    shard_model(model, solo)
     agree, shards = Together.agree, []
 
     def agreed(together: Together) -> None:
@@ -65,7 +65,7 @@ def test_a_version_is_durable_before_it_is_complete(
 
     monkeypatch.setattr(Together, "agree", agreed)
     path = run.version(3, 1)
-    hf_writer.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=20_000)
+    hf_writer.publish_version(model, path, files=files, dtype="float32", group=solo, shard_bytes=20_000)
     assert not disk.broken
     assert disk.promised == [COMPLETE, path.name]
     assert shards
@@ -81,9 +81,9 @@ def test_an_adapter_is_durable_before_it_is_complete(
     run: RunPaths, disk: Disk, solo: Group, make_model: MakeModel
 ) -> None:
     config, model = LoRAConfig(rank=2), make_model()
-    lora.inject(model, config)
-    shard(model, solo)
-    lora.initialise(model, 0)
+    lora.inject_adapters(model, config)
+    shard_model(model, solo)
+    lora.initialize_adapters(model, 0)
     path = run.version(1, 1)
     about = lora.adapter_config(model, config, "base")
     hf_writer.publish_adapter(model, path, config=about, dtype="float32", group=solo)
@@ -96,7 +96,7 @@ def test_an_adapter_is_durable_before_it_is_complete(
 def test_a_checkpoint_is_durable_before_its_manifest(
     run: RunPaths, disk: Disk, solo: Group, make_model: MakeModel, background: bool
 ) -> None:
-    model = shard(make_model(), solo)
+    model = shard_model(make_model(), solo)
     saver = Saver(
         {POLICY: Part(model, make_optimizer(model, OptimizerConfig(), solo.device))}, solo, background=background
     )

@@ -20,13 +20,13 @@ from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.protocol.messages.buckets import Bucket, plan_buckets
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.model_files import ModelFiles, model_files
-from rlrun.trainer.modeling.shard import load_model, shard
+from rlrun.trainer.modeling.shard import load_model, shard_model
 from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
-from rlrun.trainer.weights.bucketing import gather_buckets, layout
-from rlrun.trainer.weights.retention import superfluous
+from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
+from rlrun.trainer.weights.retention import versions_to_delete
 from tests.support.sets import few_in_gate
 
 IDS = torch.arange(12)[None]
@@ -44,7 +44,7 @@ def as_files(buckets: list[Bucket], kept: dict[int, torch.Tensor]) -> dict[str, 
 
 def everything(model: nn.Module) -> dict[str, torch.Tensor]:
     """All that is sent of a model in float32."""
-    buckets = plan_buckets(layout(model, "float32"))
+    buckets = plan_buckets(bucket_layout(model, "float32"))
     return as_files(buckets, gather_buckets(model, buckets, dtype="float32", root=0, pinned=False))
 
 
@@ -56,11 +56,11 @@ def test_what_is_sent_is_what_is_written(
     config = ModelConfig(path=str(source), dtype=dtype)
     model = load_model(config, str(source))
     files = model_files(model, config, str(source))
-    shard(model, solo)
-    hf_writer.publish(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
+    shard_model(model, solo)
+    hf_writer.publish_version(model, tmp_path / "v1", files=files, dtype=config.dtype, group=solo)
     written = load_file(tmp_path / "v1" / hf_writer.shard_names(1)[0])
     assert any(".experts." in name for name in written)
-    tensors = layout(model, config.dtype)
+    tensors = bucket_layout(model, config.dtype)
     buckets = plan_buckets(tensors, bucket_bytes=20_000, roots=2)
     assert len(buckets) > 2
     assert max(bucket.size for bucket in buckets) <= 20_000
@@ -84,9 +84,9 @@ def test_transformers_loads_identical_logits(
     config = ModelConfig(path=str(source), dtype="bfloat16")
     model = load_model(config, str(source))
     files = model_files(model, config, str(source))
-    shard(model, solo)
+    shard_model(model, solo)
     path = RunPaths(tmp_path).version(3, 1)
-    hf_writer.publish(model, path, files=files, dtype=config.dtype, group=solo, shard_bytes=10_000)
+    hf_writer.publish_version(model, path, files=files, dtype=config.dtype, group=solo, shard_bytes=10_000)
     assert [version.step for version in RunPaths(tmp_path).versions_on_disk()] == [3]
     assert len(list(path.glob("model-*.safetensors"))) > 1
     index = json.loads((path / "model.safetensors.index.json").read_text())
@@ -112,12 +112,12 @@ def test_files_have_the_names_of_the_source(kind: str, tmp_path: Path, solo: Gro
     for number, model in enumerate(
         (
             load_checked(config, str(source), solo, seq_len=64),
-            shard(load_model(config, str(source)), solo),
+            shard_model(load_model(config, str(source)), solo),
         )
     ):
         files = model_files(model, config, str(source))
         path = tmp_path / f"v{number}"
-        hf_writer.publish(model, path, files=files, dtype="float32", group=solo, shard_bytes=300_000)
+        hf_writer.publish_version(model, path, files=files, dtype="float32", group=solo, shard_bytes=300_000)
         written: dict[str, torch.Tensor] = {}
         for file in path.glob("*.safetensors"):
             written |= load_file(file)
@@ -140,7 +140,9 @@ def test_a_full_volume_is_told_and_leaves_nothing_behind(
     monkeypatch.setattr(hf_writer, "save_file", full)
     path = RunPaths(tmp_path).version(1, 1)
     with pytest.raises(RoleError, match="volume is full") as caught:
-        hf_writer.publish(shard(make_model(), solo), path, files=ModelFiles({}), dtype="float32", group=solo)
+        hf_writer.publish_version(
+            shard_model(make_model(), solo), path, files=ModelFiles({}), dtype="float32", group=solo
+        )
     assert caught.value.code == exit_codes.STORAGE
     assert str(path.parent) in str(caught.value)
     assert list(path.parent.iterdir()) == []
@@ -148,10 +150,10 @@ def test_a_full_volume_is_told_and_leaves_nothing_behind(
 
 def test_shards_are_even_and_in_order() -> None:
     sizes = {f"w{index}": 10 for index in range(10)}
-    runs = hf_writer.divide(sizes, 3)
+    runs = hf_writer.divide_names(sizes, 3)
     assert [name for run in runs for name in run] == list(sizes)
     assert sorted(len(run) for run in runs) == [3, 3, 4]
-    assert hf_writer.divide({"big": 100, "small": 1}, 4) == [["big"], ["small"]]
+    assert hf_writer.divide_names({"big": 100, "small": 1}, 4) == [["big"], ["small"]]
 
 
 def artifact(step: int, attempt: int) -> Artifact:
@@ -161,15 +163,17 @@ def artifact(step: int, attempt: int) -> Artifact:
 def test_the_newest_and_those_of_checkpoints_are_kept() -> None:
     attempt = first_attempt(world_size=1, config_hash="")
     versions = [artifact(step, 1) for step in range(11)]
-    gone = superfluous(versions, attempt=attempt, checkpoints=[artifact(2, 1), artifact(9, 1)], max_async_level=2)
+    gone = versions_to_delete(
+        versions, attempt=attempt, checkpoints=[artifact(2, 1), artifact(9, 1)], max_async_level=2
+    )
     assert [version.step for version in gone] == [0, 1, 3, 4, 5, 6]
-    assert [v.step for v in superfluous(versions, attempt=attempt, checkpoints=[], max_async_level=0)][-1] == 7
+    assert [v.step for v in versions_to_delete(versions, attempt=attempt, checkpoints=[], max_async_level=0)][-1] == 7
 
 
 def test_versions_outside_the_lineage_go_and_those_of_a_later_attempt_stay() -> None:
     second = next_attempt(first_attempt(world_size=1, config_hash=""), 4, attempt=2, world_size=1, config_hash="")
     versions = [artifact(3, 1), artifact(4, 1), artifact(4, 2), artifact(5, 1), artifact(5, 2), artifact(6, 3)]
-    gone = superfluous(versions, attempt=second, checkpoints=[], max_async_level=2)
+    gone = versions_to_delete(versions, attempt=second, checkpoints=[], max_async_level=2)
     assert gone == [artifact(4, 1), artifact(5, 1)]
 
 
@@ -177,7 +181,7 @@ def test_with_what_differs_the_whole_version_before_it_is_kept() -> None:
     second = next_attempt(first_attempt(world_size=1, config_hash=""), 2, attempt=2, world_size=1, config_hash="")
     versions = [artifact(0, 1), artifact(2, 2), artifact(4, 2), artifact(9, 2)]
     deltas = [artifact(1, 1), artifact(2, 1), *(artifact(step, 2) for step in range(3, 11)), artifact(3, 3)]
-    gone = superfluous(versions, attempt=second, checkpoints=[], max_async_level=1, deltas=deltas)
+    gone = versions_to_delete(versions, attempt=second, checkpoints=[], max_async_level=1, deltas=deltas)
     assert gone == [artifact(0, 1), artifact(2, 2), artifact(1, 1), artifact(2, 1), artifact(3, 2), artifact(4, 2)]
 
 

@@ -38,7 +38,7 @@ from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.recompute.job import Job
 from rlrun.trainer.recompute.program import Recomputation
-from rlrun.trainer.recompute.sample import Keeping, explain
+from rlrun.trainer.recompute.sample import Keeping, explain_sample
 from rlrun.trainer.run import Run
 from tests.support.sets import few_in_gate
 
@@ -186,7 +186,7 @@ def test_the_terms_of_samples_add_up_to_the_loss_and_its_gradient(name: str, rew
         **values,
     )
     output.loss.backward()
-    found = [explain(loss, [Update(batch, [tuple(range(4))])], sample) for sample in batch.samples]
+    found = [explain_sample(loss, [Update(batch, [tuple(range(4))])], sample) for sample in batch.samples]
     assert all(one is not None and one["loss"] == name for one in found)
     share = sum(sum(one["tokens"]["share_of_loss"]) for one in found if one is not None)
     assert share == pytest.approx(float(output.loss.detach()), rel=1e-5, abs=1e-7)
@@ -199,4 +199,4 @@ def test_a_sample_of_another_rank_is_not_explained(
     rewarded: Callable[..., Batch], make_model: Callable[..., nn.Module]
 ) -> None:
     batch = rewarded((9, 4))
-    assert explain(Keeping.from_mixture(Mixture(Objective())), [Update(batch, [(0,)])], batch.samples[1]) is None
+    assert explain_sample(Keeping.from_mixture(Mixture(Objective())), [Update(batch, [(0,)])], batch.samples[1]) is None

@@ -19,7 +19,7 @@ from rlrun.trainer.learning.reference import FrozenReference, round_parameters
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import load_weights
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (
@@ -36,7 +36,7 @@ from tests.tensors.trainer.companions import (
 def test_reference_logprobs_are_the_models_own(solo: Group, make_model: MakeModel, rewarded: MakeBatch) -> None:
     batch = rewarded()
     rows = [micro_batch([batch.samples[i] for i in row], solo.device) for row in [*ROWS, ()]]
-    source = FrozenReference(shard(make_model("qwen3", tied=True).requires_grad_(False), solo).eval())
+    source = FrozenReference(shard_model(make_model("qwen3", tied=True).requires_grad_(False), solo).eval())
     found = source.logprobs(rows)
     assert [len(row) for row in found] == [13, 13, 9, 2]
     expected = plain_logprobs(make_model("qwen3", tied=True, attn="eager"), batch)
@@ -60,10 +60,10 @@ def test_the_kl_term_is_that_to_the_reference_and_the_reference_never_moves(
     with torch.no_grad():
         for parameter in other.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
-    reference = shard(other.requires_grad_(False), solo).eval()
+    reference = shard_model(other.requires_grad_(False), solo).eval()
     before = parameter_checksum(reference)
     learner = make_learner(
-        shard(make_model(), solo),
+        shard_model(make_model(), solo),
         solo,
         loss=Objective(regularizers=Regularizers(kl=0.5, kl_kind="k2")),
         reference=FrozenReference(reference),
@@ -79,7 +79,7 @@ def test_the_kl_term_is_that_to_the_reference_and_the_reference_never_moves(
         theirs = plain_logprobs(plain, batch)
     masks = [torch.from_numpy(sample.loss_mask)[1:] for sample in batch.samples]
     k2 = sum(float(((t - r)[m] ** 2 / 2).sum()) for t, r, m in zip(ours, theirs, masks, strict=True))
-    policy = make_learner(shard(make_model(), solo), solo).step([Update(batch, ROWS)], lr=0.01)
+    policy = make_learner(shard_model(make_model(), solo), solo).step([Update(batch, ROWS)], lr=0.01)
     assert metrics["loss"] == pytest.approx(policy["loss"] + 0.5 * k2 / batch.loss_tokens, abs=1e-5)
 
 
@@ -89,10 +89,10 @@ def test_the_kl_term_keeps_the_policy_near_the_reference(
     last = []
     for weight in (0.0, 10.0):
         learner = make_learner(
-            shard(make_model(), solo),
+            shard_model(make_model(), solo),
             solo,
             loss=Objective(regularizers=Regularizers(kl=weight)),
-            reference=FrozenReference(shard(make_model().requires_grad_(False), solo).eval()),
+            reference=FrozenReference(shard_model(make_model().requires_grad_(False), solo).eval()),
         )
         found = [learner.step([Update(rewarded(step=step), ROWS)], lr=3e-3) for step in range(1, 6)]
         assert found[0]["reference_kl"] == pytest.approx(0.0, abs=1e-6)
@@ -106,8 +106,10 @@ def test_distillation_pulls_the_student_to_the_teacher_whatever_the_rewards(
     torch.manual_seed(5)
     teacher = make_model().requires_grad_(False)
     teacher.lm_head.weight.normal_(std=0.3)
-    student = shard(make_model(), solo)
-    learner = make_learner(student, solo, loss=Objective("distill"), reference=FrozenReference(shard(teacher, solo)))
+    student = shard_model(make_model(), solo)
+    learner = make_learner(
+        student, solo, loss=Objective("distill"), reference=FrozenReference(shard_model(teacher, solo))
+    )
     found = []
     for step in range(1, 9):
         batch = rewarded([9, 8, 13, 6], step=step)
@@ -158,7 +160,7 @@ def test_a_damaged_reference_is_told(solo: Group, make_model: MakeModel, rewarde
     with torch.no_grad():
         model.lm_head.weight[0, 0] = float("nan")
     learner = make_learner(
-        shard(make_model(), solo), solo, reference=FrozenReference(shard(model.requires_grad_(False), solo))
+        shard_model(make_model(), solo), solo, reference=FrozenReference(shard_model(model.requires_grad_(False), solo))
     )
     with pytest.raises(RoleError, match=r"algorithm\.reference: .* not finite"):
         learner.step([Update(rewarded(), ROWS)], lr=0.01)

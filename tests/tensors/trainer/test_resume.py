@@ -35,9 +35,9 @@ from rlrun.trainer.checkpoints.resume import (
     Base,
     Beginning,
     begin_attempt,
+    checkpoints_to_delete,
     choose_base,
     choose_origin,
-    superfluous,
 )
 
 LATEST = ResumeConfig()
@@ -210,7 +210,7 @@ def test_the_last_few_and_the_interval_are_kept() -> None:
 
     complete = [artifact(step, 1) for step in (2, 4)] + [artifact(step, 2) for step in (6, 8, 10)]
     unfinished = [artifact(5, 2), artifact(12, 2), artifact(6, 1), artifact(12, 3)]
-    gone = superfluous(
+    gone = checkpoints_to_delete(
         sorted(complete + unfinished),
         complete=complete,
         attempt=attempt,

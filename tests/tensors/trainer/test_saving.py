@@ -26,7 +26,7 @@ from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import parameter_checksum
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.support.process_groups import count_groups
 
@@ -38,7 +38,7 @@ def make_part(solo: Group, make_model: Callable[..., nn.Module]) -> MakePart:
     """A model after one step, so that the optimizer remembers something."""
 
     def make() -> Part:
-        model = shard(make_model(), solo)
+        model = shard_model(make_model(), solo)
         optimizer = make_optimizer(model, OptimizerConfig(), solo.device)
         change(Part(model, optimizer))
         return Part(model, optimizer)
@@ -91,7 +91,7 @@ def test_what_changes_after_the_call_does_not_reach_the_files(
     assert written.path == tmp_path / "three"
     assert saver.finished() is None, "told twice"
     again = make_part()
-    assert checkpoint.load({POLICY: again}, tmp_path / "three") == Progress(3)
+    assert checkpoint.load_parts({POLICY: again}, tmp_path / "three") == Progress(3)
     assert (parameter_checksum(again.module), moments(again)) == before
 
 
@@ -117,7 +117,7 @@ def test_the_buffers_are_reused_and_two_saves_are_never_in_flight(
     assert {storage.data_ptr() for storage in stager._cached_storage_mapping.values()} >= buffers
     saver.wait()
     again = make_part()
-    checkpoint.load({POLICY: again}, tmp_path / "2")
+    checkpoint.load_parts({POLICY: again}, tmp_path / "2")
     assert parameter_checksum(again.module) == after
 
 
@@ -180,7 +180,7 @@ def test_several_parts_come_back_each_as_it_was(tmp_path: Path, solo: Group, mak
     assert written is not None
     assert 0 < written.seconds < time.perf_counter() - began
     again = {POLICY: make_part(), "critic": make_part()}
-    assert checkpoint.load(again, tmp_path / "one") == Progress(1, 7)
+    assert checkpoint.load_parts(again, tmp_path / "one") == Progress(1, 7)
     assert {name: (parameter_checksum(part.module), moments(part)) for name, part in again.items()} == sums
 
 

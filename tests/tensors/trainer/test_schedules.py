@@ -11,8 +11,8 @@ from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
 from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
 from rlrun.fit.stages import idle_share, kept_passes
-from rlrun.trainer.modeling.parallel.later_weights import later_weights_of, postpone
-from rlrun.trainer.modeling.parallel.schedules import Action, order
+from rlrun.trainer.modeling.parallel.later_weights import later_weights_of, postpone_products
+from rlrun.trainer.modeling.parallel.schedules import Action, schedule_actions
 
 UNITS = {Kind.FORWARD: 1, Kind.FULL_BACKWARD: 2, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 1}
 SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (
@@ -66,7 +66,7 @@ def kept(actions: Sequence[Action]) -> int:
 def test_fit_counts_what_torch_orders(schedule: PipelineSchedule, per_rank: int, ranks: int) -> None:
     rows = 4 * ranks
     layout = ParallelismConfig(pp=ranks, schedule=schedule, stages_per_rank=per_rank)
-    found = order(schedule, ranks, per_rank, rows)
+    found = schedule_actions(schedule, ranks, per_rank, rows)
     total, idle = slots(found.computed, ranks * per_rank)
     assert idle / total == pytest.approx(idle_share(layout, rows))
     assert [kept(found.computed[rank]) for rank in range(ranks)] == [kept_passes(layout, at) for at in range(ranks)]
@@ -76,7 +76,7 @@ def test_fit_counts_what_torch_orders(schedule: PipelineSchedule, per_rank: int,
 @pytest.mark.parametrize("rows", [1, 3, 5, 11])
 def test_any_number_of_rows_goes_through(schedule: PipelineSchedule, per_rank: int, rows: int) -> None:
     stages = 4 * per_rank
-    found = order(schedule, 4, per_rank, rows)
+    found = schedule_actions(schedule, 4, per_rank, rows)
     slots(found.computed, stages)
     passes = [
         (one.computation_type, one.stage_index, one.microbatch_index) for own in found.computed.values() for one in own
@@ -89,7 +89,7 @@ def test_any_number_of_rows_goes_through(schedule: PipelineSchedule, per_rank: i
 
 
 def test_passes_without_gradients_take_every_stage() -> None:
-    found = order("ZBVZeroBubble", 2, 2, 3, backward=False)
+    found = schedule_actions("ZBVZeroBubble", 2, 2, 3, backward=False)
     assert dict(found.places) == {0: 0, 3: 0, 1: 1, 2: 1}
     assert {one.computation_type for own in found.computed.values() for one in own} == {Kind.FORWARD}
     assert [one.stage_index for one in found.computed[0]] == [0, 0, 0, 3, 3, 3]
@@ -100,7 +100,7 @@ def test_the_gradients_of_weights_come_when_they_are_taken() -> None:
     layers = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3, bias=False))
     hidden = torch.randn(2, 5, 4, requires_grad=True)
     expected = torch.autograd.grad(layers(hidden).square().sum(), [hidden, *layers.parameters()])
-    postpone(layers, [layers])
+    postpone_products(layers, [layers])
     later = later_weights_of(layers)
     assert later is not None
     waiting = []

@@ -12,7 +12,7 @@ import pytest
 
 from rlrun.protocol.files import checkpoint_manifest
 from rlrun.protocol.files.checkpoint_manifest import Manifest, ManifestError, describe
-from rlrun.trainer.checkpoints.shared_check import SharedCheck, share
+from rlrun.trainer.checkpoints.shared_check import SharedCheck, share_files
 
 FILES = ("trainer/__0_0.distcp", "trainer/__1_0.distcp", "trainer/__1_1.distcp", "trainer/__2_0.distcp")
 MORE = ("trainer/.metadata", "orchestrator/state.json")
@@ -82,7 +82,7 @@ def manifest_of(checkpoint: Path) -> Manifest:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
 def test_each_file_has_one_rank_whatever_number_has_written_it(checkpoint: Path, world_size: int) -> None:
     files = manifest_of(checkpoint).files
-    shares = [share(files, rank, world_size) for rank in range(world_size)]
+    shares = [share_files(files, rank, world_size) for rank in range(world_size)]
     assert sorted(e.path for one in shares for e in one) == sorted((*FILES, *MORE))
     if world_size == RANKS:
         assert [e.path for e in shares[1]] == ["trainer/__1_0.distcp", "trainer/__1_1.distcp"]

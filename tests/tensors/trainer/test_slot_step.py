@@ -25,7 +25,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer import run as run_module
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
-from rlrun.trainer.checkpoints.dcp import load as load_checkpoint
+from rlrun.trainer.checkpoints.dcp import load_parts as load_checkpoint
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.shard import local_part

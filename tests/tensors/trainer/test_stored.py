@@ -25,8 +25,8 @@ from transformers.core_model_loading import (
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling import tensor_names
 from rlrun.trainer.modeling.stored.files import Files
-from rlrun.trainer.modeling.stored.lazy import Lazy, chunks, join, stack, transpose
-from rlrun.trainer.modeling.stored.plan import plan
+from rlrun.trainer.modeling.stored.lazy import Lazy, chunk_tensor, join_tensors, stack_tensors, transpose_tensor
+from rlrun.trainer.modeling.stored.plan import plan_tensors
 
 WIDTH, INNER = 8, 12
 MLP = "model.layers.0.mlp"
@@ -44,13 +44,13 @@ def parts_of(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
 @pytest.mark.parametrize(
     ("make", "expected"),
     [
-        (lambda a, b: stack([lazy(a), lazy(b)], 0), lambda a, b: torch.stack([a, b])),
-        (lambda a, b: stack([lazy(a), lazy(b)], 1), lambda a, b: torch.stack([a, b], 1)),
-        (lambda a, b: join([lazy(a), lazy(b)], 0), lambda a, b: torch.cat([a, b])),
-        (lambda a, b: join([lazy(a), lazy(b)], 1), lambda a, b: torch.cat([a, b], 1)),
-        (lambda a, b: chunks(lazy(a), 2, 0)[1], lambda a, b: a.chunk(2)[1]),
-        (lambda a, b: chunks(lazy(a), 3, 1)[2], lambda a, b: a.chunk(3, 1)[2]),
-        (lambda a, b: transpose(lazy(a), 0, 1), lambda a, b: a.T),
+        (lambda a, b: stack_tensors([lazy(a), lazy(b)], 0), lambda a, b: torch.stack([a, b])),
+        (lambda a, b: stack_tensors([lazy(a), lazy(b)], 1), lambda a, b: torch.stack([a, b], 1)),
+        (lambda a, b: join_tensors([lazy(a), lazy(b)], 0), lambda a, b: torch.cat([a, b])),
+        (lambda a, b: join_tensors([lazy(a), lazy(b)], 1), lambda a, b: torch.cat([a, b], 1)),
+        (lambda a, b: chunk_tensor(lazy(a), 2, 0)[1], lambda a, b: a.chunk(2)[1]),
+        (lambda a, b: chunk_tensor(lazy(a), 3, 1)[2], lambda a, b: a.chunk(3, 1)[2]),
+        (lambda a, b: transpose_tensor(lazy(a), 0, 1), lambda a, b: a.T),
     ],
 )
 def test_every_slice_is_that_of_the_whole(make: Callable[..., Lazy], expected: Callable[..., Tensor]) -> None:
@@ -77,7 +77,7 @@ def planned(
     file = folder / "model.safetensors"
     save_file(tensors, file)
     files = Files(dict.fromkeys(tensors, file))
-    return plan(model, files), files
+    return plan_tensors(model, files), files
 
 
 def test_joined_matrices_are_divided_without_reading_the_other_half(model: Any, tmp_path: Path) -> None:

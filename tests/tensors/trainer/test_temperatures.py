@@ -15,8 +15,8 @@ from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import micro_batch
-from rlrun.trainer.learning.validation import validate
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.learning.validation import validate_batch
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (
     GAE,
@@ -69,8 +69,8 @@ def test_passes_without_a_gradient(solo: Group, make_model: MakeModel, batch: Ba
     model = make_model(attn="eager")
     rows = [micro_batch([batch.samples[i] for i in row], solo.device) for row in ROWS]
     for found in (
-        logprobs_without_gradient(shard(make_model(), solo), rows),
-        FrozenReference(shard(make_model().requires_grad_(False), solo).eval()).logprobs(rows),
+        logprobs_without_gradient(shard_model(make_model(), solo), rows),
+        FrozenReference(shard_model(make_model().requires_grad_(False), solo).eval()).logprobs(rows),
     ):
         ours = torch.cat([logprobs[row.mask] for logprobs, row in zip(found, rows, strict=True)])
         torch.testing.assert_close(
@@ -79,7 +79,7 @@ def test_passes_without_a_gradient(solo: Group, make_model: MakeModel, batch: Ba
 
 
 def test_the_engines_policy_is_the_trainers_own(solo: Group, make_model: MakeModel, batch: Batch) -> None:
-    learner = make_learner(shard(make_model(), solo), solo)
+    learner = make_learner(shard_model(make_model(), solo), solo)
     found = learner.step([Update(on_policy(batch, make_model(attn="eager")), ROWS)], lr=0.0)
     assert found["mismatch_kl_max"] == pytest.approx(0.0, abs=1e-6)
     assert found["ratio"] == pytest.approx(1.0, abs=1e-4)
@@ -91,7 +91,7 @@ def test_a_proximal_policy_that_is_recomputed(solo: Group, make_model: MakeModel
     sampled = on_policy(batch, other(make_model, attn="eager"))
     options = {"cap": None, "eps_low": 1.0, "eps_high": 100.0}
     loss = Objective("decoupled_ppo", options, proximal="recompute")
-    learner = make_learner(shard(make_model(), solo), solo, loss=loss)
+    learner = make_learner(shard_model(make_model(), solo), solo, loss=loss)
     found = learner.step([Update(sampled, ROWS)] * updates, lr=0.0)
     assert found["ratio"] == pytest.approx(1.0, abs=1e-5)
     assert found["ratio_max"] == pytest.approx(1.0, abs=1e-5)
@@ -103,10 +103,10 @@ def test_a_proximal_policy_that_is_recomputed(solo: Group, make_model: MakeModel
 
 
 def test_the_kl_term_to_a_reference(solo: Group, make_model: MakeModel, batch: Batch) -> None:
-    reference = FrozenReference(shard(other(make_model), solo).eval())
+    reference = FrozenReference(shard_model(other(make_model), solo).eval())
     learner = partial(make_learner, group=solo, reference=reference)
     with_kl, without = (
-        learner(shard(make_model(), solo), loss=Objective(regularizers=Regularizers(kl=kl, kl_kind="k2"))).step(
+        learner(shard_model(make_model(), solo), loss=Objective(regularizers=Regularizers(kl=kl, kl_kind="k2"))).step(
             [Update(batch, ROWS)], lr=0.0
         )
         for kl in (0.5, 0.0)
@@ -121,7 +121,7 @@ def test_the_kl_term_to_a_reference(solo: Group, make_model: MakeModel, batch: B
 
 
 def test_the_held_out_loss(solo: Group, make_model: MakeModel, batch: Batch) -> None:
-    found = validate(shard(make_model(), solo), batch, ROWS, group=solo)
+    found = validate_batch(shard_model(make_model(), solo), batch, ROWS, group=solo)
     logprobs = of_loss_tokens(batch, plain_logprobs(make_model(attn="eager"), batch)).detach()
     weights = of_loss_tokens(batch, [torch.from_numpy(sample.advantages)[1:] for sample in batch.samples])
     assert found["validation/loss"] == pytest.approx(-float((weights * logprobs).mean()), rel=1e-4)
@@ -133,7 +133,7 @@ def test_a_critic_values_texts_and_no_temperature(solo: Group, make_model: MakeM
     for given in (batch, cold):
         critic = critic_of(make_model(), solo)
         with_head(critic.module)
-        learner = make_learner(shard(make_model(), solo), solo, critic=critic, gae=GAE)
+        learner = make_learner(shard_model(make_model(), solo), solo, critic=critic, gae=GAE)
         outcomes.append(learner.step([Update(given, ROWS)], lr=0.0, critic_lr=0.01))
     assert len(LENGTHS) == len(TEMPERATURES)
     for name in ("value_mean", "return_mean", "value_loss", "critic_grad_norm"):

@@ -19,12 +19,12 @@ from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.objective import log_band_warnings, objective
+from rlrun.trainer.learning.objective import log_band_warnings, step_objective
 from rlrun.trainer.learning.optim.update import apply_gradient, squared_norm
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
-from rlrun.trainer.modeling.shard import local_part, shard
+from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import SMOOTH
 
@@ -45,7 +45,7 @@ def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
         loss: Objective = AIPO,
         damage: bool = False,
     ) -> tuple[dict[str, float], nn.Module]:
-        model = shard(make_model(), solo)
+        model = shard_model(make_model(), solo)
         if damage:
             with torch.no_grad():
                 local_part(model.lm_head.weight)[0, 0] = float("inf")
@@ -114,7 +114,7 @@ def test_the_log_linear_policy_lies_between_the_versions(
     batch = make_batch(LENGTHS, step=3)  # sampled by version 0, trained by version 2: half of the way
     row = micro_batch(batch.samples, solo.device)
     with torch.no_grad():
-        t = token_statistics(shard(make_model(), solo), row).logprobs
+        t = token_statistics(shard_model(make_model(), solo), row).logprobs
     half = ((t - row.inference_logprobs) / 2).exp()[row.mask]
     loss = Objective("decoupled_ppo", {"cap": 1e6}, proximal="log_linear")
     assert step(batch, [(0, 1), (2, 3, 4)], loss=loss)[0]["weight"] == pytest.approx(float(half.mean()), rel=1e-4)
@@ -153,7 +153,7 @@ def test_clipping_bounds_the_update(
 ) -> None:
     moved = []
     for limit in (None, 1e-3):
-        model = shard(make_model(), solo)
+        model = shard_model(make_model(), solo)
         before = weights(model).clone()
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         train_step(
@@ -194,7 +194,7 @@ def test_clipping_never_enlarges_a_gradient(fused: bool) -> None:
 
 
 def test_the_checksum_tells_a_single_bit(solo: Group, make_model: Callable[..., nn.Module]) -> None:
-    model, same, other = make_model(), shard(make_model(), solo), make_model()
+    model, same, other = make_model(), shard_model(make_model(), solo), make_model()
     with torch.no_grad():
         weight = other.model.norm.weight
         weight[0] = torch.nextafter(weight[0], torch.tensor(2.0))
@@ -239,7 +239,7 @@ def test_an_update_is_made_at_the_rate_of_its_step(
 ) -> None:
     moved = []
     for lr in (0.0, 1e-3, 2e-3):
-        model = shard(make_model(), solo)
+        model = shard_model(make_model(), solo)
         before = weights(model)
         optimizer = make_optimizer(model, OptimizerConfig(name=name, lr=0.7), solo.device)
         metrics = train_step(
@@ -260,14 +260,14 @@ def test_an_update_is_made_at_the_rate_of_its_step(
 
 
 def test_the_objective_is_the_presets_unless_a_loss_is_given() -> None:
-    assert objective(AlgorithmConfig(preset="dppo"), 64).loss == "dppo"
+    assert step_objective(AlgorithmConfig(preset="dppo"), 64).loss == "dppo"
     chosen = AlgorithmConfig(preset="dppo", loss=LossConfig(name="cispo", options={"eps_high": 3.0}))
-    assert objective(chosen, 64) == Objective("cispo", {"eps_high": 3.0})
+    assert step_objective(chosen, 64) == Objective("cispo", {"eps_high": 3.0})
     by_length = AlgorithmConfig(preset="dr_grpo")
-    assert objective(by_length, 64).aggregation_length == 64
-    assert objective(by_length.model_copy(update={"aggregation_length": 9}), 64).aggregation_length == 9
-    assert objective(AlgorithmConfig(preset="gspo"), 64).aggregation == "seq_mean_token_mean"
-    assert objective(AlgorithmConfig(preset="decoupled_ppo"), 64).proximal == "recompute"
+    assert step_objective(by_length, 64).aggregation_length == 64
+    assert step_objective(by_length.model_copy(update={"aggregation_length": 9}), 64).aggregation_length == 9
+    assert step_objective(AlgorithmConfig(preset="gspo"), 64).aggregation == "seq_mean_token_mean"
+    assert step_objective(AlgorithmConfig(preset="decoupled_ppo"), 64).proximal == "recompute"
 
 
 @pytest.mark.parametrize("tokens", [200, 1000])
@@ -280,7 +280,7 @@ def test_preset_gspo_keeps_the_gradient_under_rounding_noise(tokens: int) -> Non
 
     def cut(config: AlgorithmConfig, sign: float) -> float:
         logprobs = noisy.clone().requires_grad_()
-        found = objective(config, 4096)(
+        found = step_objective(config, 4096)(
             logprobs,
             inference_logprobs=inference,
             advantages=torch.full((answers,), sign, dtype=torch.float64),
@@ -322,7 +322,7 @@ def test_a_narrow_band_against_the_engine_is_logged() -> None:
 
 def test_a_loss_that_cannot_be_imported_is_told_before_a_model_is_loaded() -> None:
     with pytest.raises(RoleError, match=r"algorithm\.loss.*no_such_module") as caught:
-        objective(AlgorithmConfig(loss=LossConfig(name="no_such_module:loss")), 64)
+        step_objective(AlgorithmConfig(loss=LossConfig(name="no_such_module:loss")), 64)
     assert caught.value.code == 78
 
 

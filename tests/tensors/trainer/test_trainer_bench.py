@@ -15,10 +15,10 @@ import torch
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer import bench as bench_module
-from rlrun.trainer.bench import Measurement, _measurement, bench, fake_batch, table
+from rlrun.trainer.bench import Measurement, _read_measurement, fake_batch, markdown_table, run_bench
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.modeling.flops import Cost
-from rlrun.trainer.modeling.packed_attention import implementation
+from rlrun.trainer.modeling.packed_attention import implementation_name
 from rlrun.trainer.ranks.group import Group
 
 CPU = torch.device("cpu")
@@ -27,14 +27,14 @@ CPU = torch.device("cpu")
 def test_a_row_holds_means_and_deviations_and_a_dash_for_what_is_not_known() -> None:
     known = Measurement(8192, 16384, [1.0, 2.0], [0.4, 0.2], 3 * 2**30)
     unknown = Measurement(64, 64, [0.5], None, 2**29)
-    lines = table([known, unknown], "title").splitlines()
+    lines = markdown_table([known, unknown], "title").splitlines()
     assert lines[0] == "title"
     assert lines[-2] == "| 8192 | 16384 | 30.0 ± 14.1 | 12288 ± 5793 | 1.500 ± 0.707 | 3.00 |"
     assert lines[-1] == "| 64 | 64 | - | 128 ± 0 | 0.500 ± 0.000 | 0.50 |"
 
 
 def test_no_share_of_a_peak_is_told_of_a_cpu(solo: Group) -> None:
-    found = _measurement(16, fake_batch(16, 2, 50), [0.1], Cost(100, 1), solo, graphs=0, late_graphs=0)
+    found = _read_measurement(16, fake_batch(16, 2, 50), [0.1], Cost(100, 1), solo, graphs=0, late_graphs=0)
     assert (found.mfu, found.tokens, found.seq_len) == (None, 32, 16)
     assert found.peak_memory > 1e6
 
@@ -82,7 +82,7 @@ def test_the_model_that_is_measured_has_the_kernel_of_the_run(source: Path, solo
     for asked in ("auto", "sdpa"):
         config = config_of(source, attention=asked)
         made = bench_module._random_model(config, config.model, str(source), solo)
-        assert made.config._attn_implementation == implementation("sdpa")
+        assert made.config._attn_implementation == implementation_name("sdpa")
     config = config_of(source).model_copy(update={"attention": "fa3"})
     with pytest.raises(RoleError, match=r"trainer\.attention \(fa3\): it needs a GPU of compute capability 9\.x"):
         bench_module._random_model(config, config.model, str(source), solo)
@@ -96,7 +96,7 @@ def test_graphs_compiled_while_measuring_are_told_apart(
     monkeypatch.setattr(bench_module, "process_group", lambda *_: contextlib.nullcontext(solo))
     output = tmp_path / "out.json"
     options = BenchOptions(seq_lens=(8,), steps=1, warmup=1, output=str(output))
-    assert bench(config_of(source, activation_checkpointing="full"), options) == 0
+    assert run_bench(config_of(source, activation_checkpointing="full"), options) == 0
     written = json.loads(output.read_text())
     assert [(one["graphs"], one["late_graphs"]) for one in written["measurements"]] == [(3, 2)]
     assert f"attention sdpa, activations full, torch {torch.__version__}" in written["title"]

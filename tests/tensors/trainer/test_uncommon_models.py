@@ -75,7 +75,7 @@ def test_a_step_is_trained_and_its_weights_are_published(
     )
     assert trained["grad_norm"] > 0
     target = tmp_path / "version"
-    hf_writer.publish(
+    hf_writer.publish_version(
         model,
         target,
         files=ModelFiles({"config.json": (source / "config.json").read_bytes()}),

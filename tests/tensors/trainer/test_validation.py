@@ -12,8 +12,8 @@ from torch import nn
 
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.train_step import parameter_checksum
-from rlrun.trainer.learning.validation import validate
-from rlrun.trainer.modeling.shard import shard
+from rlrun.trainer.learning.validation import validate_batch
+from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 
 LENGTHS = [9, 4, 13, 6, 3]
@@ -32,9 +32,9 @@ def test_it_is_the_weighted_negative_log_probability(
 ) -> None:
     samples = tuple(supervised(make_sample(n, seed=i), 0.5 if i else 1.0) for i, n in enumerate(LENGTHS))
     batch = Batch(0, 1, samples)
-    model = shard(make_model(), solo)
+    model = shard_model(make_model(), solo)
     before = parameter_checksum(model)
-    found = validate(model, batch, rows, group=solo)
+    found = validate_batch(model, batch, rows, group=solo)
     plain = make_model(attn="eager")
     total = 0.0
     for sample in samples:
@@ -56,9 +56,9 @@ def test_ranks_with_the_same_rows_count_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     batch = Batch(0, 1, (supervised(make_sample(9), 1.0),))
-    model = shard(make_model(), solo)
-    alone = validate(model, batch, [(0,)], group=solo)["validation/loss"]
+    model = shard_model(make_model(), solo)
+    alone = validate_batch(model, batch, [(0,)], group=solo)["validation/loss"]
     # A second rank of the same tensor group, whose share must be left out.
     monkeypatch.setattr(Group, "data_sums", lambda self, values: dict.fromkeys(values, 0.0))
     assert alone > 0
-    assert validate(model, batch, [(0,)], group=solo)["validation/loss"] == 0.0
+    assert validate_batch(model, batch, [(0,)], group=solo)["validation/loss"] == 0.0

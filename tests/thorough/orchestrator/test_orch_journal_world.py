@@ -15,7 +15,7 @@ from orch_journal_world import GROUP, STEPS, World, at_once, without_flushes
 from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.journal.format import DroppedEntry
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.orchestrator.journal.recovery import Found, readmit
+from rlrun.orchestrator.journal.recovery import Found, readmit_entries
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 
 Action = tuple[str, int]
@@ -146,7 +146,7 @@ def test_a_group_that_was_given_up_tells_how_many_groups_were_drawn_before() -> 
         whole.draw(group)
     whole.drop(1, 0, None)
     at_once(
-        readmit,
+        readmit_entries,
         Found([DroppedEntry(0, "error", None, next_group=4, newest_version=0)]),
         is_old=lambda version: False,
         ledger=Ledger(),

@@ -14,7 +14,7 @@ import pytest
 from orch_simulation import eventually, make_config, simulate
 
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.batches.assemble import choose
+from rlrun.orchestrator.batches.assemble import choose_groups
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.evaluation import schedule
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
@@ -154,7 +154,7 @@ async def test_what_a_restart_finds_counts_again_record_by_record() -> None:
         RolloutEntry(group, 0, "e", sampler.draw(group).task, 0, 1.0, a_rollout()) for group in reversed(range(MANY))
     ]
     back = await stepwise(
-        recovery.readmit(
+        recovery.readmit_entries(
             recovery.Found(entries),
             is_old=lambda version: False,
             ledger=Ledger(),
@@ -211,7 +211,7 @@ def test_the_groups_of_a_batch_are_chosen_with_few_looks_at_each() -> None:
             return self._rollouts
 
     groups = [Group(number, 7 + 2 * (number % 2)) for number in range(MANY)]
-    chosen = choose(groups, 4 * MANY + 2)  # type: ignore[arg-type]
+    chosen = choose_groups(groups, 4 * MANY + 2)  # type: ignore[arg-type]
     assert chosen is not None
     assert sum(7 + 2 * (group.number % 2) for group in chosen) == 4 * MANY + 2
     assert looks <= 8 * MANY

@@ -15,7 +15,7 @@ from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually,
 
 from rlrun.orchestrator.engines import weight_sync
 from rlrun.orchestrator.engines.health_monitor import MISSES, Pace
-from rlrun.orchestrator.main import Outside, run
+from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.paths import RunPaths
 
 STEPS = 100_000
@@ -40,7 +40,7 @@ async def orchestrate(root: Path, tokenizer: Path, world: World, pace: Pace) -> 
         urls = [door.url for door in doors]
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
         here = Outside(pace=pace, open_environments=in_process)
-        work = asyncio.create_task(run(resolved, attempt=1, api_key=API_KEY, outside=here))
+        work = asyncio.create_task(orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, outside=here))
         outside = asyncio.ensure_future(world(trainer, *doors))
         try:
             await asyncio.wait([work, outside], return_when=asyncio.FIRST_COMPLETED)

@@ -16,7 +16,7 @@ from rlrun.environments.message_content import ContentError, check_prompt, conte
 from rlrun.environments.protocol import Episode, Task
 from rlrun.environments.rewards.scorers import _question
 from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
-from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.sft.conversation import read_conversation
 
 DATA = DataConfig(sources=(SourceConfig(path="rows.jsonl"),))
 
@@ -28,7 +28,7 @@ def read_row(content: object) -> str:
 
 def read_sft(content: object) -> str:
     row = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "x"}]}
-    return str(conversation(row, DATA).messages[0]["content"])
+    return str(read_conversation(row, DATA).messages[0]["content"])
 
 
 def read_agent(content: object) -> str:
@@ -148,7 +148,7 @@ def test_columns_for_agents_are_named_where_they_hold_something() -> None:
 def test_row_of_fine_tuning_with_more_than_text_is_refused(row: dict[str, Any], says: str) -> None:
     chat = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "x"}]}
     with pytest.raises(ValueError, match=says):
-        conversation(chat | row, DATA)
+        read_conversation(chat | row, DATA)
 
 
 def test_no_other_module_reads_content_by_itself() -> None:

@@ -12,9 +12,9 @@ from orch_simulation import API_KEY, make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator import attempt as attempt_module
-from rlrun.orchestrator.attempt import feed, open_attempt
+from rlrun.orchestrator.attempt import feed_trainer, open_attempt
 from rlrun.orchestrator.progress.exposition import Measures
-from rlrun.orchestrator.progress.server import Progress, starting
+from rlrun.orchestrator.progress.server import Progress, starting_progress
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.waiting import Since, Waiting
 from rlrun.protocol.files.volume_faults import Volume
@@ -89,7 +89,7 @@ class Work:
         self._events.append("left")
 
     def progress(self) -> Progress:
-        return starting(Waiting("trainer", "training", 0.0), STEPS, self._volume)
+        return starting_progress(Waiting("trainer", "training", 0.0), STEPS, self._volume)
 
     def measures(self) -> Measures:
         return Measures()
@@ -109,7 +109,7 @@ async def test_the_last_renewal_comes_after_the_work_and_before_the_trainers_end
         assert (await served(config))["waiting_phase"] == "slot"
         assert stop.act is None, "before there is work, a signal cancels everything"
         work: Any = Work(config, attempt.volume, events, stop, done=done)
-        code = await feed(attempt, work, work, work, loaded=lambda: events.append("loaded"))
+        code = await feed_trainer(attempt, work, work, work, loaded=lambda: events.append("loaded"))
     middle = ["work is over", "last renewal", "the trainer ends"]
     if not done:
         middle = ["stopped", "left", "work is over", "last renewal"]

@@ -18,7 +18,7 @@ from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
-from rlrun.orchestrator.staleness import capacity, rebased
+from rlrun.orchestrator.staleness import accepted_at_step, dispatch_capacity
 from rlrun.orchestrator.tasks.curriculum import TaskPools, pool_of
 from rlrun.orchestrator.tasks.sampler import Draw, Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Rollout
@@ -256,8 +256,8 @@ class World:
 
     def room(self) -> int:
         running = sum(self.size(number) for _, number in self.running)
-        accepted = rebased(len(self.batches), self.batch_size) + sum(map(self.size, self.buffer))
-        return capacity(
+        accepted = accepted_at_step(len(self.batches), self.batch_size) + sum(map(self.size, self.buffer))
+        return dispatch_capacity(
             concurrency=1000,
             running=running,
             max_async_level=self.k,

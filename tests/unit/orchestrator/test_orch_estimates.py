@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.orchestrator.pass_at_k import pass_at_k, passes
+from rlrun.orchestrator.pass_at_k import mean_pass_at_k, pass_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
@@ -35,6 +35,6 @@ def test_counts_that_contradict_each_other_are_named(samples: int, solved: int, 
 def test_powers_of_two_up_to_what_every_task_has() -> None:
     rewards = [[1.0, 0.0, 0.5, 1.0, 0.0], [0.0, 0.99, 0.0, 1.5]]
     expected = {1: (2 / 5 + 1 / 4) / 2, 2: (1 - 3 / 10 + 1 / 2) / 2, 4: 1.0}
-    assert passes(rewards, solved_reward=1.0) == pytest.approx(expected)
-    assert passes(rewards, solved_reward=0.99)[1] == pytest.approx((2 / 5 + 2 / 4) / 2)
-    assert passes([], solved_reward=1.0) == {}
+    assert mean_pass_at_k(rewards, solved_reward=1.0) == pytest.approx(expected)
+    assert mean_pass_at_k(rewards, solved_reward=0.99)[1] == pytest.approx((2 / 5 + 2 / 4) / 2)
+    assert mean_pass_at_k([], solved_reward=1.0) == {}

@@ -11,14 +11,14 @@ from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, FilterConfig, RegularizerConfig
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
-from rlrun.orchestrator.batches.assemble import assemble
+from rlrun.orchestrator.batches.assemble import assemble_batch
 from rlrun.orchestrator.groups.filters import (
     Rules,
     filter_metrics,
     is_gibberish,
     overlong_penalty,
     reason_to_drop,
-    repeats,
+    repeats_itself,
     rules_of,
     shaped_reward,
 )
@@ -62,29 +62,29 @@ def test_the_longest_reply_pays_and_the_recorded_reward_stays() -> None:
     assert shaped_reward(long, own) == 0.0
     assert shaped_reward(turns, own) == 1.0
     assert shaped_reward(long, rules(max_tokens=4)) == 1.0
-    batch = assemble([group(0, long, turns)], step=1, attempt=1, rules={"a": own})
+    batch = assemble_batch([group(0, long, turns)], step=1, attempt=1, rules={"a": own})
     assert [sample.reward for sample in batch.samples] == [1.0, 1.0]
     assert [float(sample.advantages[1]) for sample in batch.samples] == [-0.5, 0.5]
 
 
 def test_a_masked_rollout_counts_for_its_group_and_carries_no_loss() -> None:
     groups = [group(0, rollout(1.0), rollout(0.0, truncated=True))]
-    kept, cut = assemble(groups, step=1, attempt=1, rules={"a": rules(overlong_mask=True)}).samples
+    kept, cut = assemble_batch(groups, step=1, attempt=1, rules={"a": rules(overlong_mask=True)}).samples
     assert float(kept.advantages[1]) == 0.5
     assert not cut.loss_mask.any()
     cut.check()
     assert cut.versions.tolist() == [-1] * 4
     assert not cut.logprobs.any()
-    both = assemble(groups, step=1, attempt=1, rules={"a": rules()}).samples
+    both = assemble_batch(groups, step=1, attempt=1, rules={"a": rules()}).samples
     assert both[1].loss_mask.tolist() == [False, True, True, True]
 
 
 def test_repetition_is_a_run_of_sure_tokens() -> None:
     sure = rollout(1.0, ".xxxxx", logprob=-0.001)
-    assert repeats(sure, window=5)
-    assert not repeats(sure, window=6)
-    assert not repeats(rollout(1.0, ".xxxxx", logprob=-0.02), window=2)
-    assert not repeats(rollout(1.0, ".xxx.xx", logprob=-0.001), window=4)  # a turn of somebody else ends the run
+    assert repeats_itself(sure, window=5)
+    assert not repeats_itself(sure, window=6)
+    assert not repeats_itself(rollout(1.0, ".xxxxx", logprob=-0.02), window=2)
+    assert not repeats_itself(rollout(1.0, ".xxx.xx", logprob=-0.001), window=4)  # a turn of somebody else ends the run
 
 
 def test_gibberish_is_a_rare_token_that_was_nearly_impossible() -> None:
@@ -130,7 +130,7 @@ def test_each_environment_has_its_own_advantage() -> None:
         group(1, rollout(4.0), rollout(0.0), environment="b"),
         group(2, rollout(1.0), rollout(0.0), environment="c"),
     ]
-    values = [float(s.advantages[1]) for s in assemble(groups, step=1, attempt=1, rules=settings).samples]
+    values = [float(s.advantages[1]) for s in assemble_batch(groups, step=1, attempt=1, rules=settings).samples]
     half = 0.5 / 0.52223  # whitened together, over tokens: mean 1/2, std of three of each of [1, 0, 1, 0]
     assert values == pytest.approx([half, -half, 4.0, -4.0, half, -half], abs=1e-4)
 
@@ -138,7 +138,7 @@ def test_each_environment_has_its_own_advantage() -> None:
 def test_the_critics_rewards_travel_in_place_of_advantages() -> None:
     own = rules("gae", max_tokens=4, overlong_penalty=1.0, overlong_buffer=0.5)
     groups = [group(0, rollout(1.0, ".xxxx"), rollout(0.5, ".xx"))]
-    first, second = assemble(groups, step=1, attempt=1, rules={"a": own}).samples
+    first, second = assemble_batch(groups, step=1, attempt=1, rules={"a": own}).samples
     assert first.advantages.tolist() == [0, 0, 0, 0, 0]
     assert second.advantages.tolist() == [0, 0.5, 0.5]
 

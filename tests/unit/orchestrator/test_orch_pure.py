@@ -18,15 +18,15 @@ from hypothesis import strategies as st
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.environments.bounds import MAX_METRICS
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.batches.assemble import assemble, choose, choose_first
-from rlrun.orchestrator.evaluation.evaluator import Answer, due, evaluation_metrics
+from rlrun.orchestrator.batches.assemble import assemble_batch, choose_first, choose_groups
+from rlrun.orchestrator.evaluation.evaluator import Answer, evaluation_metrics, is_due
 from rlrun.orchestrator.groups.filters import Rules
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerError
-from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces, is_trace_old, spans
+from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces, is_trace_old, version_spans
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
-from rlrun.orchestrator.staleness import capacity, oldest_version, rebased, split_by_age, too_old
-from rlrun.orchestrator.tasks.permutation import permuted, share_out
+from rlrun.orchestrator.staleness import accepted_at_step, dispatch_capacity, oldest_version, split_by_age, too_old
+from rlrun.orchestrator.tasks.permutation import permute_position, share_out
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.failures import RoleError
@@ -67,11 +67,11 @@ def rules(advantage: AdvantageConfig) -> dict[str, Rules]:
         (20, 0, 0, 0),
         (0, 0, 32, 0),
         (0, 1, 32, 8),
-        (0, 5, rebased(5, 8), 20),
+        (0, 5, accepted_at_step(5, 8), 20),
     ],
 )
 def test_capacity_has_the_check_values(running: int, version: int, accepted: int, expected: int) -> None:
-    found = capacity(
+    found = dispatch_capacity(
         concurrency=20, running=running, max_async_level=3, version=version, batch_size=8, accepted=accepted
     )
     assert found == expected
@@ -89,7 +89,7 @@ def test_a_group_is_too_old_from_the_version_before_the_oldest_allowed_one() -> 
 @given(st.integers(1, 5000), st.text(max_size=5))
 def test_an_epoch_visits_every_task_once(size: int, key: str) -> None:
     positions = range(min(size, 200))
-    found = [permuted(position, size, key) for position in positions]
+    found = [permute_position(position, size, key) for position in positions]
     assert len(set(found)) == len(found)
     assert all(0 <= value < size for value in found)
 
@@ -169,27 +169,27 @@ def test_what_an_earlier_attempt_dropped_is_not_sampled_again() -> None:
 
 def test_a_batch_is_exact_with_one_group_size_and_takes_those_that_finished_first() -> None:
     groups = [group(number, [0.0, 1.0]) for number in (5, 2, 9, 1)]
-    assert choose(groups[:3], 8) is None
-    chosen = choose([*groups, group(7, [0.0, 1.0])], 8)
+    assert choose_groups(groups[:3], 8) is None
+    chosen = choose_groups([*groups, group(7, [0.0, 1.0])], 8)
     assert chosen is not None
     assert [g.number for g in chosen] == [5, 2, 9, 1]
 
 
 def test_with_mixed_sizes_what_does_not_fit_waits_unless_nothing_fits() -> None:
     four, six = [0.0, 1.0] * 2, [0.0, 1.0] * 3
-    exact = choose([group(0, four), group(1, six), group(2, four), group(3, four)], 12)
+    exact = choose_groups([group(0, four), group(1, six), group(2, four), group(3, four)], 12)
     assert exact is not None
     assert [g.number for g in exact] == [0, 2, 3]
-    larger = choose([group(0, four), group(1, six), group(2, four)], 12)
+    larger = choose_groups([group(0, four), group(1, six), group(2, four)], 12)
     assert larger is not None
     assert [g.number for g in larger] == [0, 1, 2]
-    assert choose([group(0, four), group(1, six)], 12) is None
+    assert choose_groups([group(0, four), group(1, six)], 12) is None
 
 
 @given(st.lists(st.integers(1, 6), max_size=9), st.integers(1, 20))
 def test_a_batch_of_mixed_sizes_is_exact_as_soon_as_some_groups_add_up_to_it(sizes: list[int], batch: int) -> None:
     groups = [group(number, [0.0] * size) for number, size in enumerate(sizes)]
-    chosen = choose(groups, batch)
+    chosen = choose_groups(groups, batch)
     if sum(sizes) < batch:
         assert chosen is None
         return
@@ -232,7 +232,7 @@ def test_groups_are_split_by_the_age_they_would_have_in_the_step() -> None:
 
 def test_advantages_are_per_group_and_only_on_sampled_tokens() -> None:
     groups = [group(4, [1.0, 0.0, 0.5]), group(9, [0.0, 1.0, 1.0])]
-    batch = assemble(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
+    batch = assemble_batch(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
     values = [float(s.advantages[s.loss_mask][0]) for s in batch.samples]
     np.testing.assert_allclose(values, [0.5, -0.5, 0, -2 / 3, 1 / 3, 1 / 3], atol=1e-6)
     assert all(s.advantages[0] == 0 for s in batch.samples)
@@ -244,7 +244,7 @@ def test_a_batch_has_its_groups_in_order_of_their_numbers() -> None:
     """When a group finishes depends on the engines: the bits of a step must not."""
     groups = [group(9, [0.0, 1.0]), group(4, [1.0, 0.0])]
     first, second = (
-        assemble(order, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
+        assemble_batch(order, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
         for order in (groups, groups[::-1])
     )
     assert [(s.group, s.rollout) for s in first.samples] == [(4, 0), (4, 1), (9, 0), (9, 1)]
@@ -255,14 +255,14 @@ def test_lengths_are_those_of_the_sampled_tokens() -> None:
     lengths, rewards = [10, 20, 30], [1.0, 0.0, 0.5]
     rollouts = tuple(rollout(r, n) for r, n in zip(rewards, lengths, strict=True))
     groups = [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)]
-    batch = assemble(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="opo")))
+    batch = assemble_batch(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="opo")))
     values = [float(s.advantages[-1]) for s in batch.samples]
     np.testing.assert_allclose(values, [0.58333, -0.41667, 0.08333], atol=1e-4)
 
 
 def test_a_branching_rollout_gives_several_samples_with_one_advantage() -> None:
     rollouts = (rollout(1.0, sequences=3), rollout(0.0))
-    batch = assemble(
+    batch = assemble_batch(
         [FinishedGroup(0, "e", "t", 0, 1.0, rollouts)], step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo"))
     )
     assert [(s.rollout, float(s.advantages[-1])) for s in batch.samples] == [(0, 0.5), (0, 0.5), (0, 0.5), (1, -0.5)]
@@ -273,7 +273,7 @@ def test_the_last_sequence_of_a_cut_rollout_is_marked() -> None:
     cut = replace(rollout(1.0, sequences=3), finish_reason="length", truncated=True)
     resumed = replace(rollout(1.0), truncated=True)  # an earlier reply was cut, the last one was not
     groups = [FinishedGroup(0, "e", "t", 0, 1.0, (cut, rollout(0.0), resumed))]
-    batch = assemble(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
+    batch = assemble_batch(groups, step=1, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
     assert [(s.rollout, s.truncated) for s in batch.samples] == [
         (0, False),
         (0, False),
@@ -294,7 +294,7 @@ def test_whitening_counts_loss_tokens_of_several_turns_and_sequences() -> None:
     assert [r.loss_tokens for r in own] == [100, 10, 40]
     assert own[2].truncated
     rule = Rules(AdvantageConfig(name="reinforce_pp"), FilterConfig(overlong_mask=True), max_tokens=16, vocabulary=100)
-    batch = assemble([FinishedGroup(0, "e", "t", 0, 1.0, own)], step=1, attempt=1, rules={"e": rule})
+    batch = assemble_batch([FinishedGroup(0, "e", "t", 0, 1.0, own)], step=1, attempt=1, rules={"e": rule})
     tokens = np.concatenate([s.advantages[s.loss_mask] for s in batch.samples])
     np.testing.assert_allclose(tokens, [0.314787] * 100 + [-3.147871] * 10, atol=2e-5)
     assert not any(s.advantages[~s.loss_mask].any() for s in batch.samples)
@@ -302,7 +302,7 @@ def test_whitening_counts_loss_tokens_of_several_turns_and_sequences() -> None:
 
 def test_a_discount_runs_from_the_end_of_a_rollout_over_all_its_sequences() -> None:
     config = AdvantageConfig(name="reinforce_pp", options={"gamma": 0.5, "adv_mean": "none", "adv_std": "none"})
-    batch = assemble(
+    batch = assemble_batch(
         [FinishedGroup(0, "e", "t", 0, 1.0, (rollout(1.0, 2, sequences=2), rollout(3.0, 1)))],
         step=1,
         attempt=1,
@@ -345,7 +345,7 @@ def test_step_metrics_have_the_ecosystems_names_and_meanings() -> None:
         group(1, [0.0, 0.0], version=3, environment="b"),
         group(2, [1.0, 0.0], version=3, environment="b", tokens=9),
     ]
-    batch = assemble(groups, step=5, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
+    batch = assemble_batch(groups, step=5, attempt=1, rules=rules(AdvantageConfig(name="grpo")))
     found = batch_metrics(batch, {"a": 1.0})  # a recorded batch may be of an environment that the run does not have
     assert found["reward/mean"] == 0.5
     assert found["reward/a/mean"] == 1.0
@@ -381,8 +381,8 @@ def test_names_that_an_environment_makes_up_for_ever_have_a_bound() -> None:
 def test_the_first_every_interval_and_the_last_version_are_evaluated(version: int, expected: bool) -> None:
     from rlrun.config.models.rollout import EvaluationConfig
 
-    assert due(version, EvaluationConfig(interval=3), max_steps=10) is expected
-    assert not due(version, None, max_steps=10)
+    assert is_due(version, EvaluationConfig(interval=3), max_steps=10) is expected
+    assert not is_due(version, None, max_steps=10)
 
 
 def test_evaluation_averages_over_samples_then_tasks_and_leaves_failures_out() -> None:
@@ -518,7 +518,7 @@ def test_an_attempt_that_lives_on_writes_no_line_once_another_has_begun(tmp_path
 
 
 def test_versions_are_told_as_spans_over_token_positions() -> None:
-    assert spans([-1, -1, 3, 3, 4, -1, 5]) == [
+    assert version_spans([-1, -1, 3, 3, 4, -1, 5]) == [
         {"version": 3, "start": 2, "end": 4},
         {"version": 4, "start": 4, "end": 5},
         {"version": 5, "start": 6, "end": 7},

@@ -11,7 +11,7 @@ from orch_journal_world import a_rollout
 
 from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.orchestrator.journal.recovery import Found, Readmitted, readmit
+from rlrun.orchestrator.journal.recovery import Found, Readmitted, readmit_entries
 from rlrun.orchestrator.tasks.sampler import Draw
 from rlrun.orchestrator.types import FinishedGroup
 
@@ -52,7 +52,7 @@ def recover(*entries: Entry, oldest: int = 0, changed: Collection[str] = ()) -> 
     for entry in entries:
         found.add(entry, None, uncounted=True)
     sampler: Any = GroupsAsTasks()
-    steps = readmit(
+    steps = readmit_entries(
         found,
         is_old=lambda version: version < oldest,
         ledger=ledger,

@@ -15,13 +15,13 @@ from rlrun.orchestrator.checkpoint.state import (
     base_snapshot,
     newest_complete,
     read_snapshot,
-    readmissible,
+    readmissible_batches,
     report_changed_tasks,
     write_snapshot,
 )
 from rlrun.orchestrator.journal.format import Entry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
-from rlrun.orchestrator.journal.recovery import Found, readmit
+from rlrun.orchestrator.journal.recovery import Found, readmit_entries
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import Rollout
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, write_attempt
@@ -63,7 +63,7 @@ def lineage(paths: RunPaths) -> Attempt:
 
 def taken_over(paths: RunPaths, attempt: Attempt, *, limit: int = 8, first_group: int = 0) -> list[int]:
     ledger = Ledger(next_group=first_group)
-    batches = list(readmissible(paths, attempt, ledger, max_off_policy_steps=limit))
+    batches = list(readmissible_batches(paths, attempt, ledger, max_off_policy_steps=limit))
     assert all(batch.attempt == attempt.attempt for batch in batches)
     return [batch.step for batch in batches]
 
@@ -147,7 +147,7 @@ def test_rollouts_of_other_tasks_do_not_count_again() -> None:
         for draw in [sampler.draw(group)]
     ]
     finished: list[str] = []
-    steps = readmit(
+    steps = readmit_entries(
         Found(entries, uncounted={(group, 0) for group in range(8)}),
         is_old=lambda version: False,
         ledger=Ledger(),

@@ -10,7 +10,7 @@ import pytest
 from rlrun.advantages import ADVANTAGES
 from rlrun.config.algorithm.names import complete_options
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
-from rlrun.orchestrator.batches.assemble import assemble
+from rlrun.orchestrator.batches.assemble import assemble_batch
 from rlrun.orchestrator.groups.filters import Rules
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.batch import Batch
@@ -58,7 +58,7 @@ def batch(advantage: AdvantageConfig, *, finished: int = 1, **filters: object) -
         )
         for n, rewards in enumerate(REWARDS)
     ]
-    return assemble(groups[::finished], step=4, attempt=1, rules={"a": own, "b": other})
+    return assemble_batch(groups[::finished], step=4, attempt=1, rules={"a": own, "b": other})
 
 
 def settings(advantage: AdvantageConfig) -> dict[str, AdvantageConfig]:

@@ -18,7 +18,7 @@ from rlrun.orchestrator.progress.exposition import (
     EngineLook,
     Measures,
     StepTotals,
-    exposition,
+    metrics_text,
 )
 from rlrun.orchestrator.progress.server import Progress
 from rlrun.pod.role.pod_metrics import POD, PodMetrics
@@ -123,7 +123,7 @@ def test_an_orchestrator_exports_all_that_its_table_has() -> None:
     totals = StepTotals()
     totals.trained({"time/step": 10.0, "time/wait_for_batch": 4.0})
     engines = [EngineLook("serving", 3, 1, 0.5), EngineLook("out", None, None, None)]
-    text = exposition(FULL, Measures(STEP, totals, engines, (10, 100)), "StorageFull")
+    text = metrics_text(FULL, Measures(STEP, totals, engines, (10, 100)), "StorageFull")
     assert names(text) == {spec.name for spec in ORCHESTRATOR}
     for line in (
         b"rlrun_trainer_wait_seconds_total 4.0",
@@ -141,7 +141,7 @@ def test_an_orchestrator_exports_all_that_its_table_has() -> None:
 
 
 def test_what_is_not_known_yet_has_no_series() -> None:
-    text = exposition(Progress(**{**vars(FULL), "step": None, "reward": None, "eval": {}}), Measures())
+    text = metrics_text(Progress(**{**vars(FULL), "step": None, "reward": None, "eval": {}}), Measures())
     assert {"rlrun_step", "rlrun_reward_mean", "rlrun_loss", "rlrun_engines", "rlrun_volume_free_bytes"} & names(
         text
     ) == set()
@@ -150,7 +150,7 @@ def test_what_is_not_known_yet_has_no_series() -> None:
 
 def test_environments_have_a_bounded_number_of_series() -> None:
     many = {f"reward/e{number}/mean": 0.5 for number in range(1000)}
-    text = exposition(Progress(**{**vars(FULL), "eval": many}), Measures(many))
+    text = metrics_text(Progress(**{**vars(FULL), "eval": many}), Measures(many))
     assert text.count(b"rlrun_environment_reward_mean{") == text.count(b"rlrun_eval_reward_mean{") == 64
 
 

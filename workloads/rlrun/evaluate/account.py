@@ -10,7 +10,7 @@ from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.evaluation.evaluator import Answer
-from rlrun.orchestrator.progress.server import Progress, StepClock, told
+from rlrun.orchestrator.progress.server import Progress, StepClock, waiting_reason
 from rlrun.orchestrator.trainer.waiting import Since
 from rlrun.protocol.files.paths import Role
 from rlrun.protocol.files.volume_faults import Volume
@@ -84,7 +84,7 @@ class Account:
             eval={},
             tokens_per_second=None,
             staleness_mean=None,
-            waiting_on=told(waiting, trouble),
+            waiting_on=waiting_reason(waiting, trouble),
             eta_seconds=self._clock.remaining_seconds(self.total),
             in_flight=self._pool.in_flight,
             errors=self._failed,

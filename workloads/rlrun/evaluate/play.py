@@ -24,7 +24,7 @@ from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question, questions
+from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question, list_questions
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
@@ -171,7 +171,7 @@ def _parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part
 def _wanted(plan: Plan, arena: Arena) -> list[Question]:
     settings = plan.evaluation
     return list(
-        questions([arena], plan.split, num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task)
+        list_questions([arena], plan.split, num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task)
     )
 
 

@@ -21,12 +21,12 @@ from rlrun.evaluate.answers import keep
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Asking, Part, parts_of, staging_of
 from rlrun.evaluate.ready import begin_attempt, make_plan
-from rlrun.orchestrator.aio.volume import in_thread, insist
+from rlrun.orchestrator.aio.volume import in_thread, retry_until_done
 from rlrun.orchestrator.attempt import RunningAttempt, open_attempt
 from rlrun.orchestrator.engines.connect import open_engines
 from rlrun.orchestrator.evaluation.evaluator import Evaluator
 from rlrun.orchestrator.journal.group_commit import GroupCommit
-from rlrun.orchestrator.main import REAL, Outside, load_chat, process
+from rlrun.orchestrator.main import REAL, Outside, load_chat, run_process
 from rlrun.orchestrator.progress.exposition import Measures, engine_loads
 from rlrun.orchestrator.rollouts.player import Player
 from rlrun.orchestrator.stop import TERMINATED, Stop
@@ -90,7 +90,7 @@ async def run(
             logger.info(f"stopped by a signal; the next attempt asks what is missing: {account.total - account.done}")
             await running.farewell()
             return TERMINATED
-        await insist(volume, "write the results", lambda: _write(plan, parts))
+        await retry_until_done(volume, "write the results", lambda: _write(plan, parts))
         _complain(parts)
         await running.farewell()  # an observer of the end knows of the results
     return exit_codes.OK
@@ -161,4 +161,4 @@ def _complain(parts: Sequence[Part]) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run; returns the exit code."""
-    return process(argv, "rlrun.evaluate", partial(run, loaded=heap.Slices().begin))
+    return run_process(argv, "rlrun.evaluate", partial(run, loaded=heap.Slices().begin))

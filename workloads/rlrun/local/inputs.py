@@ -200,7 +200,7 @@ def _config_problem(file: Path) -> str | None:
 
 def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float, *, here: bool) -> Iterator[Finding]:
     from rlrun.environments.dataset_rows import Rows
-    from rlrun.orchestrator.sft.conversation import conversation
+    from rlrun.orchestrator.sft.conversation import read_conversation
     from rlrun.protocol.files.failures import RoleError
 
     field = "spec.data"
@@ -221,7 +221,7 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
     bad = unlearned = 0
     for index in range(len(rows)):
         try:
-            unlearned += not any(conversation(rows.row(index), data).weights)
+            unlearned += not any(read_conversation(rows.row(index), data).weights)
         except ValueError as error:
             bad += 1
             place = "" if str(error).startswith(rows.describe_place(index)) else f"{rows.describe_place(index)}: "

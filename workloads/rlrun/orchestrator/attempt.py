@@ -22,7 +22,7 @@ from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting
+from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting_progress
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.client import TrainerClient
 from rlrun.orchestrator.trainer.shared_trainer import Connection
@@ -74,7 +74,7 @@ class RunningAttempt:
         """Current progress: of the start, and of the work once there is one."""
         if self._progress is not None:
             return self._progress()
-        return starting(self._waits(self.since), self._total_steps, self.volume)
+        return starting_progress(self._waits(self.since), self._total_steps, self.volume)
 
     def measures(self) -> Measures:
         """Values for the metrics beside the progress."""
@@ -184,7 +184,7 @@ class DataFlow(Protocol):
         ...
 
 
-async def feed(
+async def feed_trainer(
     attempt: RunningAttempt,
     flow: DataFlow,
     connection: Connection,

@@ -7,11 +7,11 @@ from rlrun.protocol.files.failures import RoleError
 
 def first_cause(error: BaseException) -> BaseException:
     """The `RoleError` inside an exception group, else its first leaf."""
-    leaves = _leaves(error)
+    leaves = _leaf_errors(error)
     return next((leaf for leaf in leaves if isinstance(leaf, RoleError)), leaves[0])
 
 
-def _leaves(error: BaseException) -> list[BaseException]:
+def _leaf_errors(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+        return [leaf for inner in error.exceptions for leaf in _leaf_errors(inner)]
     return [error]

@@ -25,9 +25,9 @@ from rlrun.hub.fetch import model_source
 from rlrun.orchestrator.aio.background import Background
 from rlrun.orchestrator.aio.file_limit import raise_limit
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.attempt import feed, open_training
+from rlrun.orchestrator.attempt import feed_trainer, open_training
 from rlrun.orchestrator.engines.connect import open_engines
-from rlrun.orchestrator.engines.discovery import Resolve, resolve
+from rlrun.orchestrator.engines.discovery import Resolve, resolve_addresses
 from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
 from rlrun.orchestrator.engines.operator_requests import Wishes
 from rlrun.orchestrator.engines.replica import Engine
@@ -38,7 +38,7 @@ from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.template_check import check_turns, load_tokens
-from rlrun.orchestrator.rollouts.tokenizer import preload
+from rlrun.orchestrator.rollouts.tokenizer import preload_modules
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
@@ -59,7 +59,7 @@ class Outside:
 
     connect: Callable[[str], Engine] | None = None
     """Makes the client of an engine from its address; default: over HTTP."""
-    look_up: Resolve = resolve
+    look_up: Resolve = resolve_addresses
     """Finds the addresses of `inference_service`."""
     open_environments: OpenEnvironments = open_arenas
     """Starts the environments; default: each in a process of its own."""
@@ -107,7 +107,7 @@ def play_turns(config: OrchestratorConfig, arenas: Sequence[Arena], chat: ChatTo
             logger.warning(warning)
 
 
-async def run(
+async def orchestrate_attempt(
     config: OrchestratorConfig,
     *,
     attempt: int,
@@ -136,7 +136,7 @@ async def run(
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(open_training(connection, config, attempt, api_key, stop))
         background, signals = running.background, running.signal
-        preloaded = asyncio.ensure_future(asyncio.to_thread(preload))
+        preloaded = asyncio.ensure_future(asyncio.to_thread(preload_modules))
         environments = outside.open_environments(config.environments, running.logs, background)
         arenas = await stack.enter_async_context(environments)
         trainer = await stack.enter_async_context(connection)
@@ -162,7 +162,7 @@ async def run(
             wishes=outside.wishes or running.wishes,
         )
         pipeline = await in_thread(partial(Pipeline, context))
-        return await feed(running, pipeline, connection, trainer, loaded=loaded)
+        return await feed_trainer(running, pipeline, connection, trainer, loaded=loaded)
 
 
 def configure_log() -> None:
@@ -182,7 +182,7 @@ def read_config(file: Path) -> OrchestratorConfig:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 
 
-def identity() -> tuple[int, str]:
+def read_identity() -> tuple[int, str]:
     """Attempt and key from the environment.
 
     Raises:
@@ -204,12 +204,12 @@ class Begin(Protocol):
     ) -> Coroutine[None, None, int]: ...
 
 
-def _begin(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop) -> Coroutine[None, None, int]:
+def _begin_attempt(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop) -> Coroutine[None, None, int]:
     if config.task == "SFT":
         from rlrun.orchestrator.sft import main as sft
 
-        return sft.run(config, attempt=attempt, api_key=api_key, stop=stop)
-    return run(config, attempt=attempt, api_key=api_key, stop=stop, loaded=heap.Slices().begin)
+        return sft.feed_attempt(config, attempt=attempt, api_key=api_key, stop=stop)
+    return orchestrate_attempt(config, attempt=attempt, api_key=api_key, stop=stop, loaded=heap.Slices().begin)
 
 
 async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str, begin: Begin) -> int:
@@ -228,10 +228,10 @@ async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: st
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and run; returns the exit code."""
-    return process(argv, "rlrun.orchestrator", _begin)
+    return run_process(argv, "rlrun.orchestrator", _begin_attempt)
 
 
-def process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
+def run_process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
     """A process of the role, from its command line to its exit code.
 
     Args:
@@ -250,7 +250,7 @@ def process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
     folder: Path | None = None
     try:
         config = read_config(arguments.config)
-        attempt, api_key = identity()
+        attempt, api_key = read_identity()
         raise_limit(config)
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
         return asyncio.run(_until_signalled(config, attempt, api_key, begin))

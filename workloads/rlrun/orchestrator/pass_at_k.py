@@ -24,7 +24,7 @@ def pass_at_k(samples: int, solved: int, k: int) -> float:
     return 1 - comb(samples - solved, k) / comb(samples, k)
 
 
-def passes(rewards: Sequence[Sequence[float]], *, solved_reward: float) -> dict[int, float]:
+def mean_pass_at_k(rewards: Sequence[Sequence[float]], *, solved_reward: float) -> dict[int, float]:
     """Mean pass@k over tasks for k = 1, 2, 4, ... up to the number of samples that every task has.
 
     Args:

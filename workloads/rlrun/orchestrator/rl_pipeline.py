@@ -36,7 +36,7 @@ from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
 from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.orchestrator.evaluation.evaluator import Evaluator, due
+from rlrun.orchestrator.evaluation.evaluator import Evaluator, is_due
 from rlrun.orchestrator.evaluation.schedule import Evaluations
 from rlrun.orchestrator.groups.groups import Groups
 from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
@@ -95,8 +95,8 @@ class Pipeline:
         player = Player(config, pool, context.chat)
         evaluator = Evaluator(config, context.arenas, player, pool, context.chat)
         self._evaluations = Evaluations(context, evaluator, sync=self._sync, metrics=self._metrics, writer=self._writer)
-        self._recording = _recording(config, attempt)
-        self._journal = _journal(context) if self._recording is None else None
+        self._recording = _open_recording(config, attempt)
+        self._journal = _open_journal(context) if self._recording is None else None
         self._groups = Groups.restore(
             context.config,
             base,
@@ -197,7 +197,7 @@ class Pipeline:
         return self._standing.measures()
 
     def _due(self, version: int) -> bool:
-        return due(version, self.config.evaluation, max_steps=self.config.max_steps)
+        return is_due(version, self.config.evaluation, max_steps=self.config.max_steps)
 
     def _done(self) -> bool:
         return self._finished and self._complete and not self._evaluations.pending and not self._metrics.pending()
@@ -282,7 +282,7 @@ class Pipeline:
             await clean_up("delete trained batches", partial(state.remove_batches, self._paths, through=step))
 
 
-def _recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None:
+def _open_recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None:
     """Batches to train on instead of new ones.
 
     Raises:
@@ -293,7 +293,7 @@ def _recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None
     return Recording(Path(config.replay), range(attempt.base_step + 1, config.max_steps + 1))
 
 
-def _journal(context: RunContext) -> Journal | None:
+def _open_journal(context: RunContext) -> Journal | None:
     """The journal, where a restart could use it."""
     if not context.config.checkpoint.enabled:
         return None

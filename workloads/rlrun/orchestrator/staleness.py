@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rlrun.orchestrator.types import FinishedGroup
 
 
-def capacity(
+def dispatch_capacity(
     *,
     concurrency: int,
     running: int,
@@ -52,7 +52,7 @@ def too_old(dispatch_version: int, *, step: int, max_off_policy_steps: int) -> b
     return dispatch_version < oldest_version(step, max_off_policy_steps)
 
 
-def rebased(step: int, batch_size: int) -> int:
+def accepted_at_step(step: int, batch_size: int) -> int:
     """Rollouts accepted up to and including `step`: where accounting starts after a resume, and again after each batch."""
     return step * batch_size
 

@@ -40,13 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, attempt = read_config(options.config), attempt_number()
         if options.bench is not None:
-            from rlrun.trainer.bench import bench
+            from rlrun.trainer.bench import run_bench
 
-            return bench(config, options.bench)
+            return run_bench(config, options.bench)
         if options.recompute is not None:
-            from rlrun.trainer.recompute.program import recompute
+            from rlrun.trainer.recompute.program import recompute_steps
 
-            return recompute(config, options.recompute)
+            return recompute_steps(config, options.recompute)
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")
         api_key = os.environ.get("RLRUN_API_KEY", "")
         if not api_key and options.replay is None:
@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
         with heap.importing():
-            from rlrun.trainer.loop import train
-        code = train(
+            from rlrun.trainer.loop import train_runs
+        code = train_runs(
             config,
             attempt=attempt,
             api_key=api_key,

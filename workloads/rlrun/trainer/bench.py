@@ -37,13 +37,13 @@ from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.reference import FrozenReference, freeze
+from rlrun.trainer.learning.reference import FrozenReference, freeze_reference
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.attention.select import needs_of, select
+from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.modeling.packed_attention import kernel_of, set_kernel
-from rlrun.trainer.modeling.shard import Memory, load_model, shard
-from rlrun.trainer.proof.architecture_check import examine
+from rlrun.trainer.modeling.shard import Memory, load_model, shard_model
+from rlrun.trainer.proof.architecture_check import examine_model
 from rlrun.trainer.proof.stage_check import check_stages
 from rlrun.trainer.ranks.group import Group, process_group
 
@@ -84,10 +84,10 @@ class Bench:
 
     def step(self, update: Update) -> float:
         """Seconds of one step, after everything that was asked of the device is done."""
-        began = _now(self.group.device)
+        began = _device_time(self.group.device)
         rate = self.config.optimizer.lr
         self.learner.step([update], lr=rate, critic_lr=rate)
-        return _now(self.group.device) - began
+        return _device_time(self.group.device) - began
 
     def measure(self, length: int, options: BenchOptions) -> Measurement:
         """Warm up, then measure the steps of one length."""
@@ -100,7 +100,7 @@ class Bench:
         before = graphs_compiled()
         seconds = [self.step(update) for _ in range(options.steps)]
         late = graphs_compiled() - before
-        return _measurement(length, update.batch, seconds, self.cost, self.group, graphs=before, late_graphs=late)
+        return _read_measurement(length, update.batch, seconds, self.cost, self.group, graphs=before, late_graphs=late)
 
     @property
     def title(self) -> str:
@@ -118,7 +118,7 @@ class Bench:
 
 
 @contextmanager
-def prepared(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
+def prepare_bench(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
     """A bench of sequences of at most `longest` tokens; every rank of the group calls it.
 
     Raises:
@@ -126,7 +126,7 @@ def prepared(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
     """
     loss = bind_objective(config)
     with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
-        source = _source(config, Path(made), group)
+        source = _model_source(config, Path(made), group)
         model = _random_model(config, config.model, source, group)
         positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and longest > positions:
@@ -136,25 +136,25 @@ def prepared(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
             )
         cost = model_cost(model)
         if config.lora is not None:
-            lora.inject(model, config.lora)
-        shard(model, group, memory=Memory.of(config))
-        lora.initialise(model, config.seed)
-        learner = _learner(config, model, loss, source, group)
+            lora.inject_adapters(model, config.lora)
+        shard_model(model, group, memory=Memory.of(config))
+        lora.initialize_adapters(model, config.seed)
+        learner = _make_learner_of_bench(config, model, loss, source, group)
         group.barrier()  # rank 0 deletes its folder at the end
         yield Bench(config, group, learner, cost, model.config.get_text_config().vocab_size)
 
 
-def bench(config: TrainerConfig, options: BenchOptions) -> int:
+def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
     """Measure and print the table; every rank of the group calls it. Returns 0.
 
     Raises:
-        RoleError: as of `prepared`.
+        RoleError: as of `prepare_bench`.
     """
     lengths = sorted(options.seq_lens or (config.seq_len,))
-    with prepared(config, longest=lengths[-1]) as made:
+    with prepare_bench(config, longest=lengths[-1]) as made:
         found = [made.measure(length, options) for length in lengths]
         if made.group.leads:
-            print(table(found, made.title), flush=True)
+            print(markdown_table(found, made.title), flush=True)
             if options.output is not None:
                 document = {"title": made.title, "measurements": [asdict(one) for one in found]}
                 Path(options.output).write_text(json.dumps(document, indent=1))
@@ -191,7 +191,7 @@ def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
     return Batch(1, 1, tuple(samples))
 
 
-def _source(config: TrainerConfig, made: Path, group: Group) -> str:
+def _model_source(config: TrainerConfig, made: Path, group: Group) -> str:
     """Source of the model's shape; `made` is a folder of this rank's own."""
     if config.model.tiny is None:
         return config.model.source(made)
@@ -207,33 +207,35 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group
     """An architecture with random weights, the same on every rank, and the kernel that a run of it has."""
     torch.manual_seed(config.seed)
     model: Any = load_model(chosen, source, with_weights=False)
-    features = examine(model, seq_len=config.seq_len).features
+    features = examine_model(model, seq_len=config.seq_len).features
     check_stages(model, group, seq_len=config.seq_len)
     needs = needs_of(model.config, features)
     dtype = Memory.of(config).compute_dtype
-    kernel = select(config.attention, type(model).__name__, needs, group, compute_dtype=dtype)
+    kernel = select_kernel(config.attention, type(model).__name__, needs, group, compute_dtype=dtype)
     set_kernel(model, kernel, features, cp=group.dims.cp)
     return model
 
 
-def _learner(config: TrainerConfig, model: nn.Module, loss: Mixture, source: str, group: Group) -> Learner:
+def _make_learner_of_bench(
+    config: TrainerConfig, model: nn.Module, loss: Mixture, source: str, group: Group
+) -> Learner:
     """The sharded policy, with companions of random weights."""
     algorithm, memory = config.algorithm, Memory.of(config)
     reference = critic = None
     if algorithm.reference is not None:
         chosen = algorithm.reference.resolved(config.model)
         frozen = _random_model(config, chosen, source if chosen is config.model else chosen.source(Path(source)), group)
-        freeze(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
-        reference = FrozenReference(shard(frozen, group).eval())
+        freeze_reference(frozen, group, vocabulary=model.config.get_text_config().vocab_size)
+        reference = FrozenReference(shard_model(frozen, group).eval())
     if algorithm.critic is not None:
-        module = shard(to_critic(_random_model(config, config.model, source, group)), group, memory=memory)
+        module = shard_model(to_critic(_random_model(config, config.model, source, group)), group, memory=memory)
         critic = critic_around(module, algorithm.critic, config, group=group)
     optimizer = make_optimizer(model, config.optimizer, group.device)
     limit = config.optimizer.max_grad_norm
     return Learner(model, optimizer, group, loss, limit, reference, critic)
 
 
-def _measurement(
+def _read_measurement(
     length: int, batch: Batch, seconds: Sequence[float], cost: Cost, group: Group, *, graphs: int, late_graphs: int
 ) -> Measurement:
     mfu = None
@@ -242,11 +244,11 @@ def _measurement(
         if peak is not None:
             work = cost.of([len(sample) for sample in batch.samples])
             mfu = [work / one / (peak * group.world_size) for one in seconds]
-    memory = group.maxima({"memory": _peak(group.device)})["memory"]
+    memory = group.maxima({"memory": _peak_memory(group.device)})["memory"]
     return Measurement(length, batch.tokens, list(seconds), mfu, memory, graphs, late_graphs)
 
 
-def _now(device: torch.device) -> float:
+def _device_time(device: torch.device) -> float:
     """Seconds, after everything that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -261,7 +263,7 @@ def _reset_peak(device: torch.device) -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _peak(device: torch.device) -> float:
+def _peak_memory(device: torch.device) -> float:
     if device.type == "cuda":
         return float(torch.cuda.max_memory_allocated(device))
     with suppress(OSError):
@@ -271,7 +273,7 @@ def _peak(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
 
 
-def table(found: Sequence[Measurement], title: str) -> str:
+def markdown_table(found: Sequence[Measurement], title: str) -> str:
     """The measurements as Markdown: mean ± standard deviation over the steps; `-` where a value is not known."""
     lines = [
         title,
@@ -280,14 +282,14 @@ def table(found: Sequence[Measurement], title: str) -> str:
         "|---|---|---|---|---|---|",
     ]
     for one in found:
-        mfu = "-" if one.mfu is None else _spread([100 * value for value in one.mfu], 1)
-        speed = _spread([one.tokens / value for value in one.seconds], 0)
+        mfu = "-" if one.mfu is None else _mean_and_spread([100 * value for value in one.mfu], 1)
+        speed = _mean_and_spread([one.tokens / value for value in one.seconds], 0)
         lines.append(
-            f"| {one.seq_len} | {one.tokens} | {mfu} | {speed} | {_spread(one.seconds, 3)} | {one.peak_memory / 2**30:.2f} |"
+            f"| {one.seq_len} | {one.tokens} | {mfu} | {speed} | {_mean_and_spread(one.seconds, 3)} | {one.peak_memory / 2**30:.2f} |"
         )
     return "\n".join(lines)
 
 
-def _spread(values: Sequence[float], digits: int) -> str:
+def _mean_and_spread(values: Sequence[float], digits: int) -> str:
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return f"{statistics.mean(values):.{digits}f} ± {deviation:.{digits}f}"

@@ -67,7 +67,7 @@ class EnginesBeside:
     def _awake(self) -> str | None:
         for url in self._urls:
             try:
-                asleep = _ask(url + ENGINE_STATUS, self._key).get("asleep")
+                asleep = _ask_engine(url + ENGINE_STATUS, self._key).get("asleep")
             except (OSError, ValueError) as error:
                 return f"{url}: {getattr(error, 'reason', None) or error}"
             if asleep is not True:
@@ -75,7 +75,7 @@ class EnginesBeside:
         return None
 
 
-def _ask(url: str, key: str) -> dict[str, object]:
+def _ask_engine(url: str, key: str) -> dict[str, object]:
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"})
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=ANSWER_SECONDS) as answer:
         found = json.load(answer)

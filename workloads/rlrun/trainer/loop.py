@@ -41,11 +41,11 @@ from rlrun.trainer.ranks.phases import Phases
 from rlrun.trainer.ranks.start_clock import StartClock, launched_ago
 from rlrun.trainer.ranks.stop import Stop, StopAgreed
 from rlrun.trainer.run import Run
-from rlrun.trainer.runs import OneRun, Order, drop, start_of
+from rlrun.trainer.runs import OneRun, Order, drop_order, start_of
 from rlrun.trainer.turns import next_turn
 
 
-def train(
+def train_runs(
     config: TrainerConfig,
     *,
     attempt: int,
@@ -81,7 +81,11 @@ def train(
             log_band_warnings(config)
         agreement, news = Agreement(group, stop or Stop()), threading.Event()
         phases = Phases.of_group(group.rank, group.world_size)
-        link = _link(config, attempt, api_key, replay, phases, news) if group.leads else Link(replay=replay is not None)
+        link = (
+            _open_link(config, attempt, api_key, replay, phases, news)
+            if group.leads
+            else Link(replay=replay is not None)
+        )
         paths = RunPaths(Path(config.output_dir))
         clock.done("group")
         begun = _begin_attempt(config, attempt, group, config_hash, replay)
@@ -104,7 +108,7 @@ def train(
         return Loop(runs, group, agreement, news).run()
 
 
-def _link(
+def _open_link(
     config: TrainerConfig, attempt: int, api_key: str, replay: Path | None, phases: Phases, news: threading.Event
 ) -> Link:
     """Rank 0's source of batches: the orchestrator, or a folder."""
@@ -129,7 +133,7 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
     if group.leads:
         begun = Volume(paths.root, say=logger.warning).insist(
             "begin the attempt",
-            lambda: resume.begin(
+            lambda: resume.start_attempt(
                 paths,
                 config,
                 attempt=attempt,
@@ -221,7 +225,7 @@ class Loop:
             if over:
                 return {"do": "close", "run": run.name}
             if run.stage == "leaving" and run.left():
-                return drop(run, "Left", "it has asked to leave, or its orchestrator is gone")
+                return drop_order(run, "Left", "it has asked to leave, or its orchestrator is gone")
         return None
 
     def _turn(self) -> Order | None:

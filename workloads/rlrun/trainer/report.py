@@ -54,12 +54,12 @@ class RunReport:
         """Report a trained step, on rank 0."""
         if not self._leads:
             return
-        self.say(summary(step, max_steps, metrics))
+        self.say(step_summary(step, max_steps, metrics))
         if self._channel is not None:
             self._channel.emit("trained", step, metrics=metrics)
 
 
-def summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str:
+def step_summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str:
     """The log's line.
 
     Args:
@@ -74,7 +74,7 @@ def summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str:
     )
 
 
-def append(path: Path, step: int, attempt: int, metrics: Mapping[str, float]) -> None:
+def append_line(path: Path, step: int, attempt: int, metrics: Mapping[str, float]) -> None:
     """Add a line, where no orchestrator does so. What is not finite is left out.
 
     Args:

@@ -44,7 +44,7 @@ from rlrun.trainer.modeling import lora
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.start_clock import StartClock
-from rlrun.trainer.report import RunReport, append
+from rlrun.trainer.report import RunReport, append_line
 from rlrun.trainer.weights.publisher import Publisher
 
 SHUTDOWN_SECONDS = 7200.0
@@ -99,13 +99,13 @@ class Run:
         self.clock = StartClock()
         """Of this run's start; the host's is the process's (`loop.train`)."""
         policy.adapters.hold(config.name, config.lora)
-        lora.initialise(policy.module, config.seed)
+        lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
         learner = make_learner(
             config, policy.module, optimizer, objective, source=policy.source, group=self._group, check=check_model
         )
         self._steps = Steps(config, policy, learner)
-        self._memory = None if process.engines is None else _memory(learner, process.engines, config)
+        self._memory = None if process.engines is None else _run_memory(learner, process.engines, config)
         self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
         with ExitStack() as made:  # a guest that cannot join leaves no thread and no process group behind
             made.callback(self._volume.close)
@@ -261,7 +261,7 @@ class Run:
         metrics |= self.clock.metrics()
         self._report.trained(step, self.config.max_steps, metrics)
         if self._replay and self._group.leads:
-            append(self.paths.metrics, step, self.number, metrics)
+            append_line(self.paths.metrics, step, self.number, metrics)
         if due:
             self._checkpoints.tell()  # after the report: the orchestrator expects `trained` first
         self._give_memory()
@@ -381,7 +381,7 @@ def trained_parts(learner: Learner) -> dict[str, Part]:
     return parts
 
 
-def _memory(learner: Learner, engines: EnginesBeside, config: TrainerConfig) -> GPUMemory:
+def _run_memory(learner: Learner, engines: EnginesBeside, config: TrainerConfig) -> GPUMemory:
     """All that the run has in the memory of this rank's GPU."""
     parts = trained_parts(learner).values()
     beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []

@@ -76,7 +76,7 @@ class OneRun:
         """Report the end of the process to a run's orchestrator, where nothing else does."""
 
 
-def drop(run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> Order:
+def drop_order(run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> Order:
     """The order to take a run out of the trainer that has not come to its end here."""
     return {"do": "drop", "run": run.name, "state": state, "reason": reason, "code": code}
 

@@ -16,12 +16,12 @@ import numpy as np
 
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.config.models.rollout import CurriculumConfig, PoolConfig
-from rlrun.orchestrator.batches.assemble import assemble, choose
+from rlrun.orchestrator.batches.assemble import assemble_batch, choose_groups
 from rlrun.orchestrator.checkpoint import state
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
-from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry, encode
+from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry, encode_entry
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.orchestrator.journal.recovery import Unfinished, read_journal, readmit
+from rlrun.orchestrator.journal.recovery import Unfinished, read_journal, readmit_entries
 from rlrun.orchestrator.journal.writer import SegmentWriter, remove_settled
 from rlrun.orchestrator.progress.step_metrics import group_means
 from rlrun.orchestrator.staleness import split_by_age, too_old
@@ -127,12 +127,12 @@ class World:
         self.batches: dict[int, Batch] = {}
         number = self.attempt.attempt
         self.writer = SegmentWriter(self.paths, attempt=number, fingerprint="f", segment_bytes=self.segment_bytes)
-        for batch in state.readmissible(self.paths, self.attempt, self.ledger, max_off_policy_steps=self.limit):
+        for batch in state.readmissible_batches(self.paths, self.attempt, self.ledger, max_off_policy_steps=self.limit):
             self.sampler.readmit(batch, group_means(batch))
             self._keep(batch)
         found = read_journal(self.paths, self.attempt, fingerprint="f", settled=self.ledger.state().settled())
         self.back = at_once(
-            readmit,
+            readmit_entries,
             found,
             is_old=partial(too_old, step=self.step + 1, max_off_policy_steps=self.limit),
             ledger=self.ledger,
@@ -148,7 +148,7 @@ class World:
         if self.flights:
             group, flight = min(self.flights.items())
             member = min(set(range(GROUP)) - set(flight.members))
-            data = encode(self._entry(group, member))[:-1]
+            data = encode_entry(self._entry(group, member))[:-1]
             newest = max(self.paths.journal_on_disk(), default=None)
             if newest is not None and newest.attempt == self.attempt.attempt:
                 with newest.path.open("ab") as file:
@@ -201,7 +201,7 @@ class World:
     def pack(self) -> bool:
         """Make the next batch."""
         usable, _ = split_by_age(self.buffer, step=self.step + 1, max_off_policy_steps=self.limit)
-        groups = choose(usable, BATCH)
+        groups = choose_groups(usable, BATCH)
         if groups is None or self.step == STEPS:
             return False
         step = self.step + 1
@@ -209,7 +209,7 @@ class World:
         self.ledger.accept(group.number for group in groups)
         tasks = tuple((group.number, self.sampler.draw(group.number).task) for group in groups)
         self.sampler.accept(step, {group.number: group.mean_reward for group in groups})
-        batch = assemble(groups, step=step, attempt=self.attempt.attempt, rules=RULES)
+        batch = assemble_batch(groups, step=step, attempt=self.attempt.attempt, rules=RULES)
         self._keep(Batch(step, batch.attempt, batch.samples, dropped=tuple(self.dropped), tasks=tasks))
         self.dropped = []
         self.buffer, expired = split_by_age(self.buffer, step=step + 1, max_off_policy_steps=self.limit)

@@ -21,7 +21,7 @@ from rlrun.inference.client.engine_client import Completion, EngineError, Engine
 from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator.aio.background import Background
-from rlrun.orchestrator.main import OpenEnvironments, Outside, run
+from rlrun.orchestrator.main import OpenEnvironments, Outside, orchestrate_attempt
 from rlrun.orchestrator.rollouts.environment_pool import Arena, arenas_of
 from rlrun.orchestrator.stop import Stop
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
@@ -332,7 +332,7 @@ async def simulate(
         resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": urls})
         by_url = dict(zip(urls, engines, strict=True))
         work = asyncio.create_task(
-            run(
+            orchestrate_attempt(
                 resolved,
                 attempt=number,
                 api_key=API_KEY,

@@ -35,14 +35,14 @@ async def pausable_timeout(seconds: float | None, stands: Callable[[], bool]) ->
         yield clock
         return
     async with asyncio.timeout(None) as limit:
-        counting = asyncio.create_task(_count(clock, limit, seconds, stands))
+        counting = asyncio.create_task(_count_late(clock, limit, seconds, stands))
         try:
             yield clock
         finally:
             counting.cancel()
 
 
-async def _count(clock: Clock, limit: asyncio.Timeout, seconds: float, stands: Callable[[], bool]) -> None:
+async def _count_late(clock: Clock, limit: asyncio.Timeout, seconds: float, stands: Callable[[], bool]) -> None:
     loop = asyncio.get_running_loop()
     now = loop.time()
     while clock.running < seconds:

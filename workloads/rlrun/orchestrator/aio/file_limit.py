@@ -16,7 +16,7 @@ PER_PROCESS = 16
 """Pipes, log and socket of an environment's process."""
 
 
-def needed(config: OrchestratorConfig) -> int:
+def needed_files(config: OrchestratorConfig) -> int:
     """Most files that a run has open at once."""
     return config.max_concurrency + PER_PROCESS * sum(e.workers for e in config.environments) + RESERVED
 
@@ -24,16 +24,16 @@ def needed(config: OrchestratorConfig) -> int:
 def raise_limit(config: OrchestratorConfig) -> int:
     """Raise the soft limit of open files to the hard one, and warn where that is too few for the run; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = _finite(hard)
-    if _finite(soft) < limit:
+    limit = _finite_limit(hard)
+    if _finite_limit(soft) < limit:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         except (OSError, ValueError) as error:
             logger.warning(f"the limit of open files stays {soft}: {error}")
             limit = soft
     else:
-        limit = _finite(soft)
-    if limit < (files := needed(config)):
+        limit = _finite_limit(soft)
+    if limit < (files := needed_files(config)):
         logger.warning(
             f"the limit of open files (ulimit -n) is {limit}, and maxConcurrency ({config.max_concurrency}) can need {files}: raise the "
             f"hard limit, or set maxConcurrency to {max(1, config.max_concurrency - (files - limit))}"
@@ -41,5 +41,5 @@ def raise_limit(config: OrchestratorConfig) -> int:
     return limit
 
 
-def _finite(limit: int) -> int:
+def _finite_limit(limit: int) -> int:
     return MOST if limit == resource.RLIM_INFINITY else min(limit, MOST)

@@ -45,7 +45,7 @@ async def in_thread(act: Callable[[], _T]) -> _T:
     return await done
 
 
-async def insist(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
+async def retry_until_done(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
     """Result of `act`, as soon as the volume takes it; see `Volume.attempt`."""
     for pause in pauses():
         with suppress(RefusedError):
@@ -63,7 +63,7 @@ async def clean_up(doing: str, act: Callable[[], _T]) -> _T | None:
         return None
 
 
-def worst(*told: Trouble | None) -> Trouble | None:
+def worst_trouble(*told: Trouble | None) -> Trouble | None:
     """Trouble to report: what the run waits for comes first."""
     troubles = [trouble for trouble in told if trouble is not None]
     return min(troubles, key=lambda trouble: not trouble.blocks, default=None)

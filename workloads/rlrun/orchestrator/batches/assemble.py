@@ -17,7 +17,7 @@ from rlrun.protocol.files.batch import NO_VERSION, Batch, Outcome, Sample
 def choose_first(
     groups: Sequence[FinishedGroup], batch_size: int, *, step: int, max_off_policy_steps: int
 ) -> list[FinishedGroup] | None:
-    """The groups of the batch of `step`: those that no later step may train, then the others as `choose` does.
+    """The groups of the batch of `step`: those that no later step may train, then the others as `choose_groups` does.
 
     Long answers finish late, hence old: without this they would be passed over for those that are quick.
     """
@@ -25,11 +25,11 @@ def choose_first(
     missing = batch_size - sum(len(group.rollouts) for group in last)
     if missing <= 0:
         return _at_least(last, batch_size)
-    rest = choose(later, missing)
+    rest = choose_groups(later, missing)
     return None if rest is None else [*last, *rest]
 
 
-def choose(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup] | None:
+def choose_groups(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup] | None:
     """The groups of one batch in order of finishing, or None while there are too few.
 
     Groups are whole. With one group size the batch has exactly `batch_size` rollouts. With mixed sizes it takes those that add up to it
@@ -59,7 +59,7 @@ def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[Finished
     return [group for group, total in zip(groups, totals, strict=True) if total - len(group.rollouts) < batch_size]
 
 
-def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules: Mapping[str, Rules]) -> Batch:
+def assemble_batch(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules: Mapping[str, Rules]) -> Batch:
     """The batch of `step`, group by group in order of their numbers: one advantage per token that the policy sampled.
 
     A rollout that a filter masks keeps its part in its group's baseline, but none of its tokens carries loss.
@@ -69,11 +69,11 @@ def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules:
     """
     # Not by when each finished: where all groups of a step are in its batch, its bits are then the same each time.
     groups = sorted(groups, key=lambda group: group.number)
-    outcomes = _outcomes(groups, rules)
+    outcomes = _group_outcomes(groups, rules)
     values = batch_advantages(outcomes, [rules[outcome.environment].advantage for outcome in outcomes])
     rollouts = [(group, number, rollout) for group in groups for number, rollout in enumerate(group.rollouts)]
     samples = [
-        _sample(
+        _make_sample(
             sequence,
             group,
             number,
@@ -82,12 +82,12 @@ def assemble(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules:
             truncated=rollout.finish_reason == "length" and place == len(rollout.sequences) - 1,
         )
         for (group, number, rollout), outcome, per_token in zip(rollouts, outcomes, values, strict=True)
-        for place, (sequence, advantages) in enumerate(_divided(rollout, per_token))
+        for place, (sequence, advantages) in enumerate(_divide_advantages(rollout, per_token))
     ]
     return Batch(step, attempt, tuple(samples), outcomes=tuple(outcomes))
 
 
-def _outcomes(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> list[Outcome]:
+def _group_outcomes(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> list[Outcome]:
     return [
         Outcome(
             group=group.number,
@@ -103,7 +103,7 @@ def _outcomes(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> li
     ]
 
 
-def _divided(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Values]]:
+def _divide_advantages(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Values]]:
     """The sequences of a rollout, each with the advantages of its own loss tokens."""
     start = 0
     for sequence in rollout.sequences:
@@ -112,7 +112,7 @@ def _divided(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Va
         start += count
 
 
-def _sample(
+def _make_sample(
     sequence: Recorded, group: FinishedGroup, number: int, advantages: Values | None, *, truncated: bool
 ) -> Sample:
     """A training sample; without `advantages` none of its tokens is trained on."""

@@ -11,15 +11,15 @@ from loguru import logger
 
 from rlrun.config.models.rollout import solved_rewards
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.aio.volume import in_thread, insist
-from rlrun.orchestrator.batches.assemble import assemble, choose_first
+from rlrun.orchestrator.aio.volume import in_thread, retry_until_done
+from rlrun.orchestrator.batches.assemble import assemble_batch, choose_first
 from rlrun.orchestrator.batches.replay import Recording
 from rlrun.orchestrator.checkpoint import state
 from rlrun.orchestrator.engines.gpu_turns import GPUTurns
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.groups.filters import filter_metrics
 from rlrun.orchestrator.groups.groups import Batched, Groups
-from rlrun.orchestrator.journal.recovery import read_journal, readmit
+from rlrun.orchestrator.journal.recovery import read_journal, readmit_entries
 from rlrun.orchestrator.journal.writer import rollout_fingerprint
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, is_trace_old, write_trace
 from rlrun.orchestrator.progress.step_metrics import (
@@ -127,7 +127,7 @@ class BatchProducer:
 
     def _assemble(self, groups: Sequence[FinishedGroup], batched: Batched) -> Batch:
         try:
-            batch = assemble(groups, step=batched.step, attempt=self.attempt.attempt, rules=self._groups.rules)
+            batch = assemble_batch(groups, step=batched.step, attempt=self.attempt.attempt, rules=self._groups.rules)
         except ValueError as error:
             raise RoleError(f"algorithm.advantage: {error}", exit_codes.CONFIGURATION) from error
         return replace(batch, dropped=batched.dropped, tasks=batched.tasks)
@@ -135,7 +135,7 @@ class BatchProducer:
     async def _write(self, batch: Batch) -> None:
         path, volume = self._paths.batch(batch.step, self.attempt.attempt), self._context.volume
         try:
-            await insist(volume, f"write the batch of step {batch.step}", partial(write_batch, path, batch))
+            await retry_until_done(volume, f"write the batch of step {batch.step}", partial(write_batch, path, batch))
         except BatchError as error:
             raise RoleError(str(error), exit_codes.DATA) from error
 
@@ -152,7 +152,7 @@ class BatchProducer:
     async def readmit_batches(self) -> None:
         """Train batches of earlier attempts for steps after the base as they are, where they are fresh enough."""
         ledger = self._groups.ledger
-        found = state.readmissible(
+        found = state.readmissible_batches(
             self._paths,
             self.attempt,
             ledger,
@@ -205,7 +205,7 @@ async def readmit_rollouts(context: RunContext, groups: Groups, changed: Collect
         )
     )
     comparing = {arena.config.label for arena in context.arenas if arena.environment.compares}
-    steps = readmit(
+    steps = readmit_entries(
         found,
         is_old=partial(
             too_old, step=groups.made + 1, max_off_policy_steps=context.config.algorithm.max_off_policy_steps

@@ -100,14 +100,15 @@ def report_changed_tasks(base: Snapshot, present: Mapping[str, TaskSet]) -> set[
             continue
         changed.add(label)
         logger.warning(
-            f"environment {label!r} has other training tasks than the checkpoint of step {base.step}: {_described(now)} instead of "
-            f"{_described(before)}; its finished rollouts that are in no batch do not count, and curricula start again. To train on the "
+            f"environment {label!r} has other training tasks than the checkpoint of step {base.step}: {_describe_tasks(now)} instead of "
+            f"{_describe_tasks(before)}; its finished rollouts that are in no batch do not count, and curricula start again. To "
+            "train on the "
             "same tasks as before, restore the data or set its revision"
         )
     return changed
 
 
-def _described(tasks: TaskSet) -> str:
+def _describe_tasks(tasks: TaskSet) -> str:
     return f"{tasks['size']} tasks (digest {tasks['digest'] or 'unknown'})"
 
 
@@ -118,7 +119,7 @@ def base_snapshot(paths: RunPaths, attempt: Attempt) -> Snapshot:
     return read_snapshot(paths.checkpoint(attempt.base_step, attempt.base_attempt))
 
 
-def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
+def _refuse_batch(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
     """Reason why this attempt cannot train a batch of another one; None when it can."""
     if writer.origin != attempt.origin:
         return f"attempt {writer.attempt} began with other weights"
@@ -130,7 +131,9 @@ def _refusal(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_ste
     return None
 
 
-def readmissible(paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_policy_steps: int) -> Iterator[Batch]:
+def readmissible_batches(
+    paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_policy_steps: int
+) -> Iterator[Batch]:
     """Batches of the steps after the base that earlier attempts made and that can be trained as they are, in order, without a gap.
 
     Their groups are taken into the ledger, so they are never sampled again. Stops at the first step that has none.
@@ -143,7 +146,7 @@ def readmissible(paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_p
         for artifact in sorted((a for a in found if a.step == step), reverse=True):
             try:
                 batch = read_batch(artifact.path)
-                refusal = _refusal(batch, writers[artifact.attempt], attempt, max_off_policy_steps)
+                refusal = _refuse_batch(batch, writers[artifact.attempt], attempt, max_off_policy_steps)
                 if refusal is None:
                     ledger.readmit({s.group for s in batch.samples}, {d.group: d.reason for d in batch.dropped})
                     break

@@ -28,7 +28,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 """Look-up of a host and port's addresses; raises `OSError` when there is no answer."""
 
 
-async def resolve(host: str, port: int) -> list[str]:
+async def resolve_addresses(host: str, port: int) -> list[str]:
     """All addresses of a name, each once.
 
     Raises:
@@ -52,7 +52,7 @@ class Discovery:
     """
 
     def __init__(
-        self, service: str, pool: EnginePool, *, connect: Callable[[str], Engine], look_up: Resolve = resolve
+        self, service: str, pool: EnginePool, *, connect: Callable[[str], Engine], look_up: Resolve = resolve_addresses
     ) -> None:
         parts = urlsplit(service)
         if not parts.hostname:

@@ -23,7 +23,7 @@ DRAIN_SECONDS = 300.0
 """Longest time for requests that an engine has when its drain begins; then they are asked elsewhere."""
 
 
-def _host(replica: Replica) -> str:
+def _replica_host(replica: Replica) -> str:
     return plain_host(str(urlsplit(replica.url).hostname))
 
 
@@ -78,7 +78,7 @@ class Drain:
 
     def drained(self) -> tuple[str, ...]:
         """Hosts of the engines that have no request and get none."""
-        return tuple(_host(replica) for replica in self._since if not replica.load)
+        return tuple(_replica_host(replica) for replica in self._since if not replica.load)
 
     def _surplus(self, known: Sequence[Replica]) -> list[tuple[list[Replica], int]]:
         """Engines of each kind of nodes, and how many of them are to go."""
@@ -87,7 +87,7 @@ class Drain:
             return [(list(known), 0 if wanted is None else max(0, len(known) - max(1, wanted)))]
         kinds: tuple[list[Replica], list[Replica]] = ([], [])
         for replica in known:
-            kinds[_host(replica) in spot.hosts].append(replica)
+            kinds[_replica_host(replica) in spot.hosts].append(replica)
         numbers = (max(0, wanted - spot.engines), spot.engines)
         return [(some, max(0, len(some) - number)) for some, number in zip(kinds, numbers, strict=True)]
 

@@ -78,7 +78,7 @@ class Monitor:
             return misses + 1
         replica.suspect = False
         same = (replica.rotation, replica.version, replica.updating) == (rotation, version, False)
-        if same and (problem := _problem(status, version)):
+        if same and (problem := _find_problem(status, version)):
             replica.trusted = False
             self._pool.abandon(replica, problem)
             return 0
@@ -101,7 +101,7 @@ class Monitor:
             self._signal.notify()
 
 
-def _problem(status: dict[str, object], version: int | None) -> str | None:
+def _find_problem(status: dict[str, object], version: int | None) -> str | None:
     """Reason why a replica that should hold `version` cannot be used; what a status does not say is no problem."""
     if status.get("engine_alive") is False:
         return "its workers do not answer"

@@ -135,7 +135,7 @@ class WeightSync:
         replica.updating = True
         try:
             if replica.version is None:
-                await _knock(replica)
+                await _check_answers(replica)
             replica.handed = max(replica.handed, version)
             reach("handover.before_request")
             async with asyncio.timeout(self._timeout):
@@ -204,7 +204,7 @@ class WeightSync:
             raise RoleError(replicas[0].failure, code)
 
 
-async def _knock(replica: Replica) -> None:
+async def _check_answers(replica: Replica) -> None:
     """Check that a replica answers at all: one that hangs, or is still starting, is not to keep a hand-over for its whole deadline.
 
     Raises:

@@ -18,21 +18,21 @@ from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.aio.deadline import pausable_timeout
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.pass_at_k import passes
+from rlrun.orchestrator.pass_at_k import mean_pass_at_k
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena
-from rlrun.orchestrator.rollouts.player import Player, compare
+from rlrun.orchestrator.rollouts.player import Player, compare_group
 from rlrun.orchestrator.rollouts.unplayable import unplayable_reason
 from rlrun.orchestrator.types import Rollout
 
 MAX_TRIES = 3
 
 
-def due(version: int, config: EvaluationConfig | None, *, max_steps: int) -> bool:
+def is_due(version: int, config: EvaluationConfig | None, *, max_steps: int) -> bool:
     """True if a version is evaluated: every `interval` versions from 0, and the last."""
     return config is not None and (version % config.interval == 0 or version == max_steps)
 
@@ -46,7 +46,9 @@ class Question:
     sample: int
 
 
-def questions(arenas: Iterable[Arena], split: Split, *, num_tasks: int, samples_per_task: int) -> Iterator[Question]:
+def list_questions(
+    arenas: Iterable[Arena], split: Split, *, num_tasks: int, samples_per_task: int
+) -> Iterator[Question]:
     """Questions for every policy: the first tasks of each environment's split, each as often as samples are wanted."""
     for arena in arenas:
         tasks = arena.environment.tasks(split)
@@ -130,19 +132,19 @@ def evaluation_metrics(
         metrics[f"{prefix}/reward/mean_all"] = sum(rollout.reward for rollout in rollouts) / len(own)
         if not rollouts:
             continue
-        metrics[f"{prefix}/reward/mean"] = _mean([_mean(rewards) for rewards in tasks.values()])
+        metrics[f"{prefix}/reward/mean"] = _mean_reward([_mean_reward(rewards) for rewards in tasks.values()])
         metrics |= {
             f"{prefix}/pass@{k}": value
-            for k, value in passes(list(tasks.values()), solved_reward=solved[label]).items()
+            for k, value in mean_pass_at_k(list(tasks.values()), solved_reward=solved[label]).items()
         }
-        metrics[f"{prefix}/completion_length/mean"] = _mean([float(r.loss_tokens) for r in rollouts])
-        metrics[f"{prefix}/truncated"] = _mean([float(r.truncated) for r in rollouts])
+        metrics[f"{prefix}/completion_length/mean"] = _mean_reward([float(r.loss_tokens) for r in rollouts])
+        metrics[f"{prefix}/truncated"] = _mean_reward([float(r.truncated) for r in rollouts])
         means = (own_metrics or OwnMetrics()).means(label, (r.metrics for r in rollouts))
         metrics |= {f"{prefix}/env/{name}": mean for name, mean in sorted(means.items())}
     return metrics
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean_reward(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
@@ -190,7 +192,7 @@ class Asker(ABC):
 
         try:
             async with pausable_timeout(seconds, self._waits_for_others) as clock, asyncio.TaskGroup() as group:
-                for numbers in _together(asked):
+                for numbers in _joint_questions(asked):
                     group.create_task(answer(numbers))
                     await asyncio.sleep(0)  # ten thousand that begin at once would keep all others waiting
         except TimeoutError:
@@ -199,7 +201,7 @@ class Asker(ABC):
                 "(evaluation.timeoutSeconds); its results are of these alone, which are the quicker ones"
             )
         self.waited_seconds = clock.standing
-        return [found.get(number) or _late(question, seconds) for number, question in enumerate(asked)]
+        return [found.get(number) or _late_message(question, seconds) for number, question in enumerate(asked)]
 
     def _waits_for_others(self) -> bool:
         """True while questions wait for what other work holds; then the deadline does not run."""
@@ -217,7 +219,7 @@ class Asker(ABC):
         if not played:
             return given
         try:
-            compared = iter(await compare(first.arena, first.task, played))
+            compared = iter(await compare_group(first.arena, first.task, played))
         except EpisodeError as error:
             logger.debug(f"evaluation of task {first.task}: {error}")
             return [replace(answer, rollout=None, error=answer.error or str(error)) for answer in given]
@@ -254,7 +256,7 @@ class Evaluator(Asker):
         """The answers of a version, at which the caller holds the engines; those that the deadline cuts off are `late`."""
         assert self._config.evaluation is not None
         settings = self._config.evaluation
-        wanted = questions(
+        wanted = list_questions(
             self._arenas, "eval", num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task
         )
         return await self.ask(wanted, version, seconds=settings.timeout_seconds)
@@ -292,7 +294,7 @@ class Evaluator(Asker):
         return Answer(arena.config.label, str(task), sample, None, reason)
 
 
-def _together(asked: Sequence[Question]) -> list[list[int]]:
+def _joint_questions(asked: Sequence[Question]) -> list[list[int]]:
     """Positions of the questions that are answered together: those about one task where its environment compares, else each alone."""
     found: list[list[int]] = []
     groups: dict[tuple[int, TaskRef], list[int]] = {}
@@ -307,7 +309,7 @@ def _together(asked: Sequence[Question]) -> list[list[int]]:
     return found
 
 
-def _late(question: Question, seconds: float | None) -> Answer:
+def _late_message(question: Question, seconds: float | None) -> Answer:
     error = f"it was not done when the evaluation's {seconds:g} s (evaluation.timeoutSeconds) were over"
     return Answer(question.arena.config.label, str(question.task), question.sample, None, error, late=True)
 

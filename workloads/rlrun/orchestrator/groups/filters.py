@@ -57,7 +57,7 @@ def overlong_penalty(tokens: int, *, max_tokens: int, buffer: float, factor: flo
     return min(-(tokens - (max_tokens - size)) / size * factor, 0.0)
 
 
-def repeats(rollout: Rollout, *, window: int) -> bool:
+def repeats_itself(rollout: Rollout, *, window: int) -> bool:
     """True if `window` sampled tokens in a row each had a probability above 0.99."""
     bound = math.log(REPETITION_PROBABILITY)
     sure = [(sequence.logprobs > bound) & sequence.loss_mask for sequence in rollout.sequences]
@@ -89,7 +89,7 @@ def masked_by(rollout: Rollout, rules: Rules) -> str | None:
     filters = rules.filters
     if filters.overlong_mask and rollout.truncated:
         return "overlongMask"
-    if filters.repetition_mask and repeats(rollout, window=filters.repetition_window):
+    if filters.repetition_mask and repeats_itself(rollout, window=filters.repetition_window):
         return "repetitionMask"
     if filters.gibberish_mask and is_gibberish(rollout, vocabulary=rules.vocabulary):
         return "gibberishMask"
@@ -103,7 +103,7 @@ def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
 
 def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
     """Reason not to train on a group at all, so that another takes its place; None if it is trained on."""
-    if (reason := _outside(group.mean_reward, rules.curriculum)) is not None:
+    if (reason := _outside_difficulty(group.mean_reward, rules.curriculum)) is not None:
         return reason
     if rules.filters.zero_variance and group.zero_variance:
         return "zero_variance"
@@ -112,7 +112,7 @@ def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
     return None
 
 
-def _outside(mean: float, curriculum: CurriculumConfig | None) -> str | None:
+def _outside_difficulty(mean: float, curriculum: CurriculumConfig | None) -> str | None:
     """The online difficulty filter: `too_easy` or `too_hard` for a pool that is not trained on."""
     pool = None if curriculum is None else pool_of(mean, curriculum)
     if curriculum is None or pool is None:
@@ -125,11 +125,11 @@ def filter_metrics(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) 
     """Monitors of a batch: shares of its rollouts that repeat themselves, are gibberish, or carry no loss."""
     found = [(rollout, rules[group.environment]) for group in groups for rollout in group.rollouts]
     return {
-        "batch/repetition": _share(repeats(r, window=own.filters.repetition_window) for r, own in found),
-        "batch/gibberish": _share(is_gibberish(r, vocabulary=own.vocabulary) for r, own in found),
-        "batch/masked": _share(not is_trained_on(r, own) for r, own in found),
+        "batch/repetition": _reward_share(repeats_itself(r, window=own.filters.repetition_window) for r, own in found),
+        "batch/gibberish": _reward_share(is_gibberish(r, vocabulary=own.vocabulary) for r, own in found),
+        "batch/masked": _reward_share(not is_trained_on(r, own) for r, own in found),
     }
 
 
-def _share(values: Iterable[bool]) -> float:
+def _reward_share(values: Iterable[bool]) -> float:
     return float(np.mean(list(values)))

@@ -28,7 +28,7 @@ from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Readmitted, Unfinished
 from rlrun.orchestrator.journal.writer import Journal
-from rlrun.orchestrator.staleness import is_fed, rebased, split_by_age, too_old
+from rlrun.orchestrator.staleness import accepted_at_step, is_fed, split_by_age, too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.batch import Dropped
@@ -162,7 +162,7 @@ class Groups:
     @property
     def accepted(self) -> int:
         """Rollouts in batches or finished, see `staleness.capacity`."""
-        return rebased(self.made, self._config.batch_size) + self.buffered
+        return accepted_at_step(self.made, self._config.batch_size) + self.buffered
 
     def oldest(self) -> str | None:
         """The group that is in flight longest, in words; None: there is none."""

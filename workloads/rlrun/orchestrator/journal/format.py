@@ -87,13 +87,13 @@ _ROLLOUT_KEYS = _ENTRY_KEYS | {known.name for known in fields(Rollout)} - _ELSEW
 
 def encode_head(head: Head) -> bytes:
     """The frame that begins a file."""
-    return _frame(_HEAD, -1, -1, json.dumps(vars(head)).encode())
+    return _frame_record(_HEAD, -1, -1, json.dumps(vars(head)).encode())
 
 
-def encode(entry: Entry) -> bytes:
+def encode_entry(entry: Entry) -> bytes:
     """An entry's frame."""
     if isinstance(entry, DroppedEntry):
-        return _frame(_DROPPED, entry.group, -1, json.dumps(vars(entry)).encode())
+        return _frame_record(_DROPPED, entry.group, -1, json.dumps(vars(entry)).encode())
     rollout = entry.rollout
     document = {
         "environment": entry.environment,
@@ -116,10 +116,10 @@ def encode(entry: Entry) -> bytes:
         for sequence in rollout.sequences
         for name, kind in _COLUMNS.items()
     ]
-    return _frame(_ROLLOUT, entry.group, entry.member, b"".join([_LENGTH.pack(len(text)), text, *columns]))
+    return _frame_record(_ROLLOUT, entry.group, entry.member, b"".join([_LENGTH.pack(len(text)), text, *columns]))
 
 
-def _frame(kind: int, group: int, member: int, payload: bytes) -> bytes:
+def _frame_record(kind: int, group: int, member: int, payload: bytes) -> bytes:
     key = _KEY.pack(kind, group, member)
     return _START.pack(len(payload), zlib.crc32(payload, zlib.crc32(key))) + key + payload
 
@@ -163,7 +163,7 @@ def read_segment(path: Path) -> Content:
             break
         kind, group, member = _KEY.unpack_from(data, place + _START.size)
         try:
-            _take(content, kind, group, member, data[place + first : end])
+            _take_record(content, kind, group, member, data[place + first : end])
         except Exception as error:  # of any kind: the file chooses
             content.foreign.append(Foreign(group, member, str(error) or type(error).__name__))
         place = end
@@ -171,7 +171,7 @@ def read_segment(path: Path) -> Content:
     return content
 
 
-def _take(content: Content, kind: int, group: int, member: int, payload: memoryview) -> None:
+def _take_record(content: Content, kind: int, group: int, member: int, payload: memoryview) -> None:
     """Add a record to what is read.
 
     Raises:
@@ -180,16 +180,16 @@ def _take(content: Content, kind: int, group: int, member: int, payload: memoryv
     if content.head is None:
         if content.foreign:
             raise FormatError(content.foreign[0].reason)
-        content.head = _head(kind, payload)
+        content.head = _read_head(kind, payload)
     elif kind == _ROLLOUT:
-        content.entries.append(_rollout(group, member, payload))
+        content.entries.append(_read_rollout(group, member, payload))
     elif kind == _DROPPED:
-        content.entries.append(DroppedEntry(**_document(payload, _DROPPED_KEYS)))
+        content.entries.append(DroppedEntry(**_read_document(payload, _DROPPED_KEYS)))
     else:
         raise FormatError(f"a record is of kind {kind}, this version knows {_ROLLOUT} and {_DROPPED}")
 
 
-def _document(payload: memoryview, keys: frozenset[str]) -> dict[str, Any]:
+def _read_document(payload: memoryview, keys: frozenset[str]) -> dict[str, Any]:
     """A record's JSON document, which has these keys and no others."""
     try:
         document = json.loads(bytes(payload))
@@ -203,21 +203,21 @@ def _document(payload: memoryview, keys: frozenset[str]) -> dict[str, Any]:
     return document
 
 
-def _head(kind: int, payload: memoryview) -> Head:
+def _read_head(kind: int, payload: memoryview) -> Head:
     if kind != _HEAD:
         raise FormatError(f"it begins with a record of kind {kind}, not {_HEAD}")
-    head = Head(**_document(payload, _HEAD_KEYS))
+    head = Head(**_read_document(payload, _HEAD_KEYS))
     if head.format_version != FORMAT_VERSION:
         raise FormatError(f"it has the format version {head.format_version}, this version reads {FORMAT_VERSION}")
     return head
 
 
-def _rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
+def _read_rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
     if len(payload) < _LENGTH.size:
         raise FormatError("a rollout's record is too short")
     (length,) = _LENGTH.unpack_from(payload)
     place = _LENGTH.size + length
-    document = _document(payload[_LENGTH.size : place], _ROLLOUT_KEYS)
+    document = _read_document(payload[_LENGTH.size : place], _ROLLOUT_KEYS)
     columns_bytes = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
     if place + sum(document["lengths"]) * columns_bytes != len(payload):
         raise FormatError("a rollout's columns are not those of its lengths")
@@ -243,10 +243,10 @@ def groups_of(path: Path) -> set[int]:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        return set(_groups(file))
+        return set(_read_groups(file))
 
 
-def _groups(file: BinaryIO) -> Iterator[int]:
+def _read_groups(file: BinaryIO) -> Iterator[int]:
     while len(start := file.read(_START.size + _KEY.size)) == _START.size + _KEY.size:
         length, _ = _START.unpack_from(start)
         kind, group, _ = _KEY.unpack_from(start, _START.size)

@@ -100,7 +100,7 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
     writers, found, base = earlier_attempts(paths, attempt), Found(), attempt.base_attempt or 0
     for segment in paths.journal_on_disk():
         writer = writers.get(segment.attempt)
-        content = None if writer is None else _read(segment)
+        content = None if writer is None else _read_segment(segment)
         if writer is None or content is None:
             continue
         counted = segment.attempt >= base
@@ -115,7 +115,7 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
     return found
 
 
-def _read(segment: JournalSegment) -> Content | None:
+def _read_segment(segment: JournalSegment) -> Content | None:
     """Content of a file of the journal; None: it cannot be read. Logs what is of no use in it."""
     try:
         content = read_segment(segment.path)
@@ -144,7 +144,7 @@ def _of_no_use(entry: Entry, writer: Attempt, attempt: Attempt) -> str | None:
     return "version" if is_lost(entry.newest_version, writer, attempt) else None
 
 
-def readmit(
+def readmit_entries(
     found: Found,
     *,
     is_old: Callable[[int], bool],
@@ -167,7 +167,7 @@ def readmit(
         drop: gets each group that was given up.
         changed: labels of environments whose tasks are not those of the attempts before.
     """
-    newest, given_up, old = _latest(found.entries, is_old)
+    newest, given_up, old = _latest_records(found.entries, is_old)
     refused = found.refused | dict.fromkeys(old, "age")
     made, used = Readmitted(), set[Member]()
     waiting: dict[int, dict[int, RolloutEntry]] = {}
@@ -199,13 +199,13 @@ def readmit(
         if len(members) == size:
             made.groups += 1
             ledger.claim(entry.group)
-            finish(_finished(waiting.pop(entry.group)))
-    made.unfinished.update((group, _unfinished(members)) for group, members in waiting.items())
+            finish(_finished_groups(waiting.pop(entry.group)))
+    made.unfinished.update((group, _unfinished_groups(members)) for group, members in waiting.items())
     made.refused.update(refused[member] for member in refused.keys() - used if member in found.uncounted)
     return made
 
 
-def _latest(
+def _latest_records(
     entries: Sequence[Entry], is_old: Callable[[int], bool]
 ) -> tuple[dict[Member, RolloutEntry], dict[int, DroppedEntry], set[Member]]:
     """The last fresh record of each rollout, that of each group that was given up in the end, and rollouts with a record that is too old.
@@ -230,12 +230,12 @@ def _latest(
     return newest, given_up, old
 
 
-def _unfinished(members: Mapping[int, RolloutEntry]) -> Unfinished:
+def _unfinished_groups(members: Mapping[int, RolloutEntry]) -> Unfinished:
     version = min(entry.dispatch_version for entry in members.values())
     return Unfinished(version, {member: entry.rollout for member, entry in members.items()})
 
 
-def _finished(members: Mapping[int, RolloutEntry]) -> FinishedGroup:
+def _finished_groups(members: Mapping[int, RolloutEntry]) -> FinishedGroup:
     entries = [entry for _, entry in sorted(members.items())]
     return FinishedGroup(
         number=entries[0].group,

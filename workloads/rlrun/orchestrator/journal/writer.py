@@ -18,7 +18,7 @@ from loguru import logger
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics.fault_points import reach
 from rlrun.orchestrator.aio.volume import clean_up, in_thread
-from rlrun.orchestrator.journal.format import Entry, Head, encode, encode_head, groups_of
+from rlrun.orchestrator.journal.format import Entry, Head, encode_entry, encode_head, groups_of
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.protocol.files.durable import fsync_path, make_folder
 from rlrun.protocol.files.paths import JournalSegment, RunPaths
@@ -97,7 +97,7 @@ class SegmentWriter:
     def _append_all(self, entries: Sequence[Entry]) -> None:
         frames: list[bytes] = []
         for entry in entries:
-            frames.append(encode(entry))
+            frames.append(encode_entry(entry))
             if sum(map(len, frames)) >= _CHUNK_BYTES or len(frames) == _CHUNK_FRAMES:
                 self._append(frames)
                 frames = []

@@ -99,7 +99,7 @@ class ApiServer:
         async with self._session.patch(f"{self._leases}/{name}", json=patch, headers=headers) as response:
             text = await response.text()
             if response.status >= 300:
-                raise LeaseError(f"the API server answered {response.status}: {_message(text)}")
+                raise LeaseError(f"the API server answered {response.status}: {_shorten_message(text)}")
             return text
 
     async def close(self) -> None:
@@ -112,7 +112,7 @@ class ApiServer:
         return (self._credentials / "token").read_text().strip(), (self._credentials / "ca.crt").read_bytes()
 
 
-def _message(text: str) -> str:
+def _shorten_message(text: str) -> str:
     found = re.search(r'"message":\s*"((?:[^"\\]|\\.)*)"', text)
     return (found[1] if found else text.strip())[:300]
 
@@ -137,7 +137,7 @@ def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | No
         names.WAITING_ON: progress.waiting_on[:1024] or None,
         names.WAITING_ON_ROLE: progress.waiting_role,
         names.WAITING_ON_PHASE: progress.waiting_phase,
-        names.WAITING_ON_SINCE: _time(progress.waiting_since),
+        names.WAITING_ON_SINCE: _lease_time(progress.waiting_since),
         names.ACTIVITY: text(progress.activity),
         names.STORAGE: None
         if progress.storage is None
@@ -152,7 +152,7 @@ def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | No
     }
 
 
-def _time(seconds: float | None) -> str | None:
+def _lease_time(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -102,7 +102,7 @@ class MetricsFile:
             if line is None:
                 damaged += 1
                 continue
-            self._furthest = max(self._furthest, _whole(line.get(FURTHEST, line["step"])))
+            self._furthest = max(self._furthest, _read_count(line.get(FURTHEST, line["step"])))
             if line["step"] > base_step:
                 continue
             kept_bytes += len(text)
@@ -118,8 +118,8 @@ class MetricsFile:
         return written, whole
 
     def _count(self, line: MetricsLine) -> None:
-        self.tokens += _whole(line.get("batch/tokens", 0))
-        self.samples += _whole(line.get("batch/samples", 0))
+        self.tokens += _read_count(line.get("batch/tokens", 0))
+        self.samples += _read_count(line.get("batch/samples", 0))
 
     def _keep_damaged(self, count: int) -> None:
         """Keep damaged lines in a file of their own; written before the lines that count replace all."""
@@ -187,7 +187,7 @@ class MetricsFile:
         self._leaving.popleft()
 
 
-def _whole(value: float) -> int:
+def _read_count(value: float) -> int:
     """A count of a line; 0 for an infinite one of a damaged line."""
     return int(value) if math.isfinite(value) else 0
 
@@ -219,7 +219,7 @@ def append_line(path: Path, line: str) -> None:
             raise
 
 
-def spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
+def version_spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
     """Runs of equal versions `[T]` as `{version, start, end}` over token positions; tokens of no version are left out."""
     values = np.asarray(versions, np.int32)
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
@@ -227,7 +227,7 @@ def spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
     return [{"version": version, "start": start, "end": end} for version, start, end in runs if version >= 0]
 
 
-def _advantage(samples: Sequence[Sample]) -> float | None:
+def _trained_advantage(samples: Sequence[Sample]) -> float | None:
     """None for a rollout that a filter masked."""
     return next((float(s.advantages[s.loss_mask][0]) for s in samples if s.loss_mask.any()), None)
 
@@ -251,7 +251,7 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
                     "task_id": group.task_id,
                     "dispatch_version": group.dispatch_version,
                     "reward": rollout.reward,
-                    "advantage": _advantage(own),
+                    "advantage": _trained_advantage(own),
                     "metrics": dict(rollout.metrics),
                     "messages": list(rollout.messages),
                     "completion": "\n".join(rollout.texts),
@@ -259,7 +259,7 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
                     "truncated": rollout.truncated,
                     "tokens": rollout.tokens,
                     "completion_tokens": rollout.loss_tokens,
-                    "versions": [spans(s.versions) for s in rollout.sequences],
+                    "versions": [version_spans(s.versions) for s in rollout.sequences],
                     "seconds": round(rollout.seconds, 4),
                 }
             )

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from rlrun.orchestrator.progress.exposition import Measures, StepTotals, exposition
+from rlrun.orchestrator.progress.exposition import Measures, StepTotals, metrics_text
 from rlrun.orchestrator.trainer.waiting import Waiting
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.volume_faults import Trouble, Volume
@@ -84,7 +84,7 @@ class Progress:
     """Measures of policies, where that is what the run is for: a line per policy and environment."""
 
 
-def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
+def starting_progress(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
     """Progress before it is known where the attempt starts."""
     trouble = volume.trouble()
     return Progress(
@@ -97,7 +97,7 @@ def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
         eval={},
         tokens_per_second=None,
         staleness_mean=None,
-        waiting_on=told(waiting, trouble),
+        waiting_on=waiting_reason(waiting, trouble),
         eta_seconds=None,
         in_flight=0,
         errors=0,
@@ -108,7 +108,7 @@ def starting(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
     )
 
 
-def told(waiting: Waiting, trouble: Trouble | None) -> str:
+def waiting_reason(waiting: Waiting, trouble: Trouble | None) -> str:
     """Reason for waiting, or the volume's trouble where nothing goes on without the volume."""
     return trouble.text if trouble is not None and trouble.blocks else str(waiting)
 
@@ -203,7 +203,7 @@ class ProgressServer:
     async def _metrics(self, request: web.Request) -> web.Response:
         progress = self._look()
         trouble = progress.storage.reason if progress.storage is not None else None
-        body = exposition(progress, self._measures(), trouble)
+        body = metrics_text(progress, self._measures(), trouble)
         return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _progress(self, request: web.Request) -> web.Response:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from rlrun.orchestrator.aio.volume import worst
+from rlrun.orchestrator.aio.volume import worst_trouble
 from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.weight_sync import WeightSync
@@ -15,8 +15,8 @@ from rlrun.orchestrator.groups.groups import Groups
 from rlrun.orchestrator.progress.activity import Activity
 from rlrun.orchestrator.progress.exposition import Measures, engine_loads
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
-from rlrun.orchestrator.progress.server import Progress, StepClock, told
-from rlrun.orchestrator.progress.step_metrics import discarded
+from rlrun.orchestrator.progress.server import Progress, StepClock, waiting_reason
+from rlrun.orchestrator.progress.step_metrics import discarded_rollouts
 from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, is_idle, of_trainer
 from rlrun.protocol.files.volume_faults import Trouble
@@ -104,13 +104,13 @@ class Standing:
             eval=dict(self._evaluations.rewards),
             tokens_per_second=last.get("perf/throughput"),
             staleness_mean=last.get("off_policy/mean"),
-            waiting_on=told(waiting, trouble),
+            waiting_on=waiting_reason(waiting, trouble),
             storage=trouble,
             eta_seconds=self._clock.remaining_seconds(self._config.max_steps),
             in_flight=self._groups.running,
             errors=counters["errors"],
             readmitted=counters["readmitted"],
-            discarded=discarded(counters),
+            discarded=discarded_rollouts(counters),
             waiting_role=waiting.role,
             waiting_phase=waiting.phase,
             waiting_since=waiting.since,
@@ -138,7 +138,7 @@ class Standing:
     def _trouble(self) -> Trouble | None:
         """Trouble with the volume, here or where the trainer writes."""
         state = self._trainer.state
-        return worst(self._volume.trouble(), state.trouble() if state is not None else None)
+        return worst_trouble(self._volume.trouble(), state.trouble() if state is not None else None)
 
     def _waiting(self) -> Waiting:
         state, say, made = self._trainer.state, self._since.waiting, self._groups.made
@@ -164,7 +164,7 @@ class Standing:
 
     def _rollouts(self) -> str:
         groups, counters = self._groups, self._groups.ledger.counters
-        kept, lost, oldest = counters["readmitted"], discarded(counters), groups.oldest()
+        kept, lost, oldest = counters["readmitted"], discarded_rollouts(counters), groups.oldest()
         return (
             f"{groups.buffered} of {self._config.batch_size} done, {groups.running} in flight"
             + (f"; oldest: {oldest}" if oldest is not None else "")

@@ -120,7 +120,7 @@ REMOVED = ("age", "error", "surplus")
 """Reasons for which rollouts are removed whatever their reward is."""
 
 
-def discarded(counters: Mapping[str, int]) -> int:
+def discarded_rollouts(counters: Mapping[str, int]) -> int:
     """Finished rollouts that a restart could not use."""
     return sum(count for name, count in counters.items() if name.startswith("discarded/"))
 
@@ -143,7 +143,7 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
     names |= {name for name in now if name.startswith(_OF_ENVIRONMENTS)}
     restart = {
         "rollouts/readmitted": float(now.get("readmitted", 0) - before.get("readmitted", 0)),
-        "rollouts/discarded": float(discarded(now) - discarded(before)),
+        "rollouts/discarded": float(discarded_rollouts(now) - discarded_rollouts(before)),
     }
     counts = {
         name if name == "errors" or name.startswith(_OF_ENVIRONMENTS) else f"groups/{name}": float(
@@ -151,10 +151,10 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
         )
         for name in sorted(names)
     }
-    return restart | counts | _removed(now, before)
+    return restart | counts | _removed_tokens(now, before)
 
 
-def _removed(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
+def _removed_tokens(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
     metrics = {}
     for reason in REMOVED:
         rollouts, tokens = (
@@ -179,7 +179,7 @@ _SHOWN = (
 )
 
 
-def _told(key: str, line: Mapping[str, object]) -> bool:
+def _is_logged(key: str, line: Mapping[str, object]) -> bool:
     """True if the log line shows `key`: all but the loss of RL, which means nothing by itself."""
     return key != "loss" or "reward/mean" not in line
 
@@ -198,5 +198,5 @@ def _held_out(line: Mapping[str, float]) -> list[str]:
 
 def step_line(line: Mapping[str, float]) -> str:
     """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
-    shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _told(key, line)]
+    shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _is_logged(key, line)]
     return f"step {line['step']}: " + ", ".join([*shown, *_held_out(line)])

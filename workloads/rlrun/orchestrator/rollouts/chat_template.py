@@ -23,7 +23,7 @@ from rlrun.orchestrator.rollouts.message_forms import (
     THOUGHT_FIELDS,
     TOOL_FORMS,
     ToolForm,
-    natively,
+    native_form,
     probe_call,
     probe_result,
     thought_of,
@@ -69,7 +69,7 @@ class ChatTemplate:
         """Shapes of conversations (roles, calls, tools) of which each message is written."""
         user: Message = {"role": "user", "content": "a"}
         reply: Message = {"role": "assistant", "content": STAND_IN}
-        self.closing = _after(self.write([user, reply]), STAND_IN)
+        self.closing = _text_after(self.write([user, reply]), STAND_IN)
         """Text after a reply that ends the conversation."""
 
     @cached_property
@@ -188,7 +188,7 @@ class ChatTemplate:
     def _after_stand_in(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool) -> str:
         """Put a stand-in for the reply and cut after it."""
         known = [*messages[:replies_at], {"role": "assistant", "content": STAND_IN}, *messages[replies_at + 1 :]]
-        return _after(self.write(known, tools, generation_prompt=prompt), STAND_IN)
+        return _text_after(self.write(known, tools, generation_prompt=prompt), STAND_IN)
 
     def _after_calls(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool) -> str:
         """Take what the new messages add to the conversation that ends with the calls."""
@@ -202,7 +202,7 @@ class ChatTemplate:
         known[replies_at] = _with_mark(
             {"role": "assistant", "content": "", "tool_calls": messages[replies_at]["tool_calls"]}, STAND_IN
         )
-        return self._added(known, replies_at, tools, prompt, lambda text: _after(text, STAND_IN))
+        return self._added(known, replies_at, tools, prompt, lambda text: _text_after(text, STAND_IN))
 
     def _added(
         self,
@@ -321,7 +321,7 @@ class ChatTemplate:
         self, form: ToolForm, messages: Sequence[Message], tools: Sequence[Tool], generation_prompt: bool
     ) -> str:
         if form.native:
-            return self._render(natively(messages, form), tools, generation_prompt)
+            return self._render(native_form(messages, form), tools, generation_prompt)
         if form.described_in is None:
             return self._render(without_tools(messages, (), results_as=form.results_as), tools, generation_prompt)
         plain = without_tools(messages, tools, described_in=form.described_in, results_as=form.results_as)
@@ -370,7 +370,7 @@ def _without_surrogates(text: str) -> str:
     return text
 
 
-def _after(text: str, mark: str) -> str:
+def _text_after(text: str, mark: str) -> str:
     _, found, after = text.rpartition(mark)
     if not found:
         raise TemplateError("the chat template drops an assistant message, so a conversation cannot be continued")

@@ -114,7 +114,7 @@ class TokenSequence:
         known = 0
         for mark in self.marks:
             if mark.messages >= len(messages) or not all(
-                map(_same, self.messages[known : mark.messages], messages[known : mark.messages])
+                map(_is_same_message, self.messages[known : mark.messages], messages[known : mark.messages])
             ):
                 break
             found, known = mark, mark.messages
@@ -213,7 +213,7 @@ class Conversation:
             place.sequence.full = True
             return self._reply(place, messages, Reply("", "length", truncated=True, prompt_tokens=len(prompt)))
         completion = await self._generate(prompt, max_tokens=room, **({"stop": tuple(stop)} if stop else {}))
-        _check(completion)
+        _check_message(completion)
         words = (*self._stop, *stop)
         characters = len(completion.token_ids) * _CHARACTERS
         count, text, stopped = await compute(characters, partial(self._cut, completion, words))
@@ -236,12 +236,12 @@ class Conversation:
         if self._branching:
             written = self._chat.spelled(completion.token_ids[:count])
             # The environment's message has no stop text, so the template will not write it again.
-            place.sequence.text = place.text + (_before(written, words) if stopped else written)
+            place.sequence.text = place.text + (_text_before(written, words) if stopped else written)
         return self._reply(place, messages, reply)
 
     async def _find_place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
         try:
-            return await compute(_size(messages), partial(self._place, messages, tools))
+            return await compute(_count_characters(messages), partial(self._place, messages, tools))
         except TemplateError as error:
             if self._sequences:
                 raise
@@ -338,15 +338,15 @@ class Conversation:
                 high = middle
             else:
                 low = middle + 1
-        return low, _before(self._chat.decode(ids[:low]), stop), True
+        return low, _text_before(self._chat.decode(ids[:low]), stop), True
 
 
-def _before(text: str, words: Sequence[str]) -> str:
+def _text_before(text: str, words: Sequence[str]) -> str:
     """Return the text before the first of these words."""
     return text[: min((text.index(word) for word in words if word in text), default=len(text))]
 
 
-def _size(messages: Sequence[Message]) -> int:
+def _count_characters(messages: Sequence[Message]) -> int:
     """Characters of all texts in the messages, whatever form their content has, and their parts; more than `SMALL` is not counted on."""
     size, rest = 0, list[object](messages)
     while rest and size <= SMALL:
@@ -361,14 +361,16 @@ def _size(messages: Sequence[Message]) -> int:
     return size
 
 
-def _same(known: Message, given: Message) -> bool:
+def _is_same_message(known: Message, given: Message) -> bool:
     """True if a message is one that was there before; of a reply only what was said counts, environments add fields of their own."""
     if known["role"] == "assistant" == given.get("role"):
-        return (known.get("content") or "") == (given.get("content") or "") and _calls(known) == _calls(given)
+        return (known.get("content") or "") == (given.get("content") or "") and _comparable_calls(
+            known
+        ) == _comparable_calls(given)
     return known == given
 
 
-def _calls(message: Message) -> list[tuple[object, object, object]]:
+def _comparable_calls(message: Message) -> list[tuple[object, object, object]]:
     """Calls as they compare: programs serialize the arguments' JSON again."""
     return [
         (call.get("id"), call["function"]["name"], arguments_of(call["function"]))
@@ -376,7 +378,7 @@ def _calls(message: Message) -> list[tuple[object, object, object]]:
     ]
 
 
-def _check(completion: Completion) -> None:
+def _check_message(completion: Completion) -> None:
     count = len(completion.token_ids)
     if not count == len(completion.logprobs) == len(completion.versions):
         raise RolloutError(

@@ -19,9 +19,9 @@ from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.engine_session import Opening, Session, derived_seed
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
-from rlrun.orchestrator.rollouts.player import Player, compare
+from rlrun.orchestrator.rollouts.player import Player, compare_group
 from rlrun.orchestrator.rollouts.unplayable import UnplayableTasks, unplayable_reason
-from rlrun.orchestrator.staleness import capacity
+from rlrun.orchestrator.staleness import dispatch_capacity
 from rlrun.orchestrator.types import FinishedGroup, Rollout
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -75,7 +75,7 @@ class Dispatcher:
             return 0
         config, groups = self._config, self._groups
         running, accepted = groups.running, groups.accepted
-        allowed = capacity(
+        allowed = dispatch_capacity(
             concurrency=config.max_concurrency,
             running=running,
             max_async_level=config.algorithm.max_async_level,
@@ -95,7 +95,7 @@ class Dispatcher:
         if version is None:
             return False
         started = groups.accepted + groups.running
-        allowed = capacity(
+        allowed = dispatch_capacity(
             concurrency=config.max_concurrency + groups.running,
             running=groups.running,
             max_async_level=config.algorithm.max_async_level,
@@ -161,7 +161,7 @@ class Dispatcher:
         if arena.environment.compares:
             # Not journaled: what a restart finds are the members, and it compares them again.
             task = arena.tasks[draw.task]
-            rollouts = await self._tried(arena, task, partial(compare, arena, task, rollouts))
+            rollouts = await self._tried(arena, task, partial(compare_group, arena, task, rollouts))
         self._unplayable.record(arena.config.label, None)
         return FinishedGroup(
             number=flight.number,

@@ -39,7 +39,7 @@ class Arena:
     """Digest of the train split, by which the next attempt recognizes another data set; "": unknown."""
 
 
-def isolated(config: EnvironmentConfig, logs: Path, host: Path | None = None) -> IsolatedEnvironment:
+def make_environment(config: EnvironmentConfig, logs: Path, host: Path | None = None) -> IsolatedEnvironment:
     """An environment as its configuration wants it, not started.
 
     Args:
@@ -103,7 +103,7 @@ async def open_arenas(
         RoleError: one of them cannot be loaded or has no tasks.
     """
     stages = [
-        isolated(environment, logs, host_of(environments, index, os.environ))
+        make_environment(environment, logs, host_of(environments, index, os.environ))
         for index, environment in enumerate(environments)
     ]
     if reason := enclosure.missing():

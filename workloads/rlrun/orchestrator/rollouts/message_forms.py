@@ -91,7 +91,7 @@ def probe_result(number: int = 0) -> Message:
     return {"role": "tool", "tool_call_id": f"{_CALL_ID}{number}", "content": PROBE_RESULT}
 
 
-def natively(messages: Sequence[Message], form: ToolForm) -> list[Message]:
+def native_form(messages: Sequence[Message], form: ToolForm) -> list[Message]:
     """Return messages with calls and results as the template takes them."""
     written: list[Message] = []
     names: dict[object, str] = {}
@@ -106,12 +106,12 @@ def natively(messages: Sequence[Message], form: ToolForm) -> list[Message]:
                 known = known | {"tool_call_id": short_id(message.get("tool_call_id"))}
         elif calls:
             content = message.get("content") or (None if form.no_content else "")
-            known = message | {"content": content, "tool_calls": [_call(call, form) for call in calls]}
+            known = message | {"content": content, "tool_calls": [_native_call(call, form) for call in calls]}
         written.append(known)
     return written
 
 
-def _call(call: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
+def _native_call(call: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
     arguments = arguments_of(call["function"])
     function = call["function"] | {
         "arguments": json.dumps(arguments, ensure_ascii=False) if form.arguments_as_text else arguments

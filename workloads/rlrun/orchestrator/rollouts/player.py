@@ -144,7 +144,7 @@ class Player:
         return RolloutError(str(refused))
 
 
-async def compare(arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+async def compare_group(arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
     """The rollouts of one group with the rewards that their comparison gives.
 
     Raises:

@@ -53,7 +53,7 @@ def count_unplayable(
         chat = ChatTokens.load(folder, trust_remote_code=trust_remote_code).called_with(template_arguments)
     except (EnvironmentLoadError, TemplateError, OSError, ValueError):
         return []
-    reasons, named, read = _count(tasks, chat, seq_len)
+    reasons, named, read = _count_unplayable(tasks, chat, seq_len)
     if not reasons:
         return []
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
@@ -63,7 +63,7 @@ def count_unplayable(
     return [f"{message}; the run leaves them out. To train on them, raise seqLen"]
 
 
-def _count(tasks: Sequence[Task], chat: ChatTokens, seq_len: int) -> tuple[Counter[str], list[str], int]:
+def _count_unplayable(tasks: Sequence[Task], chat: ChatTokens, seq_len: int) -> tuple[Counter[str], list[str], int]:
     """Count unplayable prompts by reason, within `READ_SECONDS`; the second value names them, the third is the number of prompts read."""
     reasons, named, deadline = Counter[str](), list[str](), time.monotonic() + READ_SECONDS
     for index in range(len(tasks)):

@@ -62,7 +62,7 @@ def stored_ends(source: str | Path, *, revision: str | None = None) -> tuple[int
     return tuple(found)
 
 
-def preload() -> None:
+def preload_modules() -> None:
     """Import what `load_tokenizer` mostly needs: that takes a second, and while the trainer starts there is nothing else to do.
 
     Never beside another thread that imports the same: transformers fills its names while it is imported.

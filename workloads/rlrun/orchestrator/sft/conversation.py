@@ -25,7 +25,7 @@ class Conversation:
     tools: list[Tool] | None = None
 
 
-def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
+def read_conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
     """The conversation of a row: its chat, or prompt and completion, of which the completion alone is learned.
 
     Raises:
@@ -33,15 +33,15 @@ def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
     """
     refuse_media(row, "column")
     if row.get(config.messages_field) is not None:
-        messages = _messages(row[config.messages_field], config.messages_field, "user")
+        messages = _read_messages(row[config.messages_field], config.messages_field, "user")
         first = 0
     elif row.get(config.prompt_field) is not None or row.get(config.completion_field) is not None:
         for field in (config.prompt_field, config.completion_field):
             if row.get(field) is None:
                 raise ValueError(f"{field} is missing beside the other half of prompt and completion")
-        messages = _messages(row[config.prompt_field], config.prompt_field, "user")
+        messages = _read_messages(row[config.prompt_field], config.prompt_field, "user")
         first = len(messages)
-        messages += _messages(row[config.completion_field], config.completion_field, "assistant")
+        messages += _read_messages(row[config.completion_field], config.completion_field, "assistant")
     else:
         raise ValueError(
             f"it has neither {config.messages_field} nor {config.prompt_field} and {config.completion_field}; its columns are "
@@ -53,25 +53,27 @@ def conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
             raise ValueError(f"message {index + 1}: weight is {weight!r}; it must be a number of at least 0")
         weights.append(float(weight) if index >= first and message["role"] in config.loss_roles else 0.0)
-    return Conversation(messages, weights, _tools(row.get(config.tools_field), config.tools_field))
+    return Conversation(messages, weights, _read_tools(row.get(config.tools_field), config.tools_field))
 
 
-def _messages(value: object, field: str, role: str) -> list[Message]:
+def _read_messages(value: object, field: str, role: str) -> list[Message]:
     if isinstance(value, str):
         refuse_surrogates(value, field)
         return [{"role": role, "content": value}]
     if not isinstance(value, list) or not value:
-        raise ValueError(f"{field} is {_shown(value)}; it must be a list of messages")
-    return [_message(item, f"{field}[{index}]") for index, item in enumerate(value)]
+        raise ValueError(f"{field} is {_show_value(value)}; it must be a list of messages")
+    return [_read_message(item, f"{field}[{index}]") for index, item in enumerate(value)]
 
 
-def _message(value: object, where: str) -> Message:
+def _read_message(value: object, where: str) -> Message:
     if not isinstance(value, dict):
-        raise ValueError(f"{where} is {_shown(value)}; it must be a message with role and content")
+        raise ValueError(f"{where} is {_show_value(value)}; it must be a message with role and content")
     message = {key: item for key, item in value.items() if item is not None}
     if message.get("role") not in ROLES:
         other = "; rename from to role and value to content" if {"from", "value"} <= set(message) else ""
-        raise ValueError(f"{where}.role is {_shown(message.get('role'))}; it must be one of {', '.join(ROLES)}{other}")
+        raise ValueError(
+            f"{where}.role is {_show_value(message.get('role'))}; it must be one of {', '.join(ROLES)}{other}"
+        )
     calls = message.get("tool_calls")
     if calls is not None:
         message["tool_calls"] = _tool_calls(calls, f"{where}.tool_calls")
@@ -90,12 +92,12 @@ def _message(value: object, where: str) -> Message:
 def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
     """Calls for a chat template, which wants the arguments as an object; OpenAI writes them as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
-        raise ValueError(f"{where} is {_shown(calls)}; it must be a list of calls")
+        raise ValueError(f"{where} is {_show_value(calls)}; it must be a list of calls")
     made = []
     for index, call in enumerate(calls):
         function = call.get("function")
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise ValueError(f"{where}[{index}].function must have a name, got {_shown(function)}")
+            raise ValueError(f"{where}[{index}].function must have a name, got {_show_value(function)}")
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             try:
@@ -106,17 +108,17 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
     return made
 
 
-def _tools(value: object, field: str) -> list[Tool] | None:
+def _read_tools(value: object, field: str) -> list[Tool] | None:
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except ValueError as error:
             raise ValueError(f"{field} is no JSON: {error}") from None
     if value is not None and (not isinstance(value, list) or not all(isinstance(item, dict) for item in value)):
-        raise ValueError(f"{field} is {_shown(value)}; it must be a list of tools")
+        raise ValueError(f"{field} is {_show_value(value)}; it must be a list of tools")
     return value or None
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -14,7 +14,7 @@ from rlrun.hub.fetch import model_source
 from rlrun.hub.repository import shown
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.attempt import feed, open_training
+from rlrun.orchestrator.attempt import feed_trainer, open_training
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.mixture import Mixture
@@ -129,7 +129,7 @@ def make_pipeline(
     return DataPipeline(config, attempt, content, trainer=trainer, signal=signal, volume=volume)
 
 
-async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:
+async def feed_attempt(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:
     """Feed one attempt to its end.
 
     Args:
@@ -166,4 +166,4 @@ async def run(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: S
                     volume=running.volume,
                 )
             )
-            return await feed(running, pipeline, connection, trainer)
+            return await feed_trainer(running, pipeline, connection, trainer)

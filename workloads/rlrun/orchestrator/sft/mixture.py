@@ -11,7 +11,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import NamedTuple
 
-from rlrun.orchestrator.tasks.permutation import permuted, share_out
+from rlrun.orchestrator.tasks.permutation import permute_position, share_out
 
 
 class Draw(NamedTuple):
@@ -51,11 +51,11 @@ class Mixture:
         epoch, position = divmod(index, self.sizes[source])
         if not self.shuffle:
             return Draw(source, position, epoch)
-        return Draw(source, permuted(position, self.sizes[source], f"{self.seed}/data/{source}/{epoch}"), epoch)
+        return Draw(source, permute_position(position, self.sizes[source], f"{self.seed}/data/{source}/{epoch}"), epoch)
 
     def counts(self, number: int) -> tuple[int, ...]:
         """Rows of each source among the first `number` draws."""
-        return tuple(_counts(number, self._shares))
+        return tuple(_count_shares(number, self._shares))
 
     @cached_property
     def length(self) -> int | None:
@@ -79,11 +79,11 @@ class Mixture:
         return [Fraction(str(weight)) for weight in self.weights]
 
 
-def _counts(number: int, weights: Sequence[Fraction]) -> list[int]:
+def _count_shares(number: int, weights: Sequence[Fraction]) -> list[int]:
     """The forks of `share_out`, for all sources at once."""
     if len(weights) == 1:
         return [number]
     middle = len(weights) // 2
     left = sum(weights[:middle], Fraction(0))
     first = int(number * (left / sum(weights, Fraction(0))))
-    return [*_counts(first, weights[:middle]), *_counts(number - first, weights[middle:])]
+    return [*_count_shares(first, weights[:middle]), *_count_shares(number - first, weights[middle:])]

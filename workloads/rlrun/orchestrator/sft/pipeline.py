@@ -18,14 +18,14 @@ from loguru import logger
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
 from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.aio.volume import clean_up, in_thread, insist, worst
+from rlrun.orchestrator.aio.volume import clean_up, in_thread, retry_until_done, worst_trouble
 from rlrun.orchestrator.checkpoint.state import remove_batches
 from rlrun.orchestrator.checkpoint.writer import PartWriter
 from rlrun.orchestrator.progress.activity import Activity
 from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
-from rlrun.orchestrator.progress.server import Progress, StepClock, told
-from rlrun.orchestrator.sft.samples import Position, Reader, summary
+from rlrun.orchestrator.progress.server import Progress, StepClock, waiting_reason
+from rlrun.orchestrator.sft.samples import Position, Reader, batch_metrics
 from rlrun.orchestrator.sft.state import Snapshot, write_snapshot
 from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
 from rlrun.orchestrator.trainer.waiting import Since, Waiting, is_idle, of_trainer
@@ -198,7 +198,7 @@ class DataPipeline:
             if batch.last:
                 self._last_step = step
             counters = self._reader.position.counters
-            metrics = summary(batch.samples) | {f"data/{name}": float(count) for name, count in counters.items()}
+            metrics = batch_metrics(batch.samples) | {f"data/{name}": float(count) for name, count in counters.items()}
             metrics |= {"data/epoch": self._reader.epoch, "time/make_batch": time.monotonic() - began}
             self._metrics.add(step, "batch", metrics)
             await self.trainer.batch_ready(step, str(self._paths.batch(step, self.attempt.attempt)))
@@ -236,7 +236,7 @@ class DataPipeline:
 
     async def _write(self, doing: str, path: Path, batch: Batch) -> None:
         try:
-            await insist(self._volume, doing, partial(write_batch, path, batch))
+            await retry_until_done(self._volume, doing, partial(write_batch, path, batch))
         except BatchError as error:
             raise RoleError(str(error), exit_codes.DATA) from error
 
@@ -250,7 +250,7 @@ class DataPipeline:
         """Current progress of the run."""
         total = self._last_step or self._expected_steps or self.config.max_steps
         waiting, state = self._waiting(), self.trainer.state
-        trouble = worst(self._volume.trouble(), state.trouble() if state is not None else None)
+        trouble = worst_trouble(self._volume.trouble(), state.trouble() if state is not None else None)
         return Progress(
             step=self._trained,
             max_steps=total,
@@ -261,7 +261,7 @@ class DataPipeline:
             eval={},
             tokens_per_second=self._metrics.last.get("perf/throughput"),
             staleness_mean=None,
-            waiting_on=told(waiting, trouble),
+            waiting_on=waiting_reason(waiting, trouble),
             storage=trouble,
             eta_seconds=self._clock.remaining_seconds(total),
             in_flight=0,

@@ -12,7 +12,7 @@ from rlrun.config.models.data import DataConfig
 from rlrun.environments.dataset_rows import RowError, Rows
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
-from rlrun.orchestrator.sft.conversation import conversation
+from rlrun.orchestrator.sft.conversation import read_conversation
 from rlrun.orchestrator.sft.mixture import Mixture
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
@@ -43,7 +43,7 @@ class Encoder:
         config = self._config
         try:
             try:
-                encoded = self._chat.encode(conversation(rows.row(index), config))
+                encoded = self._chat.encode(read_conversation(rows.row(index), config))
             except (ValueError, TemplateError) as error:
                 raise (
                     error if isinstance(error, RowError) else RowError(f"{rows.describe_place(index)}: {error}")
@@ -73,7 +73,7 @@ class Encoder:
         return encoded
 
 
-def sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sample:
+def make_sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sample:
     """Sample of the file protocol: each token's weight stands in the place of its advantage."""
     mask = encoded.weights > 0
     return Sample(
@@ -171,7 +171,9 @@ class Reader:
                     raise RoleError(f"data.sources: no row can be used: {self._reasons()}", exit_codes.DATA)
                 continue
             self._left_out = 0
-            self._next = sample(encoded, source=rows.label, place=rows.describe_place(draw.row), number=self._draws)
+            self._next = make_sample(
+                encoded, source=rows.label, place=rows.describe_place(draw.row), number=self._draws
+            )
         return self._next
 
     def _reasons(self) -> str:
@@ -189,13 +191,13 @@ def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
     for index in range(min(limit, len(rows))):
         encoded = encoder.encode(rows, index, counters)
         if encoded is not None:
-            samples.append(sample(encoded, source=rows.label, place=rows.describe_place(index), number=index))
+            samples.append(make_sample(encoded, source=rows.label, place=rows.describe_place(index), number=index))
     if not samples:
         raise RoleError(f"data.validation: no row of {rows.label} can be used: {dict(counters)}", exit_codes.DATA)
     return tuple(samples)
 
 
-def summary(samples: Sequence[Sample]) -> dict[str, float]:
+def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Metrics of a batch: samples, tokens and learned tokens, and the samples of each source of a mixture."""
     found: dict[str, float] = {
         "batch/samples": float(len(samples)),

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Literal, TypedDict
 
 from rlrun.config.models.rollout import CurriculumConfig
-from rlrun.orchestrator.tasks.permutation import permuted, share_out
+from rlrun.orchestrator.tasks.permutation import permute_position, share_out
 
 Pool = Literal["easy", "hard"]
 _LOOKS = 1000
@@ -138,7 +138,7 @@ class TaskPools:
                 self.epoch, self.position = self.epoch + 1, 0
             task = self.position
             if self.config.shuffle:
-                task = permuted(self.position, self.window, f"{self.key}/{self.epoch}")
+                task = permute_position(self.position, self.window, f"{self.key}/{self.epoch}")
             self.position += 1
             if task not in easy and task not in hard:
                 return task

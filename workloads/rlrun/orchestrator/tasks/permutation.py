@@ -28,12 +28,12 @@ def share_out(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
     return low, number
 
 
-def _mix(key: bytes, value: int) -> int:
+def _mix_bits(key: bytes, value: int) -> int:
     digest = hashlib.blake2b(value.to_bytes(8, "little"), key=key, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
-def permuted(position: int, size: int, key: str) -> int:
+def permute_position(position: int, size: int, key: str) -> int:
     """Image of `position` in a pseudo-random permutation of `range(size)`.
 
     A Feistel network over the next even number of bits; results outside the range are permuted again ("cycle walking",
@@ -46,7 +46,7 @@ def permuted(position: int, size: int, key: str) -> int:
     while True:
         left, right = value >> half, value & mask
         for round_key in keys:
-            left, right = right, left ^ (_mix(round_key, right) & mask)
+            left, right = right, left ^ (_mix_bits(round_key, right) & mask)
         value = (left << half) | right
         if value < size:
             return value

@@ -19,7 +19,7 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.staleness import newest_seen
 from rlrun.orchestrator.tasks.curriculum import CurriculumState, TaskPools
-from rlrun.orchestrator.tasks.permutation import permuted, share_out
+from rlrun.orchestrator.tasks.permutation import permute_position, share_out
 from rlrun.protocol.files.batch import Batch
 
 
@@ -204,7 +204,7 @@ class Sampler:
     def _shuffled(self, environment: int, index: int) -> Draw:
         source = self.sources[environment]
         epoch, position = divmod(index, source.size)
-        return Draw(environment, permuted(position, source.size, f"{self.seed}/{source.label}/{epoch}"), epoch)
+        return Draw(environment, permute_position(position, source.size, f"{self.seed}/{source.label}/{epoch}"), epoch)
 
     def _assign(self, group: int) -> None:
         environment, index = share_out(group, self._ratios)

@@ -27,10 +27,10 @@ class Waiting:
     """Further facts about it."""
 
     def __str__(self) -> str:
-        return f"{self.role}: {self.phase} since {clock(self.since)}" + (f"; {self.detail}" if self.detail else "")
+        return f"{self.role}: {self.phase} since {clock_time(self.since)}" + (f"; {self.detail}" if self.detail else "")
 
 
-def clock(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """`12:03:04Z`."""
     return time.strftime("%H:%M:%SZ", time.gmtime(seconds))
 
@@ -54,8 +54,8 @@ def of_trainer(state: TrainerState, step: int, now: float) -> Waiting:
     """Activity that the trainer reports while it works for `step`."""
     told = [f"micro-batch {state.part}"] if state.part else []
     if now - state.phase_since >= SETTLED_SECONDS:
-        told += _apart(state.ranks, state)
-    return Waiting("trainer", _words(state.phase, step), state.phase_since, ", ".join(told))
+        told += _ranks_apart(state.ranks, state)
+    return Waiting("trainer", _phase_text(state.phase, step), state.phase_since, ", ".join(told))
 
 
 def is_idle(state: TrainerState) -> bool:
@@ -63,23 +63,23 @@ def is_idle(state: TrainerState) -> bool:
     return state.phase == "waiting_for_batch"
 
 
-def _apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
+def _ranks_apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
     """Ranks that are elsewhere than rank 0: they hold the group up, or are ahead and wait for it."""
-    here = (_place(state.phase), state.part)
-    found = [rank for rank in ranks if (_place(rank.phase), rank.part) != here]
-    told = [_rank(rank) for rank in found[:_RANKS_SHOWN]]
+    here = (_comparable_phase(state.phase), state.part)
+    found = [rank for rank in ranks if (_comparable_phase(rank.phase), rank.part) != here]
+    told = [_rank_text(rank) for rank in found[:_RANKS_SHOWN]]
     return told + ([f"{len(found) - len(told)} more ranks"] if len(found) > len(told) else [])
 
 
-def _place(phase: str) -> str:
+def _comparable_phase(phase: str) -> str:
     """Phase as ranks compare: only rank 0 knows whose turn it is, and whether a batch is there."""
     return "waiting" if phase.startswith("waiting_") else phase
 
 
-def _rank(rank: RankState) -> str:
+def _rank_text(rank: RankState) -> str:
     part = f" micro-batch {rank.part}" if rank.part else ""
-    return f"rank {rank.rank}: {_words(rank.phase, rank.step)}{part} since {clock(rank.since)}"
+    return f"rank {rank.rank}: {_phase_text(rank.phase, rank.step)}{part} since {clock_time(rank.since)}"
 
 
-def _words(phase: str, step: int) -> str:
+def _phase_text(phase: str, step: int) -> str:
     return f"{phase.replace('_', ' ')}, step {step}"

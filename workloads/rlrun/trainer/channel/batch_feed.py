@@ -115,13 +115,13 @@ def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attemp
     except BatchError as error:
         raise RoleError(str(error), exit_codes.FAILURE) from None
     try:
-        _check(batch, step, vocabulary, seq_len, attempt)
+        _check_batch(batch, step, vocabulary, seq_len, attempt)
     except BatchError as error:
         raise RoleError(f"the batch {path} is refused: {error}", exit_codes.DATA) from None
     return batch
 
 
-def _check(batch: Batch, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> None:
+def _check_batch(batch: Batch, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> None:
     if batch.step != step:
         raise BatchError(f"it is for step {batch.step}, the next step is {step}")
     if attempt is not None and batch.attempt != attempt:

@@ -33,7 +33,7 @@ from rlrun.protocol.messages.channel import (
 from rlrun.protocol.messages.endpoints import TRAINER_READY
 from rlrun.protocol.messages.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
 from rlrun.runtime.site import Handler
-from rlrun.trainer.channel.server import ChannelServer, refuse
+from rlrun.trainer.channel.server import ChannelServer, refuse_request
 
 MAX_WAIT_SECONDS = 60.0
 """Longest long poll; a client that asks for more gets this."""
@@ -193,7 +193,7 @@ class Channel:
         """Answer a request that had the key, or the probe's."""
         handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, route))
         if handler is None:
-            return refuse(404, f"there is no {request.method} {route}")
+            return refuse_request(404, f"there is no {request.method} {route}")
         if route == TRAINER_READY:
             return await handler(request)
         self.last_contact = time.monotonic()
@@ -226,27 +226,29 @@ class Channel:
     async def _get_state(self, request: web.Request) -> web.Response:
         state = self._state()
         state = state.model_copy(update={"ranks": await asyncio.to_thread(self.ranks)})
-        return _answer(state.model_dump_json())
+        return _json_answer(state.model_dump_json())
 
     async def _get_events(self, request: web.Request) -> web.Response:
         try:
             after = int(request.query.get("after", "0"))
             wait = min(float(request.query.get("wait", "0")), MAX_WAIT_SECONDS)
         except ValueError:
-            return refuse(422, f"after and wait are numbers, got {dict(request.query)}")
+            return refuse_request(422, f"after and wait are numbers, got {dict(request.query)}")
         if after < 0 or not wait >= 0:
-            return refuse(422, f"after and wait are not negative, got {dict(request.query)}")
+            return refuse_request(422, f"after and wait are not negative, got {dict(request.query)}")
         clock = self._server.loop.time
         deadline = clock() + wait
         while True:
             happened = self._happened  # taken before looking, so that an event in between wakes this one
             events = self._events_after(after)
             if events is None:
-                return refuse(409, f"events up to {self._dropped} are gone: the orchestrator has asked for later ones")
+                return refuse_request(
+                    409, f"events up to {self._dropped} are gone: the orchestrator has asked for later ones"
+                )
             left = deadline - clock()
             if events or left <= 0:
                 self.last_contact = time.monotonic()
-                return _answer(EventList(attempt=self._attempt, events=events).model_dump_json())
+                return _json_answer(EventList(attempt=self._attempt, events=events).model_dump_json())
             try:
                 await asyncio.wait_for(happened.wait(), left)
             except TimeoutError:
@@ -268,49 +270,55 @@ class Channel:
         expected_path = self._batch_path(batch.step)
         with self._lock:
             if not self._ready:
-                return refuse(409, "the trainer is starting: it takes batches after its first `published` event")
+                return refuse_request(
+                    409, "the trainer is starting: it takes batches after its first `published` event"
+                )
             if Path(batch.path) != expected_path:
-                return refuse(409, f"the batch of step {batch.step} has to be in {expected_path}, got {batch.path}")
+                return refuse_request(
+                    409, f"the batch of step {batch.step} has to be in {expected_path}, got {batch.path}"
+                )
             if batch.step > self._next_batch:
-                return refuse(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
+                return refuse_request(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
             if batch.step == self._next_batch:
                 self._next_batch += 1
                 self.batches.put(batch)
                 self.news.set()
             elif batch.step <= self._base:
-                return refuse(409, f"this attempt starts from step {self._base}; got the batch of step {batch.step}")
-        return _answer('{"accepted": true}')
+                return refuse_request(
+                    409, f"this attempt starts from step {self._base}; got the batch of step {batch.step}"
+                )
+        return _json_answer('{"accepted": true}')
 
     async def _post_checkpoint(self, request: web.Request) -> web.Response:
         saved = OrchestratorSaved.model_validate_json(await request.read())
         with self._lock:
             known = saved.step in self._saved
         if not known:
-            return refuse(409, f"this attempt has saved no checkpoint of step {saved.step}")
+            return refuse_request(409, f"this attempt has saved no checkpoint of step {saved.step}")
         self.agreed(saved.step)
-        return _answer('{"accepted": true}')
+        return _json_answer('{"accepted": true}')
 
     async def _post_shutdown(self, request: web.Request) -> web.Response:
         self.shutdown.set()
         self.news.set()
-        return _answer('{"accepted": true}')
+        return _json_answer('{"accepted": true}')
 
     async def _post_stop(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self.stop)
-        return _answer('{"accepted": true}')
+        return _json_answer('{"accepted": true}')
 
     async def _post_transfer(self, request: web.Request) -> web.Response:
         wanted = TransferRequest.model_validate_json(await request.read())
         if self.offer is None:
-            return refuse(
+            return refuse_request(
                 409, "this trainer publishes to the volume alone; set weightSync.transport: NCCL for all roles"
             )
         try:
             offer = await self._server.loop.run_in_executor(self._offering, self.offer, wanted)
-            return _answer(offer.model_dump_json())
+            return _json_answer(offer.model_dump_json())
         except NotHeldError as error:
-            return refuse(404, str(error))
+            return refuse_request(404, str(error))
 
 
-def _answer(text: str) -> web.Response:
+def _json_answer(text: str) -> web.Response:
     return web.Response(text=text, content_type="application/json")

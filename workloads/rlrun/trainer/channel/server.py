@@ -101,13 +101,13 @@ class ChannelServer:
         if not keyless:
             who = caller(request.headers.getall("Authorization", ()), self._key)
             if who is None:
-                return refuse(401, "wrong or missing API key")
+                return refuse_request(401, "wrong or missing API key")
             if who and not request.path.startswith(f"{channel_of(who)}/"):
-                return refuse(403, f"the key of run {who} opens {channel_of(who)} alone")
+                return refuse_request(403, f"the key of run {who} opens {channel_of(who)} alone")
         try:
             return await handler(request)
         except ValidationError as error:
-            return refuse(422, f"the request's body is wrong: {error.errors(include_url=False)}")
+            return refuse_request(422, f"the request's body is wrong: {error.errors(include_url=False)}")
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         run, route = "", request.path
@@ -117,10 +117,10 @@ class ChannelServer:
             route = f"/{rest}"
         channel = self._runs.get(run)
         if channel is None:
-            return refuse(GONE, f"this trainer does not train run {run!r}")
+            return refuse_request(GONE, f"this trainer does not train run {run!r}")
         return await channel.answer(request, route)
 
 
-def refuse(status: int, message: str) -> web.Response:
+def refuse_request(status: int, message: str) -> web.Response:
     """A refusal, with its reason for people."""
     return web.json_response({"error": message}, status=status)

@@ -21,7 +21,7 @@ from rlrun.protocol.files.checkpoint_manifest import FileEntry
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.volume_faults import RefusedError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.checkpoints.dcp import Part, Progress, snapshot, write
+from rlrun.trainer.checkpoints.dcp import Part, Progress, snapshot_shards, write_shards
 from rlrun.trainer.checkpoints.unsaved import Refused
 from rlrun.trainer.ranks.group import COLLECTIVE_TIMEOUT, Group
 
@@ -72,7 +72,7 @@ class Saver:
         """
         self.wait()
         self.check()
-        state = snapshot(self._parts, progress)
+        state = snapshot_shards(self._parts, progress)
         if self._thread is None:
             self._last = Future()
             self._last.set_result(self._write(state, progress.step, path))
@@ -156,7 +156,7 @@ class Saver:
         began = time.perf_counter()
         try:
             reach("checkpoint.shards.before_write")
-            files = write(state, path, self._group, self._peers)
+            files = write_shards(state, path, self._group, self._peers)
             reach("checkpoint.shards.durable")
         except RefusedError as error:
             return Refused(step, error.trouble)

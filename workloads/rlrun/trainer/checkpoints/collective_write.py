@@ -47,8 +47,8 @@ class Together:
         worst = int(self._group.maxima({"refused": float(mine)})["refused"])
         if worst:  # the same reason on all ranks: they count how long the volume fails
             reason, own = STORAGE_REASONS[worst - 1], self.refused
-            told = own if own is not None and own.reason == reason else _elsewhere(reason)
-            raise refusal(told, self._folder, self._doing)
+            told = own if own is not None and own.reason == reason else _error_elsewhere(reason)
+            raise volume_refusal(told, self._folder, self._doing)
 
 
 def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path, doing: str) -> None:
@@ -68,17 +68,17 @@ def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path,
     dist.all_gather_object(found, mine, group=peers)
     trouble = mine or next((other for other in found if other is not None), None)
     if trouble is not None:
-        raise refusal(trouble, folder, doing) from error
+        raise volume_refusal(trouble, folder, doing) from error
     if error is not None:
         raise error
 
 
-def refusal(trouble: Trouble, folder: Path, doing: str) -> RefusedError:
+def volume_refusal(trouble: Trouble, folder: Path, doing: str) -> RefusedError:
     """The error of a write that the volume refused."""
     return RefusedError(f"cannot {doing} in {folder}: {trouble.text}; {trouble.remedy}", trouble)
 
 
-def caught(act: Callable[[], object]) -> Exception | None:
+def catch_error(act: Callable[[], object]) -> Exception | None:
     """Run it; the error that it raised."""
     try:
         act()
@@ -87,6 +87,6 @@ def caught(act: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _elsewhere(reason: StorageReason) -> Trouble:
+def _error_elsewhere(reason: StorageReason) -> Trouble:
     state = {"StorageFull": "is full", "StorageReadOnly": "is read-only", "StorageFailing": "fails"}
     return Trouble(reason, f"the volume {state.get(reason, 'does not answer')} for another rank")

@@ -25,7 +25,7 @@ from rlrun.protocol.files.volume_faults import RefusedError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp_reader
 from rlrun.trainer.checkpoints.checksum_writer import ChecksumWriter
-from rlrun.trainer.checkpoints.collective_write import agree_among, caught
+from rlrun.trainer.checkpoints.collective_write import agree_among, catch_error
 from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
 from rlrun.trainer.modeling.parallel.stages import of_all_stages, stage_of
 from rlrun.trainer.ranks.group import Group
@@ -55,7 +55,7 @@ POLICY = "policy"
 """Name of the part that every run has."""
 
 
-def snapshot(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
+def snapshot_shards(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
     """Shards of this rank in a checkpoint; tensors share the memory of modules and optimizers."""
     state: dict[str, object] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
@@ -73,11 +73,11 @@ def _whole_groups(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[
     return [group | {"params": names} for group, names in zip(groups, whole, strict=True)]
 
 
-def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> tuple[FileEntry, ...]:
+def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> tuple[FileEntry, ...]:
     """Write the shards into `path`/trainer, durable on all ranks when this returns. Every rank takes part.
 
     Args:
-        state: a `snapshot`, or a copy of one.
+        state: a `snapshot_shards`, or a copy of one.
         path: the checkpoint's folder; it is not complete before its manifest is written.
         group: the ranks.
         peers: the process group of gloo that the ranks meet in; of the calling thread alone.
@@ -97,11 +97,11 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
             make_folder(folder)
 
     def save() -> None:
-        _checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
+        _call_checked(lambda: dcp.save(state, storage_writer=writer, process_group=peers))
 
     try:
-        agree_among(peers, caught(begin), path.parent, doing)
-        agree_among(peers, caught(save), path.parent, doing)
+        agree_among(peers, catch_error(begin), path.parent, doing)
+        agree_among(peers, catch_error(save), path.parent, doing)
     except RefusedError:
         if group.leads:
             remove_trainer_part(path)  # nothing is written there any more; others need the space
@@ -111,7 +111,7 @@ def write(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGr
     return tuple(entry for entries in ranks or () for entry in entries)
 
 
-def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | None = None) -> Progress:
+def load_parts(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | None = None) -> Progress:
     """Fill all parts from `path`/trainer, whatever the world size that wrote it. Every rank takes part.
 
     A part that the checkpoint does not have, such as the critic of an objective that was chosen later, stays as it is.
@@ -126,7 +126,7 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
     """
     reader = CheckpointReader(path / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
-    state = snapshot(parts, Progress())
+    state = snapshot_shards(parts, Progress())
     for name in parts:
         if not any(key.startswith(f"{name}.") for key in stored):
             del state[name]
@@ -135,10 +135,10 @@ def load(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | 
             continue
         stage = stage_of(parts[name].module)
         own = {parameter: tensor.shape for parameter, tensor in state[name]["model"].items()}
-        if (problem := _misfit(name, own if stage is None else stage.shapes, stored)) is not None:
+        if (problem := _misfit_error(name, own if stage is None else stage.shapes, stored)) is not None:
             raise RoleError(f"{path} is a checkpoint of another model: {problem}", exit_codes.DATA)
         _leave_out_moments(name, state[name]["optimizer"]["state"], stored)
-    dcp_reader.load(state, reader)
+    dcp_reader.load_state(state, reader)
     for name, part in parts.items():
         if name in state:
             set_state_dict(
@@ -173,7 +173,7 @@ def parameter_key(part: str, parameter: str) -> str:
     return f"{part}.model.{parameter}"
 
 
-def _misfit(part: str, shapes: Mapping[str, torch.Size], stored: Mapping[str, Any]) -> str | None:
+def _misfit_error(part: str, shapes: Mapping[str, torch.Size], stored: Mapping[str, Any]) -> str | None:
     wanted = {parameter_key(part, name): tuple(shape) for name, shape in shapes.items()}
     there = {
         key: tuple(getattr(entry, "size", ()))
@@ -187,7 +187,7 @@ def _misfit(part: str, shapes: Mapping[str, torch.Size], stored: Mapping[str, An
     return None
 
 
-def _checked(transfer: Callable[[], object]) -> None:
+def _call_checked(transfer: Callable[[], object]) -> None:
     """Run it; torch's error, which is no `Exception` and would pass every handler, becomes one."""
     try:
         transfer()

@@ -60,7 +60,7 @@ class _Unpickler(pickle.Unpickler):
             "builtins",
             "getattr",
         ):  # by which Python 3.11.0 to 3.11.3 write the member of an enumeration
-            return _member
+            return _read_member
         if name == "PosixPath" and module in ("pathlib", "pathlib._local"):  # the latter in Python 3.13
             return PosixPath
         if (module, name) not in _CLASSES:
@@ -68,7 +68,7 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def _member(kind: Any, name: Any) -> Any:
+def _read_member(kind: Any, name: Any) -> Any:
     if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
         raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint is made of")
     return _MEM_FORMAT_ENCODING[name]
@@ -95,11 +95,11 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
         try:
             with path.open("rb") as file:
                 metadata = _Unpickler(file).load()
-            _check(metadata, self.folder)
+            _check_table(metadata, self.folder)
         except OSError as error:
-            raise _refused(path, error.strerror or str(error)) from None
+            raise _refuse_table(path, error.strerror or str(error)) from None
         except Exception as error:  # of any kind: it is the file that chooses
-            raise _refused(path, str(error) or type(error).__name__) from None
+            raise _refuse_table(path, str(error) or type(error).__name__) from None
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
@@ -124,7 +124,7 @@ class CheckpointPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
         super().load_bytes(read_item, plain)
 
 
-def load(state: dict[str, Any], reader: CheckpointReader, *, alone: bool = False) -> None:
+def load_state(state: dict[str, Any], reader: CheckpointReader, *, alone: bool = False) -> None:
     """Fill the tensors and values of `state` in place; every rank takes part.
 
     Args:
@@ -153,12 +153,12 @@ def _not_read(what: str, error: Exception) -> RoleError:
     return RoleError(printable(f"{what} is damaged, or was not written by RLRun: {why}"), exit_codes.DATA)
 
 
-def _refused(path: Path, why: str) -> RoleError:
+def _refuse_table(path: Path, why: str) -> RoleError:
     message = f"{path} is damaged, or was not written by RLRun: {why}; nothing of this checkpoint is used"
     return RoleError(printable(message), exit_codes.DATA)
 
 
-def _check(metadata: Any, folder: Path) -> None:
+def _check_table(metadata: Any, folder: Path) -> None:
     """Hold the table against the files.
 
     Raises:

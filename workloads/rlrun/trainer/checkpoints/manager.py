@@ -70,9 +70,9 @@ class Checkpoints:
         attempt, say = self._attempt, logger.warning if leads else None
         if attempt.base_attempt is not None:
             base = self._paths.checkpoint(attempt.base_step, attempt.base_attempt)
-            return dcp.load(parts, base, say=say)
+            return dcp.load_parts(parts, base, say=say)
         if attempt.origin is not None:
-            dcp.load(parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
+            dcp.load_parts(parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
         return Progress()
 
     def _start_completer(self, volume: Volume, say: Callable[[str], None]) -> Completer:

@@ -115,13 +115,13 @@ def choose_base(
                 f"checkpoint.resume.step is {resume.step}, but the complete checkpoints are of steps: {steps}",
                 exit_codes.CONFIGURATION,
             )
-        problem = _problem(wanted[-1], with_orchestrator, check, beginning)
+        problem = _find_problem(wanted[-1], with_orchestrator, check, beginning)
         if problem:
             raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
         return Base(wanted[-1], lineage)
     is_unreadable = False
     for candidate in reversed(candidates):
-        problem = _problem(candidate, with_orchestrator, check, beginning)
+        problem = _find_problem(candidate, with_orchestrator, check, beginning)
         if problem is None:
             return Base(candidate, lineage)
         is_unreadable |= isinstance(problem, _Unreadable)
@@ -174,7 +174,7 @@ def choose_origin(
     before = read_attempt(paths.attempt_file(mine[-1])).origin if mine else None
     pinned = [c for c in wanted_ones if before is not None and str(c.path) == before.path]
     for candidate in [*pinned, *(c for c in reversed(wanted_ones) if c not in pinned)]:
-        problem = _problem(candidate, False, check)
+        problem = _find_problem(candidate, False, check)
         if problem is None:
             return Origin(str(candidate.path), candidate.step, candidate.attempt)
         log(f"not starting from step {candidate.step} of {other.root}: {problem}")
@@ -187,7 +187,7 @@ class _Unreadable(str):
     """Problem of a checkpoint that the volume fails to read."""
 
 
-def _problem(
+def _find_problem(
     checkpoint: Artifact, with_orchestrator: bool, check: Verify, beginning: Beginning | None = None
 ) -> str | None:
     try:
@@ -206,7 +206,7 @@ def _problem(
     return None
 
 
-def begin(
+def start_attempt(
     paths: RunPaths,
     config: TrainerConfig,
     *,
@@ -295,7 +295,7 @@ def begin_attempt(
     return this
 
 
-def superfluous(
+def checkpoints_to_delete(
     checkpoints: Iterable[Artifact], *, complete: Iterable[Artifact], attempt: Attempt, config: CheckpointConfig
 ) -> list[Artifact]:
     """Checkpoints to delete: complete ones beyond `keep_last` that no `keep_interval` holds, and unfinished ones that are older than
@@ -313,7 +313,7 @@ def superfluous(
 
 def delete_superfluous(paths: RunPaths, *, attempt: Attempt, config: CheckpointConfig) -> None:
     """Delete old checkpoints, as computed from what is on the disk."""
-    for checkpoint in superfluous(
+    for checkpoint in checkpoints_to_delete(
         paths.checkpoints_on_disk(), complete=complete_checkpoints(paths), attempt=attempt, config=config
     ):
         reach("retention.before_remove")

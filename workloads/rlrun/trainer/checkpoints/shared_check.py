@@ -44,7 +44,7 @@ class Ranks(Protocol):
         """Maxima over all ranks."""
 
 
-def share(files: Iterable[FileEntry], rank: int, world_size: int) -> list[FileEntry]:
+def share_files(files: Iterable[FileEntry], rank: int, world_size: int) -> list[FileEntry]:
     """Files that a rank checks: those of the rank of its number, which it loads; what is no rank's is rank 0's.
 
     Args:
@@ -93,7 +93,7 @@ class SharedCheck:
         """Check this rank's share; raises on all ranks together."""
         group, problem = self._group, ""
         try:
-            self._read(checkpoint, share(files, group.rank, group.world_size))
+            self._read(checkpoint, share_files(files, group.rank, group.world_size))
         except ManifestError as error:
             problem = str(error)
         except OSError as error:

@@ -21,7 +21,7 @@ class Refused:
     trouble: Trouble
 
 
-def _pauses() -> Iterator[float]:
+def _retry_pauses() -> Iterator[float]:
     seconds = FIRST_RETRY_SECONDS
     while True:
         yield seconds
@@ -39,7 +39,7 @@ class Retry:
     def __init__(self, volume: Volume, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._volume, self._clock = volume, clock
         self._known: Refused | None = None
-        self._pauses = _pauses()
+        self._pauses = _retry_pauses()
         self._at = 0.0
 
     def due(self, refused: Refused, *, blocks: bool) -> bool:
@@ -56,5 +56,5 @@ class Retry:
 
     def written(self) -> None:
         """A checkpoint is durable."""
-        self._known, self._pauses = None, _pauses()
+        self._known, self._pauses = None, _retry_pauses()
         self._volume.accept(SAVING)

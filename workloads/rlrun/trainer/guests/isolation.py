@@ -39,7 +39,7 @@ class Isolation:
         """True if every rank calls this, with the same kind of error from the same line at the same place of the work."""
         if self._peers is None:
             return True
-        mine = torch.tensor([mark(error), place])
+        mine = torch.tensor([error_mark(error), place])
         found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         try:
             dist.all_gather(found, mine, group=self._peers)
@@ -69,7 +69,7 @@ def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None
         shared.answer(host, state)
 
 
-def mark(error: BaseException) -> int:
+def error_mark(error: BaseException) -> int:
     """A number for the kind of an error and the lines it came through."""
     frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
     return zlib.crc32(repr((type(error).__name__, frames)).encode())

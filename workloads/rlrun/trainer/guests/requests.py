@@ -167,18 +167,18 @@ class Guests:
                 self.answer(join.run, join.attempt, "Left", reason=reason, exit_code=exit_codes.ATTEMPT_TAKEN)
                 return None
             self._check_past(join)
-            config = _read(paths, join.run)
+            config = _read_request(paths, join.run)
             reason_not = sharing_refusal(self._host, config)
             if reason_not is not None:
                 raise RoleError(reason_not, exit_codes.CONFIGURATION)
-            attempt = resume.begin(
+            attempt = resume.start_attempt(
                 paths,
                 config,
                 attempt=join.attempt,
                 world_size=self._world_size,
                 config_hash=config_fingerprint(config),
                 with_orchestrator=True,
-                log=_labelled(join.run),
+                log=_label_request(join.run),
             )
         except RoleError as error:
             self.answer(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
@@ -208,11 +208,11 @@ class Guests:
             )
 
 
-def _labelled(run: str) -> Callable[[str], None]:
+def _label_request(run: str) -> Callable[[str], None]:
     return lambda message: logger.warning(f"{run}: {message}")
 
 
-def _read(paths: RunPaths, run: str) -> TrainerConfig:
+def _read_request(paths: RunPaths, run: str) -> TrainerConfig:
     try:
         config = load_file(TrainerConfig, paths.run_json, section="trainer")
     except ConfigError as error:

@@ -26,7 +26,7 @@ from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.agreement import Agreement
 from rlrun.trainer.ranks.stop import StopAgreed
 from rlrun.trainer.run import Run
-from rlrun.trainer.runs import OneRun, Order, drop, start_of
+from rlrun.trainer.runs import OneRun, Order, drop_order, start_of
 
 SILENCE_SECONDS = 120.0
 """A guest whose orchestrator sends no request for this long is evicted."""
@@ -62,7 +62,7 @@ class SharedRuns(OneRun):
         """
         if run is self.host:
             raise error
-        return drop(run, "Failed", str(error), error.code)
+        return drop_order(run, "Failed", str(error), error.code)
 
     def requested(self) -> Order | None:
         """The order to let a run leave or join; None: there is none."""
@@ -73,7 +73,7 @@ class SharedRuns(OneRun):
         for change in self._requests.changes(joined):
             run = guests[change.run]
             if change.at_once:
-                return drop(run, "Left", change.reason)
+                return drop_order(run, "Left", change.reason)
             if run.stage == "training":
                 return {"do": "leave", "run": run.name}
         for run in guests.values():

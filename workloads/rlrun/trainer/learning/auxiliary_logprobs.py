@@ -42,11 +42,11 @@ class ReferenceSource(Protocol):
 def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
     """Log-probs of the loss tokens of all rows under `model`, `[T]` fp32 each, 0 outside the mask."""
     found = rows_logprobs(model, rows)
-    release(model)
+    release_gathered(model)
     return found
 
 
-def release(model: nn.Module) -> None:
+def release_gathered(model: nn.Module) -> None:
     """Free what a forward pass without a backward pass has left gathered: FSDP keeps the root's parameters for the backward pass, and
     on a single rank those of layers may stay as well. The next pass would compute with them, whatever the optimizer did meanwhile."""
     units: list[Any] = fsdp_modules(model)

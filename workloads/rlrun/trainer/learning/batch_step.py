@@ -15,7 +15,7 @@ from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.lr_schedule import learning_rate
 from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.seed import seed_step
-from rlrun.trainer.learning.validation import validate
+from rlrun.trainer.learning.validation import validate_batch
 from rlrun.trainer.modeling.flops import peak_flops
 from rlrun.trainer.modeling.shared_model import Policy
 
@@ -44,7 +44,7 @@ class Steps:
         """Measure the policy as it is on the held-out samples."""
         # Step 0 is of no policy's, so neither who sampled its tokens nor who wrote them is checked.
         held_out = self.read(Path(validation.path), 0, written_by=None)
-        return validate(self._policy.module, held_out, self._rows(held_out), group=self._group)
+        return validate_batch(self._policy.module, held_out, self._rows(held_out), group=self._group)
 
     def updates(self, batch: Batch) -> list[Update]:
         """The updates of a step, with this rank's rows."""

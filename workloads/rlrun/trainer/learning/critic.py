@@ -21,7 +21,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.auxiliary_logprobs import Signals, release
+from rlrun.trainer.learning.auxiliary_logprobs import Signals, release_gathered
 from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import all_finite, apply_gradient
 from rlrun.trainer.learning.optimizers import make_optimizer
@@ -29,8 +29,8 @@ from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.learning.token_advantages import group_places, normalize_tokens, token_moments
 from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
-from rlrun.trainer.modeling.lora import fill
-from rlrun.trainer.modeling.parallel.rows import join, row_part
+from rlrun.trainer.modeling.lora import fill_parameter
+from rlrun.trainer.modeling.parallel.rows import join_rows, row_part
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group
 
@@ -91,7 +91,7 @@ def make_critic(
 def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, group: Group) -> Critic:
     """A fresh critic out of what `to_critic` made, sharded; arguments as of `make_critic`."""
     head = module.get_output_embeddings().weight
-    fill(head, torch.zeros(head.shape))  # it had no memory when it was made
+    fill_parameter(head, torch.zeros(head.shape))  # it had no memory when it was made
     optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
     return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
 
@@ -145,7 +145,7 @@ def _values_before(critic: nn.Module, row: MicroBatch, positions: Tensor, length
         logits_to_keep=part.before,
         use_cache=False,
     )
-    return join(critic, part, output.logits[0, :, 0].float(), length)
+    return join_rows(critic, part, output.logits[0, :, 0].float(), length)
 
 
 def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
@@ -171,7 +171,7 @@ def last_tokens(samples: Sequence[Sample]) -> dict[int, int]:
     return found
 
 
-def estimate(
+def estimate_values(
     critic: nn.Module,
     rows: Sequence[MicroBatch],
     samples: Sequence[Sequence[Sample]],
@@ -206,7 +206,7 @@ def estimate(
             _row_estimates(critic, row, members, bootstrap) for row, members in zip(rows, samples, strict=True)
         ]
     values, finals = [one for one, _ in found_values], [final for _, final in found_values]
-    release(critic)
+    release_gathered(critic)
     _check_finite([*values, *finals])
     advantages, returns = [], []
     for index, (row, members, value) in enumerate(zip(rows, samples, values, strict=True)):

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from rlrun.trainer.learning.lm_head import Entropy, Head, find_head, logits_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
-from rlrun.trainer.modeling.parallel.rows import RowPart, join, part_tokens, row_part
+from rlrun.trainer.modeling.parallel.rows import RowPart, join_rows, part_tokens, row_part
 from rlrun.trainer.modeling.parallel.stages import last_stage, one_stage, stage_of
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def token_statistics(
     (`trainer.lm_head`). A row without a loss token sends its first position through, so that every rank runs the same collectives,
     and uses nothing of it. `received` is what the stage before made of the row, on the last stage of a pipeline.
     """
-    return _statistics(model, row, "gradient" if entropy_gradient else "value", received)
+    return _target_statistics(model, row, "gradient" if entropy_gradient else "value", received)
 
 
 def token_logprobs(model: nn.Module, row: MicroBatch, *, received: Tensor | None = None) -> Tensor:
     """The log-probabilities of `token_statistics` alone, which need fewer passes over the logits."""
-    return _statistics(model, row, "none", received).logprobs
+    return _target_statistics(model, row, "none", received).logprobs
 
 
 def rows_logprobs(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
@@ -92,19 +92,21 @@ def weighted_statistics(
 
     What a constant multiplies may be pulled back while the logits exist (`lm_head.weighted_logprobs`). `coefficients` is `[T]` fp32.
     """
-    total, chosen, found, part = _computed(model, row, "value", coefficients, received)
+    total, chosen, found, part = _compute_targets(model, row, "value", coefficients, received)
     tokens = len(row.input_ids)
-    return total, TokenStatistics(join(model, part, chosen.detach(), tokens), join(model, part, found.detach(), tokens))
+    return total, TokenStatistics(
+        join_rows(model, part, chosen.detach(), tokens), join_rows(model, part, found.detach(), tokens)
+    )
 
 
-def _statistics(model: nn.Module, row: MicroBatch, entropy: Entropy, received: Tensor | None) -> TokenStatistics:
-    _, chosen, found, part = _computed(model, row, entropy, None, received)
+def _target_statistics(model: nn.Module, row: MicroBatch, entropy: Entropy, received: Tensor | None) -> TokenStatistics:
+    _, chosen, found, part = _compute_targets(model, row, entropy, None, received)
     tokens = len(row.input_ids)
     found = found if entropy == "gradient" else found.detach()
-    return TokenStatistics(join(model, part, chosen, tokens), join(model, part, found, tokens))
+    return TokenStatistics(join_rows(model, part, chosen, tokens), join_rows(model, part, found, tokens))
 
 
-def _computed(
+def _compute_targets(
     model: nn.Module, row: MicroBatch, entropy: Entropy, coefficients: Tensor | None, received: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, RowPart]:
     """The weighted sum, log-probability and entropy of this rank's targets, and its part of the row."""
@@ -117,10 +119,10 @@ def _computed(
 
 def _prepare_once(model: nn.Module) -> None:
     if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
-        _prepare(model)
+        _prepare_model(model)
 
 
-def _prepare(model: PreTrainedModel) -> None:
+def _prepare_model(model: PreTrainedModel) -> None:
     """Give the model forward methods that FSDP gathers parameters for as for its own."""
     stage = stage_of(model)
     model._prepared_for = type(model)

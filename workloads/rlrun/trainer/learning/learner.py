@@ -14,7 +14,7 @@ from rlrun.algorithms import Mixture
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
-from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate, make_critic
+from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate_values, make_critic
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
@@ -79,7 +79,7 @@ class Learner:
             if self.critic is not None:
                 one |= critic_step(self.critic, update.batch, inputs, signal, group=self.group, lr=critic_lr)
             found.append(one)
-        return combined(found) | metrics
+        return combine_updates(found) | metrics
 
     def _passes(
         self,
@@ -127,7 +127,7 @@ class Learner:
         if self.critic is not None and self.loss.gae is not None:
             agree()
             began = time.perf_counter()
-            found = estimate(
+            found = estimate_values(
                 self.critic.module,
                 rows,
                 samples,
@@ -136,7 +136,7 @@ class Learner:
                 group=self.group,
                 more_rewards=more_rewards,
             )
-            _add(signals, found)
+            _add_metrics(signals, found)
             metrics |= found.metrics | {"time/values": time.perf_counter() - began}
         complete = iter([Signals(**signal) for signal in signals])
         return [[next(complete) for _ in update.rows] for update in updates], metrics
@@ -206,15 +206,15 @@ def make_learner(
     )
 
 
-def combined(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The metrics of several updates as one step's. An update without a token of an environment has none of its metrics."""
     if len(updates) == 1:
         return dict(updates[0])
     names = dict.fromkeys(name for update in updates for name in update)
-    return {name: _combined(name, [update[name] for update in updates if name in update]) for name in names}
+    return {name: _combine_metric(name, [update[name] for update in updates if name in update]) for name in names}
 
 
-def _combined(name: str, values: Sequence[float]) -> float:
+def _combine_metric(name: str, values: Sequence[float]) -> float:
     if name.endswith("_max"):
         return max(values)
     total = sum(values)
@@ -224,6 +224,6 @@ def _combined(name: str, values: Sequence[float]) -> float:
 _COUNTS = ("tokens", "loss_tokens", "sequences", "skipped", "critic_skipped")
 
 
-def _add(signals: Sequence[dict[str, object]], found: Estimates) -> None:
+def _add_metrics(signals: Sequence[dict[str, object]], found: Estimates) -> None:
     for signal, value, advantage, target in zip(signals, found.values, found.advantages, found.returns, strict=True):
         signal |= {"values": value, "advantages": advantage, "returns": target}

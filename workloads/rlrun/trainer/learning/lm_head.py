@@ -22,7 +22,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 from transformers.modeling_outputs import MoeModelOutputWithPast
 
-from rlrun.trainer.learning.head.fused import FusedHead, Plan, add_product, fused_kernel, product
+from rlrun.trainer.learning.head.fused import FusedHead, Plan, add_product, float32_product, fused_kernel
 
 Entropy = Literal["none", "value", "gradient"]
 """Part of the entropy that is wanted: nothing (0 where it costs something), its value, or its gradient too."""
@@ -64,7 +64,7 @@ def head_statistics(
         entropy only where `entropy` says so.
     """
     if bias is None and softcap is None and entropy != "gradient":
-        plan = _plan(hidden, weight, chunk_tokens, entropy=entropy != "none", waits=waits)
+        plan = _plan_head(hidden, weight, chunk_tokens, entropy=entropy != "none", waits=waits)
         if plan is not None:
             logprobs, found, _ = FusedHead.apply(hidden, weight, targets, temperatures, None, plan)
             return logprobs, found
@@ -92,14 +92,14 @@ def weighted_logprobs(
     Returns:
         The sum, a differentiable scalar, and log-probabilities and entropies as constants, `[K]` fp32. None: no kernel can do so here.
     """
-    plan = _plan(hidden, weight, chunk_tokens, entropy=True)
+    plan = _plan_head(hidden, weight, chunk_tokens, entropy=True)
     if plan is None:
         return None
     logprobs, entropy, total = FusedHead.apply(hidden, weight, targets, temperatures, coefficients, plan)
     return total, logprobs, entropy
 
 
-def _plan(
+def _plan_head(
     hidden: Tensor, weight: Tensor, chunk_tokens: int | None, *, entropy: bool, waits: bool = False
 ) -> Plan | None:
     kernel = fused_kernel(hidden)
@@ -216,7 +216,7 @@ def _log_softmax(
     """Log-probabilities of a chunk, `[C, V]` fp32, and the slope of the soft cap, if there is one."""
     if bias is None and softcap is None and hidden.dtype == torch.float32:  # as exact, and V/D times less to divide
         return (hidden / temperatures[:, None] @ weight.T).log_softmax(-1), None
-    logits = product(hidden, weight.T)
+    logits = float32_product(hidden, weight.T)
     if bias is not None:
         logits += bias
     slope = None

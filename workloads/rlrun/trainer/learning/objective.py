@@ -18,19 +18,19 @@ def bind_objective(config: TrainerConfig) -> Mixture:
     """The run's objective, those of its environments that learn otherwise, and the options of a critic's advantages.
 
     Raises:
-        RoleError: as of `objective`.
+        RoleError: as of `step_objective`.
     """
     algorithm, gae = config.algorithm, None
     if algorithm.critic is not None:
         advantage = algorithm.effective_advantage
         gae = complete_options("advantage", advantage.name, advantage.options)
     environments = {
-        name: objective(own.over(algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
+        name: step_objective(own.over(algorithm), config.seq_len, where=f"environmentAlgorithms.{name}")
         for name, own in config.environment_algorithms.items()
     }
     own = {name: one.over(algorithm) for name, one in config.environment_algorithms.items()}
     kls = tuple(_rewarded_kl(one) for one in (algorithm, *own.values()))
-    return Mixture(objective(algorithm, config.seq_len), environments, gae, kls if any(kls) else ())
+    return Mixture(step_objective(algorithm, config.seq_len), environments, gae, kls if any(kls) else ())
 
 
 def _rewarded_kl(algorithm: AlgorithmConfig) -> RewardedKl | None:
@@ -61,7 +61,7 @@ def log_band_warnings(config: TrainerConfig) -> None:
             logger.warning(f"{where}: {warning}")
 
 
-def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
+def step_objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
     """Objective of a step: the preset's parts, unless the run replaces them.
 
     Args:
@@ -84,13 +84,13 @@ def objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm"
             correction=correction.options if correction is not None else None,
             proximal=config.effective_proximal,
         )
-        _try(result)
+        _try_function(result)
     except (ValueError, ImportError, AttributeError, TypeError) as error:
         raise RoleError(f"{where}.loss: {error}", exit_codes.CONFIGURATION) from error
     return result
 
 
-def _try(objective: Objective) -> None:
+def _try_function(objective: Objective) -> None:
     """Call a user's function with one token, which is enough to find that it cannot be called, before a model is loaded."""
     zeros = torch.zeros(2)
     objective(

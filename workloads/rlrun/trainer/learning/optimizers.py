@@ -21,21 +21,21 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.devi
 
     A group whose `matrices` is true is what Muon orthogonalises: the weight matrices of the decoder layers.
     """
-    made = _resident(model, config, device)
+    made = _resident_optimizer(model, config, device)
     return HostMoments(made, device) if config.offload else made
 
 
-def _resident(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
+def _resident_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
     """The optimizer with its states on the device."""
     if config.name == "sgd":
         return torch.optim.SGD(
-            _trained(model.parameters()),
+            _trained_parameters(model.parameters()),
             lr=config.lr,
             momentum=config.effective_momentum,
             weight_decay=config.weight_decay,
         )
     if config.moments == "int8":
-        return _adamw8bit(model, config)
+        return _make_adamw8bit(model, config)
     adamw = {
         "lr": config.lr,
         "betas": (config.beta1, config.beta2),
@@ -45,15 +45,15 @@ def _resident(model: nn.Module, config: OptimizerConfig, device: torch.device) -
         "fused": device.type in ("cpu", "cuda"),
     }
     if config.name == "adamw":
-        return torch.optim.AdamW(_trained(model.parameters()), **adamw)
-    matrices = [p for p in _trained(decoder_layers(model).parameters()) if p.ndim >= 2]
+        return torch.optim.AdamW(_trained_parameters(model.parameters()), **adamw)
+    matrices = [p for p in _trained_parameters(decoder_layers(model).parameters()) if p.ndim >= 2]
     chosen = set(map(id, matrices))
-    others = [p for p in _trained(model.parameters()) if id(p) not in chosen]
+    others = [p for p in _trained_parameters(model.parameters()) if id(p) not in chosen]
     return Muon(matrices, others, momentum=config.effective_momentum, adamw=adamw)
 
 
-def _adamw8bit(model: nn.Module, config: OptimizerConfig) -> AdamW8bit:
-    trained = _trained(model.parameters())
+def _make_adamw8bit(model: nn.Module, config: OptimizerConfig) -> AdamW8bit:
+    trained = _trained_parameters(model.parameters())
     if not all(map(divides_rows, trained)):
         raise RoleError(
             "optimizer.moments (int8) keeps blocks of rows, which this layout divides; set moments: float32",
@@ -63,5 +63,5 @@ def _adamw8bit(model: nn.Module, config: OptimizerConfig) -> AdamW8bit:
     return AdamW8bit(trained, lr=config.lr, betas=betas, eps=config.eps, weight_decay=config.weight_decay)
 
 
-def _trained(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+def _trained_parameters(parameters: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [parameter for parameter in parameters if parameter.requires_grad]

@@ -20,7 +20,7 @@ from rlrun.trainer.modeling.shard import check_source
 from rlrun.trainer.ranks.group import Group
 
 
-def freeze(model: nn.Module, group: Group, *, vocabulary: int) -> None:
+def freeze_reference(model: nn.Module, group: Group, *, vocabulary: int) -> None:
     """Make a loaded model a reference, before it is divided: nothing is trained, and parameters are rounded where that saves memory.
 
     Args:
@@ -78,7 +78,7 @@ class FrozenReference:
         chosen = config.resolved(policy)
 
         def prepare(model: nn.Module) -> None:
-            freeze(model, group, vocabulary=vocabulary)
+            freeze_reference(model, group, vocabulary=vocabulary)
 
         source = initial if chosen is policy else reference_source(config, chosen)
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlrun.protocol.files.batch import Sample
-from rlrun.trainer.modeling.packed_attention import Layout, layout
+from rlrun.trainer.modeling.packed_attention import Layout, row_layout
 
 _ALIGNMENT = 16
 """Bytes at whose multiples the arrays start."""
@@ -53,18 +53,20 @@ def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
 def micro_batches(rows: Sequence[Sequence[Sample]], device: torch.device) -> list[MicroBatch]:
     """A row of each of the lists of samples, all of them by one copy to the device."""
     lengths = [[len(sample) for sample in samples] or [_IDLE_TOKENS] for samples in rows]
-    columns = [_columns(samples, own) if samples else _idle() for samples, own in zip(rows, lengths, strict=True)]
-    found = _copied([array for row in columns for array in row.values()], device)
-    return [_row(row, found, own, device) for row, own in zip(columns, lengths, strict=True)]
+    columns = [
+        _row_columns(samples, own) if samples else _idle_columns() for samples, own in zip(rows, lengths, strict=True)
+    ]
+    found = _copy_to_device([array for row in columns for array in row.values()], device)
+    return [_make_row(row, found, own, device) for row, own in zip(columns, lengths, strict=True)]
 
 
-def _row(columns: Columns, found: Iterator[Tensor], lengths: Sequence[int], device: torch.device) -> MicroBatch:
+def _make_row(columns: Columns, found: Iterator[Tensor], lengths: Sequence[int], device: torch.device) -> MicroBatch:
     tensors = {name: next(found) for name in columns}
     boundaries = tensors.pop("boundaries")
-    return MicroBatch(**tensors, packed=layout(lengths, device, boundaries=boundaries))
+    return MicroBatch(**tensors, packed=row_layout(lengths, device, boundaries=boundaries))
 
 
-def _columns(samples: Sequence[Sample], lengths: Sequence[int]) -> Columns:
+def _row_columns(samples: Sequence[Sample], lengths: Sequence[int]) -> Columns:
     """Arrays of one row, by the name of the tensor."""
 
     def joined(name: str) -> npt.NDArray[np.generic]:
@@ -86,7 +88,7 @@ def _columns(samples: Sequence[Sample], lengths: Sequence[int]) -> Columns:
     }
 
 
-def _idle() -> Columns:
+def _idle_columns() -> Columns:
     """Arrays of a row that nothing is learned from."""
     zeros = np.zeros(_IDLE_TOKENS, np.float32)
     ids = np.zeros(_IDLE_TOKENS, np.int64)
@@ -104,7 +106,7 @@ def _idle() -> Columns:
     }
 
 
-def _copied(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> Iterator[Tensor]:
+def _copy_to_device(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> Iterator[Tensor]:
     """The arrays as tensors on the device, in their order: views of one buffer.
 
     The host goes on while the copy runs. torch's allocator of pinned memory gives the buffer to nobody else until it is done.

@@ -69,11 +69,11 @@ def kl_advantages(inputs: KlInputs, *, groups: Sequence[int], group: Group) -> l
             )
     # In the order of the objectives, which is that of all ranks: each normalization is a sum over ranks.
     for settings in dict.fromkeys(kl.batch for kl in inputs.loss.kl_rewards if kl is not None):
-        advantages = _finished(inputs, advantages, settings, groups, group)
+        advantages = _finish_advantages(inputs, advantages, settings, groups, group)
     return advantages
 
 
-def _finished(
+def _finish_advantages(
     inputs: KlInputs, advantages: Sequence[Tensor], settings: str, groups: Sequence[int], group: Group
 ) -> list[Tensor]:
     """The advantages, normalized and clipped where an environment's have these settings."""

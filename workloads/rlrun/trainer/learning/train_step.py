@@ -66,11 +66,11 @@ def train_step(
     samples = [[batch.samples[sample] for sample in row] for row in rows]
     inputs = micro_batches(samples, group.device) if inputs is None else inputs
     _check_versions(batch, loss)
-    divisors = _divisors(batch, loss)
+    divisors = _loss_divisors(batch, loss)
     parts: list[dict[str, Tensor]] = []
 
     def compute(index: int, received: Tensor | None) -> Tensor:
-        objective, metrics = _objective(
+        objective, metrics = _row_objective(
             model,
             inputs[index],
             signals[index] if signals is not None else Signals(),
@@ -83,7 +83,7 @@ def train_step(
         parts.append(metrics)
         return objective
 
-    _backward(model, inputs, compute, agree)
+    _run_backward(model, inputs, compute, agree)
     reference = signals is not None and signals[0].reference_logprobs is not None
     merged = loss.merged(parts, reference=reference) if parts else {}
     watch.mark()
@@ -99,7 +99,9 @@ def train_step(
     }
 
 
-def _backward(model: nn.Module, inputs: Sequence[MicroBatch], objective: Objective, agree: Callable[[], None]) -> None:
+def _run_backward(
+    model: nn.Module, inputs: Sequence[MicroBatch], objective: Objective, agree: Callable[[], None]
+) -> None:
     """Add the gradients of all micro-batches; with a pipeline those of the stages, the last of which computes the objective."""
     stage = stage_of(model)
     if stage is None:
@@ -120,7 +122,7 @@ def _backward(model: nn.Module, inputs: Sequence[MicroBatch], objective: Objecti
     add_shared_gradients(model)
 
 
-def _objective(
+def _row_objective(
     model: nn.Module,
     inputs: MicroBatch,
     signal: Signals,
@@ -182,7 +184,7 @@ def _check_versions(batch: Batch, loss: Mixture) -> None:
         raise ValueError(f"versions must be at most policy_version ({batch.step - 1}), got {batch.max_version}")
 
 
-def _divisors(batch: Batch, loss: Mixture) -> Divisors:
+def _loss_divisors(batch: Batch, loss: Mixture) -> Divisors:
     mask = torch.from_numpy(np.concatenate([sample.loss_mask for sample in batch.samples]))
     lengths = [len(sample) for sample in batch.samples]
     return loss.divisors(mask, lengths, [sample.environment for sample in batch.samples])

@@ -11,12 +11,12 @@ from torch import nn
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.optim.update import read
+from rlrun.trainer.learning.optim.update import read_scalars
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.ranks.group import Group
 
 
-def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Group) -> dict[str, float]:
+def validate_batch(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Group) -> dict[str, float]:
     """Mean negative log-probability of a batch's loss tokens, in nats, each weighed by its advantage as the loss `sft` does.
 
     Args:
@@ -36,7 +36,7 @@ def validate(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Grou
     logprobs = logprobs_without_gradient(model, inputs)
     losses += [-(one * row.advantages).double().sum() for one, row in zip(logprobs, inputs, strict=True)]
     model.train(was_training)
-    total = group.data_sums(read({"loss": torch.stack(losses).sum()}))["loss"]
+    total = group.data_sums(read_scalars({"loss": torch.stack(losses).sum()}))["loss"]
     return {
         "validation/loss": total / batch.loss_tokens,
         "validation/loss_tokens": float(batch.loss_tokens),

@@ -54,18 +54,18 @@ def keep_activations(layer: nn.Module, mode: ActivationMode, offload: Offload | 
         return
     options: dict[str, object] = {"use_reentrant": False}
     if mode in _KEPT:
-        policy = partial(_policy, operations(_KEPT[mode]))
+        policy = partial(_save_policy, find_operations(_KEPT[mode]))
         options["context_fn"] = partial(create_selective_checkpoint_contexts, policy)
-    layer.forward = partial(_again, forward, options)
+    layer.forward = partial(_recompute_again, forward, options)
 
 
-def _again(forward: Forward, options: dict[str, object], *inputs: object, **keywords: object) -> Tensor:
+def _recompute_again(forward: Forward, options: dict[str, object], *inputs: object, **keywords: object) -> Tensor:
     if not torch.is_grad_enabled():
         return forward(*inputs, **keywords)
     return checkpoint(forward, *inputs, **options, **keywords)
 
 
-def operations(names: Iterable[str]) -> frozenset[object]:
+def find_operations(names: Iterable[str]) -> frozenset[object]:
     """The operations of these names (`namespace::name`) that are registered, with every overload of each."""
     with suppress(ImportError):
         import torch.nn.attention.varlen  # registers its operation when it is imported
@@ -79,7 +79,7 @@ def operations(names: Iterable[str]) -> frozenset[object]:
     )
 
 
-def _policy(
+def _save_policy(
     kept: frozenset[object], context: object, operation: object, *inputs: object, **keywords: object
 ) -> CheckpointPolicy:
     return CheckpointPolicy.MUST_SAVE if operation in kept else CheckpointPolicy.PREFER_RECOMPUTE

@@ -35,7 +35,7 @@ def activation_mode(
     """
     if asked != "auto":
         return asked
-    mode, why = group.broadcast(_choice(run, config, group) if group.leads else None)
+    mode, why = group.broadcast(_choose_saved(run, config, group) if group.leads else None)
     if group.leads:
         logger.info(f"activationCheckpointing auto is {mode}: {why}")
     found: ActivationMode = mode
@@ -90,7 +90,7 @@ def _against_compiling(mode: ActivationMode, model: PreTrainedModel, group: Grou
     return None
 
 
-def _choice(run: TrainerConfig | None, config: PreTrainedConfig, group: Group) -> tuple[ActivationMode, str]:
+def _choose_saved(run: TrainerConfig | None, config: PreTrainedConfig, group: Group) -> tuple[ActivationMode, str]:
     if group.device.type != "cuda":
         return "none", "the trainer computes on a CPU"
     if run is None:
@@ -114,10 +114,10 @@ def choose_for(run: TrainerConfig, config: PreTrainedConfig, memory: int) -> Cho
         ShapeError: the configuration does not describe a decoder.
     """
     model = from_config(config.to_dict())
-    return chosen_mode(run, model, _reference(run, model), memory=memory, colocated=run.colocated)
+    return chosen_mode(run, model, _reference_shape(run, model), memory=memory, colocated=run.colocated)
 
 
-def _reference(run: TrainerConfig, model: Architecture) -> Architecture | None:
+def _reference_shape(run: TrainerConfig, model: Architecture) -> Architecture | None:
     """Shape of the frozen model; where it is not at hand, the policy's."""
     if run.algorithm.reference is None:
         return None

@@ -267,7 +267,7 @@ class Offload:
         saved = SavedLayer(link, buffers, self._layers[-1] if self._layers else None)
         self._layers.append(saved)
         # Parameters are saved for backward too, and FSDP frees and gathers them itself.
-        weights = {_local(parameter).untyped_storage().data_ptr() for parameter in layer.parameters()}
+        weights = {_local_tensor(parameter).untyped_storage().data_ptr() for parameter in layer.parameters()}
 
         def pack(tensor: Tensor) -> Kept | Tensor:
             if isinstance(
@@ -303,6 +303,6 @@ class Forward(Protocol):
         """Output of the layer."""
 
 
-def _local(parameter: Tensor) -> Tensor:
+def _local_tensor(parameter: Tensor) -> Tensor:
     local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return local

@@ -40,7 +40,7 @@ class Adapters:
         if run in self._kept:
             torch._foreach_copy_(shards, self._kept[run])
         if config is not None:
-            lora.configure(self._model, config)
+            lora.configure_adapters(self._model, config)
         self._held = run
 
     def forget(self, run: str) -> None:

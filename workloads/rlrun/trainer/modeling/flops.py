@@ -64,7 +64,7 @@ def model_cost(model: nn.Module) -> Cost:
         if parameter.ndim < 2 or (parameter is embedding and not tied) or id(parameter) not in of_text:
             continue
         of_experts = ".experts." in name or (parameter.ndim > 2 and parameter.shape[0] == experts)
-        active += parameter.numel() * (_visited(config) / experts if experts and of_experts else 1.0)
+        active += parameter.numel() * (_visited_experts(config) / experts if experts and of_experts else 1.0)
     return Cost(round(active), 12 * config.num_hidden_layers * config.hidden_size)
 
 
@@ -79,7 +79,7 @@ def _of_text(model: Any, head: nn.Module | None) -> Iterator[nn.Parameter]:
             yield from (one for one in part.parameters() if id(one) not in others)
 
 
-def _visited(config: Any) -> int:
+def _visited_experts(config: Any) -> int:
     """Experts that a token visits."""
     found: int | list[int] = next((count for name in EXPERTS_PER_TOKEN if (count := getattr(config, name, None))), 1)
     return found[0] if isinstance(found, list) else found

@@ -31,7 +31,7 @@ _BYTES = 4
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-def attach(model: nn.Module, accumulation: GradientAccumulation, *, stays_gathered: bool = False) -> None:
+def attach_gradients(model: nn.Module, accumulation: GradientAccumulation, *, stays_gathered: bool = False) -> None:
     """Remember for `prepare_backward` where a model's gradients are summed, and whether its copies serve all micro-batches of a step."""
     object.__setattr__(model, _ATTRIBUTE, accumulation)
     object.__setattr__(model, _GATHERED, stays_gathered)
@@ -72,12 +72,12 @@ def check_memory(
     """
     if accumulation != "local":
         return
-    gradient = _BYTES * sum(_elements(p) for p in model.parameters() if p.requires_grad)
-    masters = 0 if offloaded else _BYTES * sum(map(_elements, model.parameters())) // shards
+    gradient = _BYTES * sum(_count_elements(p) for p in model.parameters() if p.requires_grad)
+    masters = 0 if offloaded else _BYTES * sum(map(_count_elements, model.parameters())) // shards
     if gradient + masters > available:
         raise RoleError(
-            f"trainer.gradientAccumulation (local) keeps the whole gradient on every rank, {_gib(gradient)} beside "
-            f"{_gib(masters)} of parameters, and the device has {_gib(available)}; set gradientAccumulation: reduce",
+            f"trainer.gradientAccumulation (local) keeps the whole gradient on every rank, {_show_gib(gradient)} beside "
+            f"{_show_gib(masters)} of parameters, and the device has {_show_gib(available)}; set gradientAccumulation: reduce",
             exit_codes.CONFIGURATION,
         )
 
@@ -92,10 +92,10 @@ def device_memory(device: torch.device) -> int:
     return physical
 
 
-def _elements(parameter: Tensor) -> int:
+def _count_elements(parameter: Tensor) -> int:
     """Number of elements of this rank's part."""
     return int((parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel())
 
 
-def _gib(size: int) -> str:
+def _show_gib(size: int) -> str:
     return f"{size / 2**30:.1f} GiB"

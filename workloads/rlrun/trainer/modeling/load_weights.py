@@ -20,14 +20,14 @@ from rlrun.hub.repository import shown
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.attention.select import needs_of, select
+from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
-from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard
+from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard_model
 from rlrun.trainer.modeling.stored.buffers import make_buffers
 from rlrun.trainer.modeling.stored.files import Files, open_files, stored_names
 from rlrun.trainer.modeling.stored.lazy import Lazy
-from rlrun.trainer.modeling.stored.plan import plan
-from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.modeling.stored.plan import plan_tensors
+from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group
 
 _NAMED = 3
@@ -62,7 +62,7 @@ def load_sharded(
         check: check of the architecture before weights are read: `proof.start_check.check_model`, a room above this one.
         with_weights: False leaves them undefined, to be filled from a checkpoint; but for those that the architecture itself freezes
             (biases of routers), which no checkpoint has.
-        memory: what is kept, recomputed and rounded; see `shard`.
+        memory: what is kept, recomputed and rounded; see `shard_model`.
         kernel: what computes attention.
         prepare: changes the model before it is divided; parameters that it adds or replaces are left undefined.
 
@@ -73,7 +73,7 @@ def load_sharded(
     features = check(model, source, group, seq_len)
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
-    chosen = select(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
+    chosen = select_kernel(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
 
     def finished(model: nn.Module) -> None:
         packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
@@ -81,9 +81,9 @@ def load_sharded(
 
     if with_weights and getattr(model.config, "quantization_config", None) is not None:
         whole = load_model(config, source)  # transformers knows how its numbers are read
-        remember(whole, names)
+        remember_names(whole, names)
         finished(whole)
-        return shard(whole, group, memory=memory)
+        return shard_model(whole, group, memory=memory)
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     with loading_errors(source):
         files = open_files(source, _revision(config), names or []) if with_weights or frozen else Files({})
@@ -108,28 +108,28 @@ def _by_slices(
     `only`: names of the parameters that are read; None: all.
     """
     with loading_errors(source):
-        planned = plan(model, files)
-    for name, other in _ties(model):  # whichever of its names a parameter has in the files
+        planned = plan_tensors(model, files)
+    for name, other in _tied_names(model):  # whichever of its names a parameter has in the files
         if other in planned:
             planned.setdefault(name, planned[other])
     if files.where:
         _check_complete(model, planned, source)
     stored = planned if files.where else model.state_dict()
     unsaved = {name for name, _ in model.named_buffers() if name not in stored}
-    before = dict(_tensors(model))
+    before = dict(_named_tensors(model))
     finish(model)
-    kept = {name for name, tensor in _tensors(model) if tensor is before.get(name)}
-    ties = _ties(model)
-    shard(model, group, memory=memory)
-    _materialise(model, ties, group, memory)
+    kept = {name for name, tensor in _named_tensors(model) if tensor is before.get(name)}
+    ties = _tied_names(model)
+    shard_model(model, group, memory=memory)
+    _materialize(model, ties, group, memory)
     make_buffers(model, unsaved & kept)
     with loading_errors(source):
-        for name, tensor in _tensors(model):
+        for name, tensor in _named_tensors(model):
             if name in planned and name in kept and (only is None or name in only):
-                _fill(tensor, planned[name])
+                _fill_tensor(tensor, planned[name])
 
 
-def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
@@ -147,7 +147,7 @@ def model_on_meta(config: ModelConfig, source: str) -> tuple[PreTrainedModel, li
     with loading_errors(source):
         model = _on_meta(config, source, options)
         names = stored_names(source, options)
-    remember(model, names)
+    remember_names(model, names)
     return model, names
 
 
@@ -156,7 +156,7 @@ def _revision(config: ModelConfig) -> dict[str, str]:
 
 
 def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> PreTrainedModel:
-    packed_attention.register()
+    packed_attention.register_attention()
     trust = config.trust_remote_code
     architecture = AutoConfig.from_pretrained(source, trust_remote_code=trust, **options)
     values = read_noise(architecture)
@@ -193,14 +193,14 @@ def _check_complete(model: nn.Module, planned: Mapping[str, Lazy], source: str) 
         )
 
 
-def _ties(model: nn.Module) -> list[tuple[str, str]]:
+def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
     """Pairs of names of one parameter, the first of which `named_parameters` gives."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return [(first[id(parameter)], name) for name, parameter in every if first[id(parameter)] != name]
 
 
-def _materialise(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
+def _materialize(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
     """Give every tensor memory on its device; its values are undefined."""
     offloaded = memory is not None and memory.cpu_offload
     buffers_device = group.device
@@ -216,7 +216,7 @@ def _materialise(model: PreTrainedModel, ties: list[tuple[str, str]], group: Gro
             module._buffers[name] = buffer.to(buffers_device)
 
 
-def _fill(tensor: Tensor, stored: Lazy) -> None:
+def _fill_tensor(tensor: Tensor, stored: Lazy) -> None:
     shape, offset = tuple(tensor.shape), (0,) * tensor.ndim
     if isinstance(tensor, DTensor):
         shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)

@@ -24,7 +24,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.parallel.stages import of_all_stages
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.modeling.tensor_names import parts
+from rlrun.trainer.modeling.tensor_names import tensor_parts
 
 PARAMETERS = ("lora_A", "lora_B")
 _WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape))")
@@ -95,27 +95,27 @@ class Update:
     scaling: float
 
 
-def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+def merge_adapter(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
     """W + scaling B A in float32, `[out, in]`; the caller casts it."""
     return weight.float() + scaling * (b.float() @ a.float())
 
 
-def inject(model: nn.Module, config: LoRAConfig) -> None:
-    """Give the model its adapters and freeze the rest, in place, before it is sharded. `initialise` then sets A and B.
+def inject_adapters(model: nn.Module, config: LoRAConfig) -> None:
+    """Give the model its adapters and freeze the rest, in place, before it is sharded. `initialize_adapters` then sets A and B.
 
     Raises:
         RoleError: a pattern matches nothing, or asks for an adapter of a layer that is trained in full; names it and what there is. Or no
             layer can have one.
     """
-    candidates = _candidates(model)
+    candidates = _candidate_layers(model)
     if not candidates:
         raise RoleError(
             f"lora: {type(model).__name__} computes its layers without linear layers that adapters could be of; leave lora out",
             exit_codes.CONFIGURATION,
         )
-    chosen = select(candidates, config.targets or ["*"], "targets", "linear layers of attention and MLP")
+    chosen = select_names(candidates, config.targets or ["*"], "targets", "linear layers of attention and MLP")
     holders = [name for name, module in model.named_modules() if name and any(True for _ in module.parameters())]
-    saved = select(holders, config.modules_to_save, "modulesToSave", "modules")
+    saved = select_names(holders, config.modules_to_save, "modulesToSave", "modules")
     adapted_layers = [name for name in chosen if not any(f"{name}.".startswith(f"{full}.") for full in saved)]
     if not adapted_layers:
         raise RoleError(
@@ -129,7 +129,7 @@ def inject(model: nn.Module, config: LoRAConfig) -> None:
         model.get_submodule(name).requires_grad_(True)
 
 
-def _candidates(model: nn.Module) -> dict[str, nn.Linear]:
+def _candidate_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """Layers in which an adapter acts, by name: linear layers that compute as torch's do, and that their owner calls.
 
     A router may be a linear layer with more in its `forward`, and code that reads a layer's weight itself (Gemma 3n's `altup`) leaves out
@@ -155,14 +155,14 @@ def _read_weights(owner: type) -> frozenset[str]:
         return frozenset()
 
 
-def select(names: Iterable[str], patterns: Sequence[str], field: str, kind: str) -> list[str]:
+def select_names(names: Iterable[str], patterns: Sequence[str], field: str, kind: str) -> list[str]:
     """The names, in order, that end in one of the patterns (at a dot).
 
     Raises:
         RoleError: a pattern matches none of them.
     """
     known = list(names)
-    matches = {pattern: {name for name in known if matching(name, pattern)} for pattern in patterns}
+    matches = {pattern: {name for name in known if matches_pattern(name, pattern)} for pattern in patterns}
     for pattern, found in matches.items():
         if not found:
             endings = sorted({name.rsplit(".", 1)[-1] for name in known if not name.rsplit(".", 1)[-1].isdigit()})
@@ -173,35 +173,35 @@ def select(names: Iterable[str], patterns: Sequence[str], field: str, kind: str)
     return [name for name in known if any(name in found for found in matches.values())]
 
 
-def matching(name: str, pattern: str) -> bool:
+def matches_pattern(name: str, pattern: str) -> bool:
     """True if the pattern is the name or the end of it after a dot; `*` stands for anything."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
-def adapted(model: nn.Module) -> dict[str, LoRALinear]:
+def layers_with_adapter(model: nn.Module) -> dict[str, LoRALinear]:
     """The layers that have an adapter, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
-def configure(model: nn.Module, config: LoRAConfig) -> None:
+def configure_adapters(model: nn.Module, config: LoRAConfig) -> None:
     """Let all layers compute with the numbers of a run."""
-    for layer in adapted(model).values():
+    for layer in layers_with_adapter(model).values():
         layer.configure(config)
 
 
-def initialise(model: nn.Module, seed: int) -> None:
+def initialize_adapters(model: nn.Module, seed: int) -> None:
     """Set A and B to where training starts: a function of seed, layer name and rank alone, whatever the processes that hold them."""
-    for name, layer in adapted(model).items():
+    for name, layer in layers_with_adapter(model).items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/lora/{name}".encode()))
         bound = 1 / math.sqrt(layer.in_features)
         start = torch.zeros(layer.lora_A.shape)
         start[: layer.rank] = torch.empty(layer.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
-        fill(layer.lora_A, start)
-        fill(layer.lora_B, torch.zeros(layer.lora_B.shape))
+        fill_parameter(layer.lora_A, start)
+        fill_parameter(layer.lora_B, torch.zeros(layer.lora_B.shape))
         layer.place()
 
 
-def fill(parameter: Tensor, whole: Tensor) -> None:
+def fill_parameter(parameter: Tensor, whole: Tensor) -> None:
     """Set a parameter, or this rank's shard of it, from the whole tensor that every rank has."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -213,9 +213,9 @@ def fill(parameter: Tensor, whole: Tensor) -> None:
         target.copy_(whole)
 
 
-def updates(model: nn.Module) -> dict[str, Update]:
+def weight_updates(model: nn.Module) -> dict[str, Update]:
     """The update of every adapted weight, by the weight's name."""
-    return {f"{name}.weight": Update(m.lora_A, m.lora_B, m.scaling) for name, m in adapted(model).items()}
+    return {f"{name}.weight": Update(m.lora_A, m.lora_B, m.scaling) for name, m in layers_with_adapter(model).items()}
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -224,7 +224,7 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         RoleError: see `_names_in_files`.
     """
-    layers = adapted(model)
+    layers = layers_with_adapter(model)
     return {
         f"base_model.model.{stored}.{parameter}.weight": getattr(layers[name], parameter)
         for name, stored in _names_in_files(model).items()
@@ -238,9 +238,9 @@ def _names_in_files(model: nn.Module) -> dict[str, str]:
     Raises:
         RoleError: a layer's weight is a part of another tensor there, so that no engine has such a layer; names it.
     """
-    weights = {f"{name}.weight": layer.weight for name, layer in adapted(model).items()}
+    weights = {f"{name}.weight": layer.weight for name, layer in layers_with_adapter(model).items()}
     found = {}
-    for part in parts(model, weights):
+    for part in tensor_parts(model, weights):
         name, stored = part.names[0].removesuffix(".weight"), next(iter(part.files)).removesuffix(".weight")
         if part.converted:
             raise RoleError(
@@ -252,7 +252,7 @@ def _names_in_files(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def cut(name: str, whole: Tensor, rank: int) -> Tensor:
+def cut_to_rank(name: str, whole: Tensor, rank: int) -> Tensor:
     """Part of a whole A or B in a file: its first `rank` rows or columns."""
     return whole[:rank] if ".lora_A." in name else whole[:, :rank]
 

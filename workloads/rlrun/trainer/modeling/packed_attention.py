@@ -21,10 +21,10 @@ from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.attention.compute import attend
-from rlrun.trainer.modeling.attention.layout import Block, Context, Layout, layout, part_layout
-from rlrun.trainer.modeling.attention.machine import machine
+from rlrun.trainer.modeling.attention.layout import Block, Context, Layout, part_layout, row_layout
+from rlrun.trainer.modeling.attention.machine import read_machine
 from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.parallel.collectives import gather
+from rlrun.trainer.modeling.parallel.collectives import gather_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -34,14 +34,14 @@ __all__ = [
     "Block",
     "Context",
     "Layout",
-    "implementation",
+    "implementation_name",
     "is_traced",
     "kernel_of",
-    "layout",
     "observed_features",
     "packed_attention",
     "part_layout",
-    "register",
+    "register_attention",
+    "row_layout",
     "set_kernel",
 ]
 
@@ -102,25 +102,25 @@ def packed_attention(
     if torch.compiler.is_compiling() and kernel != "auto":  # neither sinks nor a part of a row: see `set_kernel`
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return attend(kernel, q, k, v, packed.segments, scores)[None], None
-    return _eager(query, key, value, packed, kernel, scores), None
+    return _run_eager(query, key, value, packed, kernel, scores), None
 
 
-def _eager(
+def _run_eager(
     query: Tensor, key: Tensor, value: Tensor, packed: Layout, kernel: AttentionKernel, scores: Scores
 ) -> Tensor:
     """Everything, outside of compiled code."""
-    features = _features(query, value, packed, scores)
+    features = _option_features(query, value, packed, scores)
     if (observed := _observed.get()) is not None:
         observed.update(features)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if packed.context is not None:  # keys and values come from all ranks
-        together = gather(torch.cat([k, v], dim=-1), packed.context.group)[packed.context.gather]
+        together = gather_parts(torch.cat([k, v], dim=-1), packed.context.group)[packed.context.gather]
         k, v = together.split([key.shape[3], value.shape[3]], dim=-1)
     chosen = _of_call(query, features) if kernel == "auto" else kernel
     return attend(chosen, q, k, v, packed.segments, scores)[None]
 
 
-def _features(query: Tensor, value: Tensor, packed: Layout, scores: Scores) -> frozenset[Feature]:
+def _option_features(query: Tensor, value: Tensor, packed: Layout, scores: Scores) -> frozenset[Feature]:
     acts: dict[Feature, bool] = {
         "window": scores.window is not None and scores.window < max(packed.lengths),
         "softcap": scores.softcap is not None,
@@ -135,7 +135,7 @@ def _of_call(query: Tensor, features: frozenset[Feature]) -> Kernel:
     """Kernel of a model for which none was chosen when it was loaded."""
     if query.is_cuda and query.dtype == torch.float32:
         features |= {"float32"}
-    return choose("auto", Needs(features, query.shape[3]), machine(query.device)).kernel
+    return choose("auto", Needs(features, query.shape[3]), read_machine(query.device)).kernel
 
 
 @contextmanager
@@ -170,17 +170,17 @@ def _changes_nothing(name: str, value: object) -> bool:
     return isinstance(value, bool | int | float) and value == _NEUTRAL_VALUES.get(name, False)
 
 
-def register() -> None:
+def register_attention() -> None:
     """Make `implementation(...)` known to transformers. It gets no mask: the layout has all that it needs."""
     for kernel in get_args(AttentionKernel):
         function = partial(packed_attention, kernel=kernel)
         # Where the call cannot be part of a compiled layer, one break is before it, and not several inside.
-        AttentionInterface.register(implementation(kernel, traced=False), torch.compiler.disable(function))
+        AttentionInterface.register(implementation_name(kernel, traced=False), torch.compiler.disable(function))
         if kernel in TRACED:
-            AttentionInterface.register(implementation(kernel), function)
+            AttentionInterface.register(implementation_name(kernel), function)
 
 
-def implementation(kernel: AttentionKernel, *, traced: bool = True) -> str:
+def implementation_name(kernel: AttentionKernel, *, traced: bool = True) -> str:
     """The name under which transformers finds it: its `attn_implementation`.
 
     Args:
@@ -201,15 +201,15 @@ def set_kernel(model: PreTrainedModel, kernel: Kernel, features: Collection[Feat
         features: the demands of its attention; sinks are computed outside of compiled code.
         cp: ranks that share a row; their exchange is outside of it as well.
     """
-    model.set_attn_implementation(implementation(kernel, traced="sinks" not in features and cp == 1))
+    model.set_attn_implementation(implementation_name(kernel, traced="sinks" not in features and cp == 1))
 
 
 def kernel_of(model: PreTrainedModel) -> AttentionKernel:
     """The kernel that a model computes with; auto: each call chooses."""
     name = model.config._attn_implementation.removesuffix("_apart")
-    return next(kernel for kernel in get_args(AttentionKernel) if implementation(kernel) == name)
+    return next(kernel for kernel in get_args(AttentionKernel) if implementation_name(kernel) == name)
 
 
 def is_traced(model: PreTrainedModel) -> bool:
     """True if attention is part of a model's compiled layers."""
-    return any(implementation(kernel) == model.config._attn_implementation for kernel in TRACED)
+    return any(implementation_name(kernel) == model.config._attn_implementation for kernel in TRACED)

@@ -36,10 +36,10 @@ from rlrun.trainer.modeling.noise import remove_noise
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
 from rlrun.trainer.modeling.parallel import rows
 from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
-from rlrun.trainer.modeling.parallel.later_weights import postpone
+from rlrun.trainer.modeling.parallel.later_weights import postpone_products
 from rlrun.trainer.modeling.parallel.stages import Elsewhere, keep_stage, second_copy
 from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
-from rlrun.trainer.modeling.tensor_names import remember
+from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.dims import ParallelDims
 from rlrun.trainer.ranks.group import Group
 
@@ -72,7 +72,7 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
     Raises:
         RoleError: transformers cannot load it; says why in one line.
     """
-    packed_attention.register()
+    packed_attention.register_attention()
     disable_progress_bar()
     options: dict[str, Any] = {"revision": config.revision or "main", "trust_remote_code": config.trust_remote_code}
     shape: dict[str, Any] = {"dtype": torch.float32, "attn_implementation": packed_attention.NAME}
@@ -143,7 +143,7 @@ class Memory:
         )
 
 
-def _divide(model: nn.Module, layers: Sequence[nn.Module], group: Group) -> None:
+def _divide_model(model: nn.Module, layers: Sequence[nn.Module], group: Group) -> None:
     """Divide layers over tensor ranks, experts over expert ranks and rows over context ranks."""
     dims, meshes = group.dims, group.meshes
     if dims.cp > 1:
@@ -159,10 +159,10 @@ def _divide(model: nn.Module, layers: Sequence[nn.Module], group: Group) -> None
     )  # a stage may be of dense layers alone
     if meshes.experts is not None and dealt:
         divide_experts(layers, meshes.experts, meshes.tp)
-    rows.attach(model, meshes)
+    rows.attach_division(model, meshes)
 
 
-def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
+def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
     """Divide the model over the group's ranks by its layout, in place.
 
     Gradients are summed over the ranks, not averaged: each rank's loss is already divided by the global token count.
@@ -175,20 +175,20 @@ def shard(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn
     Raises:
         RoleError: the model cannot be divided so; names the field and the model's size.
     """
-    remember(model)
+    remember_names(model)
     memory = memory or Memory()
     dims, stack = group.dims, decoder_layers(model)
     policy = _mixed_precision(memory, group.device)
     _keep_own_stage(model, stack, group, policy.param_dtype or torch.float32)
     layers = [layer for layer in stack if not isinstance(layer, Elsewhere)]
-    _divide(model, layers, group)
+    _divide_model(model, layers, group)
     if dims.schedule in ZERO_BUBBLE:
-        postpone(model, layers)
+        postpone_products(model, layers)
     stays = _stays_gathered(model, policy, group)
     _check_and_sum(model, memory, group, stays_gathered=stays)
-    recipe = _recipe(model, memory, group)
+    recipe = _precision_policy(model, memory, group)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
-    placement = _placement(memory, dims.fsdp)
+    placement = _choose_dimension(memory, dims.fsdp)
     for layer in layers:
         _keep_and_compile(layer, recipe)
         experts = experts_of(layer)
@@ -234,7 +234,7 @@ def _check_and_sum(model: nn.Module, memory: Memory, group: Group, *, stays_gath
         offloaded=memory.cpu_offload,
         available=gradient_accumulation.device_memory(group.device),
     )
-    gradient_accumulation.attach(model, memory.accumulation, stays_gathered=stays_gathered)
+    gradient_accumulation.attach_gradients(model, memory.accumulation, stays_gathered=stays_gathered)
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,7 @@ class _Recipe:
     """`trainer.compile` is true, and not chosen."""
 
 
-def _recipe(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
+def _precision_policy(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
     compiles = compiled_layers(memory.compile, mode, model, group)
@@ -285,7 +285,7 @@ def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group:
         )
 
 
-def _placement(memory: Memory, ranks: int) -> Callable[[nn.Parameter], Shard | None] | None:
+def _choose_dimension(memory: Memory, ranks: int) -> Callable[[nn.Parameter], Shard | None] | None:
     """Choice of the dimension over which a parameter is divided: the first, unless it has fewer entries than there are ranks.
 
     The experts of a mixture are few: with more ranks than experts every further rank would hold none of them, and the others no less.

@@ -96,7 +96,7 @@ def load_policy(
     def prepare(model: nn.Module) -> None:
         costs.append(model_cost(model))
         if config.lora is not None:
-            lora.inject(model, config.lora)
+            lora.inject_adapters(model, config.lora)
 
     module = load_sharded(
         config.model,

@@ -2,7 +2,7 @@
 
 In memory all experts of a layer are one tensor; in files most families have matrices for each expert, each family with names of its own.
 transformers knows, for each architecture, how files become parameters (`conversion_mapping`), and how to revert that. Which of these
-conversions were needed is known once the files' names are: `remember` keeps them with the model, before it is sharded.
+conversions were needed is known once the files' names are: `remember_names` keeps them with the model, before it is sharded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Sources:
     """transformers' WeightConverter; None: the tensor is as in the file."""
 
 
-def remember(model: nn.Module, stored: Iterable[str] | None = None) -> None:
+def remember_names(model: nn.Module, stored: Iterable[str] | None = None) -> None:
     """Keep with the model which conversions its files need; called before it is sharded, which changes names of classes.
 
     Args:
@@ -77,11 +77,11 @@ def copy_names(model: nn.Module, other: nn.Module) -> None:
     setattr(other, _ATTRIBUTE, getattr(model, _ATTRIBUTE, None))
 
 
-def parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
+def tensor_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
     """Parts of files' tensors that make the model's, in their order; each tensor is in one part.
 
     Args:
-        model: that `remember` has seen, or transformers has loaded.
+        model: that `remember_names` has seen, or transformers has loaded.
         tensors: by their names in memory; only shapes are looked at.
     """
     reverted = [conversion.reverse_transform() for conversion in reversed(getattr(model, _ATTRIBUTE, None) or [])]
@@ -93,14 +93,14 @@ def parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
         renamed, pattern = rename_source_key(name, renamings, converters, reverse=True)
         groups.setdefault(renamed, []).append(name)
         chosen[renamed] = None if pattern is None else by_pattern[pattern]
-    return [_part(model, renamed, names, chosen[renamed], tensors) for renamed, names in groups.items()]
+    return [_name_part(model, renamed, names, chosen[renamed], tensors) for renamed, names in groups.items()]
 
 
 def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors in files of a part's tensors in memory, by name; views where they can be.
 
     Args:
-        model: as for `parts`.
+        model: as for `tensor_parts`.
         part: of the model.
         tensors: whole ones, by name; all of the part's.
     """
@@ -111,11 +111,11 @@ def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) ->
     return reverted
 
 
-def sources(model: PreTrainedModel, stored: Iterable[str], state: Mapping[str, Tensor]) -> dict[str, Sources]:
+def source_parts(model: PreTrainedModel, stored: Iterable[str], state: Mapping[str, Tensor]) -> dict[str, Sources]:
     """Parts that tensors in memory are made of, by their names; of those that are made together, the first one's.
 
     Args:
-        model: that `remember` has seen.
+        model: that `remember_names` has seen.
         stored: names of the tensors in the files; those that no tensor of the model is made of are left out.
         state: tensors in memory by name; only names are looked at.
     """
@@ -138,12 +138,14 @@ def sources(model: PreTrainedModel, stored: Iterable[str], state: Mapping[str, T
     return found
 
 
-def convert(model: PreTrainedModel, name: str, one: Sources, tensors: Mapping[str, list[Tensor]]) -> dict[str, Tensor]:
+def convert_tensors(
+    model: PreTrainedModel, name: str, one: Sources, tensors: Mapping[str, list[Tensor]]
+) -> dict[str, Tensor]:
     """The tensors in memory that tensors in files make, by name.
 
     Args:
         model: of the tensors.
-        name: key of `sources`.
+        name: key of `source_parts`.
         one: its value, with a converter.
         tensors: in files, by pattern as in `one.names`.
     """
@@ -163,7 +165,9 @@ def _by_kind(conversions: Iterable[object]) -> tuple[list[Any], list[Any]]:
     )
 
 
-def _part(model: nn.Module, renamed: str, names: list[str], converter: object, tensors: Mapping[str, Tensor]) -> Part:
+def _name_part(
+    model: nn.Module, renamed: str, names: list[str], converter: object, tensors: Mapping[str, Tensor]
+) -> Part:
     if converter is None:
         return Part(tuple(names), {renamed: tensors[names[0]].shape})
     empty = {name: torch.empty(tensors[name].shape, device="meta") for name in names}

@@ -113,7 +113,7 @@ def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig) -> None:
         encoded = [
             encode_demonstration(tokenizer, messages) for messages in conversations[start : start + WARMUP_BATCH]
         ]
-        ids, labels = _padded(encoded)
+        ids, labels = _pad_vocabulary(encoded)
         logits = model(input_ids=ids).logits
         wanted_tokens = labels[:, 1:].flatten()
         losses = cross_entropy(logits[:, :-1].flatten(0, 1), wanted_tokens, ignore_index=_IGNORED, reduction="none")
@@ -127,7 +127,7 @@ def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig) -> None:
 
 def encode_demonstration(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
     """Token ids of a conversation, and its labels: the assistant's characters and their `<eos>`, -100 elsewhere."""
-    ids: list[int] = tokenizer(render(messages), add_special_tokens=False).input_ids
+    ids: list[int] = tokenizer(render_template(messages), add_special_tokens=False).input_ids
     labels = [_IGNORED] * len(ids)
     assistant, eos = SPECIAL_TOKENS.index("<assistant>"), SPECIAL_TOKENS.index("<eos>")
     speaking = False
@@ -138,13 +138,13 @@ def encode_demonstration(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> 
     return ids, labels
 
 
-def render(messages: Sequence[dict[str, Any]]) -> str:
+def render_template(messages: Sequence[dict[str, Any]]) -> str:
     """Output of the chat template, without its engine."""
     ends = {"assistant": "<eos>"}
     return "<bos>" + "".join(f"<{m['role']}>{m['content']}{ends.get(m['role'], '')}" for m in messages)
 
 
-def _padded(encoded: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+def _pad_vocabulary(encoded: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
     longest = max(len(ids) for ids, _ in encoded)
     ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens, _ in encoded])
     labels = torch.tensor([marks + [_IGNORED] * (longest - len(marks)) for _, marks in encoded])

@@ -30,10 +30,10 @@ from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.model_files import published_tensors
 from rlrun.trainer.modeling.noise import set_noise, source_noise
-from rlrun.trainer.modeling.packed_attention import layout
-from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, parts
+from rlrun.trainer.modeling.packed_attention import row_layout
+from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, tensor_parts
 from rlrun.trainer.proof.small_config import LONGEST
-from rlrun.trainer.proof.small_model import quiet, small_model
+from rlrun.trainer.proof.small_model import quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
     Raises:
         RoleError: on every rank; names the architecture and the difference.
     """
-    own = examine(model, seq_len=seq_len) if group.leads else None
+    own = examine_model(model, seq_len=seq_len) if group.leads else None
     fault, features = group.broadcast(None if own is None else [own.fault, sorted(own.features)])
     if fault is not None:
         raise RoleError(f"model {shown(source)}: {fault}", exit_codes.CONFIGURATION)
@@ -97,11 +97,11 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
 
 
 def find_fault(model: PreTrainedModel, *, seq_len: int) -> str | None:
-    """Reason why the trainer cannot train models like this one, for a person; None: it can. Arguments as of `examine`."""
-    return examine(model, seq_len=seq_len).fault
+    """Reason why the trainer cannot train models like this one, for a person; None: it can. Arguments as of `examine_model`."""
+    return examine_model(model, seq_len=seq_len).fault
 
 
-def examine(model: PreTrainedModel, *, seq_len: int) -> Verdict:
+def examine_model(model: PreTrainedModel, *, seq_len: int) -> Verdict:
     """Compare a small model with transformers, and note what its attention asks for. The answer is kept for the process.
 
     Args:
@@ -112,36 +112,34 @@ def examine(model: PreTrainedModel, *, seq_len: int) -> Verdict:
         f"{type(model)} {seq_len} {model.config!r} {source_noise(model)} {getattr(model, '_weight_conversions', None)}"
     )
     if key not in _found:
-        with _undisturbed(), packed_attention.observed_features() as features:
-            fault = _fault(model, seq_len)
+        with _keep_state(), packed_attention.observed_features() as features:
+            fault = _find_difference(model, seq_len)
         told = None if fault is None else f"{type(model).__name__} cannot be trained: {fault}"
         _found[key] = Verdict(told, frozenset(features))
     return _found[key]
 
 
-def _fault(model: PreTrainedModel, seq_len: int) -> str | None:
+def _find_difference(model: PreTrainedModel, seq_len: int) -> str | None:
     fault = None
     for seed in SEEDS:
         try:
             small = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=seed)
             ours, alone, in_training = (copy.deepcopy(small) for _ in range(3))
-            ids, weights = _inputs(len(small.get_input_embeddings().weight), seed)
-            expected = _eager(_as_engines_compute(small, source_noise(model)), ids, weights)
+            ids, weights = _draw_inputs(len(small.get_input_embeddings().weight), seed)
+            expected = _compute_eager(_as_engines_compute(small, source_noise(model)), ids, weights)
         except Exception as error:
-            return f"a small model of it, made to check it, fails: {_reason(error)}{_too_long(model, seq_len)}"
+            return f"a small model of it, made to check it, fails: {_error_reason(error)}{_too_long(model, seq_len)}"
         try:
-            fault = _difference(_packed(ours, ids, weights, [LENGTHS]), expected)
+            fault = _describe_difference(_compute_packed(ours, ids, weights, [LENGTHS]), expected)
             if fault is None:
                 break
             rows = [(length,) for length in LENGTHS]
-            apart = _difference(_packed(alone, ids, weights, rows), expected)
-            trained = _difference(_eager(in_training, ids, weights), expected)
+            apart = _describe_difference(_compute_packed(alone, ids, weights, rows), expected)
+            trained = _describe_difference(_compute_eager(in_training, ids, weights), expected)
         except RoleError as error:
             return str(error)
         except Exception as error:
-            return (
-                f"its code does not take sequences packed into rows, which the trainer computes with: {_reason(error)}"
-            )
+            return f"its code does not take sequences packed into rows, which the trainer computes with: {_error_reason(error)}"
         if apart is None:
             fault = f"sequences in one row change each other's results, so that {fault}"
         elif trained is not None:
@@ -163,7 +161,7 @@ def _as_engines_compute(small: PreTrainedModel, values: Mapping[str, float]) -> 
     return model.eval()
 
 
-def _inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
+def _draw_inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
     """Token ids `[T]`, and weights `[T]` of their log-probabilities in a sum."""
     generator = torch.Generator().manual_seed(seed)
     first = min(_SPECIAL_TOKENS, vocabulary - 1)
@@ -171,32 +169,32 @@ def _inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
     return ids, torch.randn(len(ids), generator=generator)
 
 
-def _eager(model: PreTrainedModel, ids: Tensor, weights: Tensor) -> _Numbers:
+def _compute_eager(model: PreTrainedModel, ids: Tensor, weights: Tensor) -> _Numbers:
     """Each sequence alone, by transformers."""
     found = []
     for sequence in ids.split(LENGTHS):
         logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
         chosen = logits.float().log_softmax(-1).gather(1, sequence[1:, None])[:, 0]
         found += [chosen.new_zeros(1), chosen]
-    return _numbers(model, torch.cat(found), weights)
+    return _read_numbers(model, torch.cat(found), weights)
 
 
-def _packed(model: PreTrainedModel, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
+def _compute_packed(model: PreTrainedModel, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
     """Rows of these lengths, by the trainer."""
     model.set_attn_implementation(packed_attention.NAME)
     if model.config.get_text_config()._attn_implementation != packed_attention.NAME:
         raise RoleError("its code takes no attention function but its own", exit_codes.CONFIGURATION)
     found = [
-        token_statistics(model, _row(tokens, lengths)).logprobs
+        token_statistics(model, _make_row(tokens, lengths)).logprobs
         for tokens, lengths in zip(ids.split([sum(lengths) for lengths in rows]), rows, strict=True)
     ]
-    return _numbers(model, torch.cat(found), weights)
+    return _read_numbers(model, torch.cat(found), weights)
 
 
-def _row(ids: Tensor, lengths: tuple[int, ...]) -> MicroBatch:
+def _make_row(ids: Tensor, lengths: tuple[int, ...]) -> MicroBatch:
     positions = torch.cat([torch.arange(length) for length in lengths])
     zeros = torch.zeros(len(ids))
-    packed = layout(lengths, ids.device)
+    packed = row_layout(lengths, ids.device)
     mask = positions > 0
     sequences = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     return MicroBatch(
@@ -204,7 +202,7 @@ def _row(ids: Tensor, lengths: tuple[int, ...]) -> MicroBatch:
     )
 
 
-def _numbers(model: PreTrainedModel, logprobs: Tensor, weights: Tensor) -> _Numbers:
+def _read_numbers(model: PreTrainedModel, logprobs: Tensor, weights: Tensor) -> _Numbers:
     (logprobs * weights).sum().backward()
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -213,7 +211,7 @@ def _numbers(model: PreTrainedModel, logprobs: Tensor, weights: Tensor) -> _Numb
     return _Numbers(logprobs.detach(), gradients)
 
 
-def _difference(found: _Numbers, expected: _Numbers) -> str | None:
+def _describe_difference(found: _Numbers, expected: _Numbers) -> str | None:
     """First difference beyond rounding, as a message; None: there is none."""
     error = float((found.logprobs - expected.logprobs).abs().max())
     if not error <= LOGPROB_LIMIT:
@@ -232,13 +230,13 @@ def _file_fault(model: PreTrainedModel) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             files: dict[str, Tensor] = {}
-            for part in parts(model, tensors):
+            for part in tensor_parts(model, tensors):
                 files |= {name: tensor.detach().clone() for name, tensor in file_tensors(model, part, tensors).items()}
             save_file(files, Path(folder) / "model.safetensors", metadata={"format": "pt"})
             GenerationConfig().save_pretrained(folder)
             again = type(model).from_pretrained(folder, config=copy.deepcopy(model.config), dtype=torch.float32)
         except Exception as error:
-            return f"transformers does not read the files that the trainer writes: {_reason(error)}"
+            return f"transformers does not read the files that the trainer writes: {_error_reason(error)}"
     found = dict([*again.state_dict().items(), *again.named_buffers()])
     written = dict([*model.state_dict().items(), *model.named_buffers()])
     wrong = [name for name, tensor in written.items() if name not in found or not torch.equal(found[name], tensor)]
@@ -254,19 +252,19 @@ def _too_long(model: PreTrainedModel, seq_len: int) -> str:
     return f" (seqLen is {seq_len}, and the model is made for {longest} positions; lower seqLen)"
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no message"]
     return f"{type(error).__name__}: {lines[0]}"
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _keep_state() -> Iterator[None]:
     """Leave random state, threads and the log as they are."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small matrices: to wait for other threads costs more than they save
     logger.disable("rlrun.trainer.learning.forward")  # it logs about the real model what it logs about the small one
     try:
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), quiet():
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), quiet_transformers():
             yield
     finally:
         logger.enable("rlrun.trainer.learning.forward")

@@ -30,7 +30,7 @@ _LENGTH = re.compile(
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def shrunk(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
+def shrink_config(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
     """A copy with small sizes. Depth is kept: what a layer is may depend on its number in many ways.
 
     Args:
@@ -40,7 +40,7 @@ def shrunk(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
     """
     small = copy.deepcopy(config)
     for part in config_parts(small):
-        _shrink(part, seq_len)
+        _shrink_part(part, seq_len)
         if hasattr(part, "quantization_config"):
             del part.quantization_config
     return small
@@ -103,8 +103,8 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _shrink(part: Any, seq_len: int) -> None:
-    sizes = _sizes(part, seq_len)
+def _shrink_part(part: Any, seq_len: int) -> None:
+    sizes = _read_sizes(part, seq_len)
     if sizes is None:
         return
     state_heads = sizes.state_heads(part) if hasattr(part, "mamba_d_head") and hasattr(part, "mamba_expand") else None
@@ -112,16 +112,16 @@ def _shrink(part: Any, seq_len: int) -> None:
         if name in _TOKENS and value is not None:
             setattr(part, name, _TOKENS[name])
         elif isinstance(value, dict):
-            setattr(part, name, _rotary(value, sizes))
+            setattr(part, name, _shrink_rotary(value, sizes))
         elif _is_size(value):
-            setattr(part, name, _size(name, value, sizes))
+            setattr(part, name, _small_size(name, value, sizes))
         elif isinstance(value, list) and value and all(_is_size(entry) for entry in value) and _RULE.search(name):
-            setattr(part, name, [_size(name, entry, sizes) for entry in value])
+            setattr(part, name, [_small_size(name, entry, sizes) for entry in value])
     if state_heads is not None:
         part.mamba_n_heads = state_heads
 
 
-def _size(name: str, value: int, sizes: _Sizes) -> int:
+def _small_size(name: str, value: int, sizes: _Sizes) -> int:
     if name.endswith("token_id") or name.endswith("layers"):
         return value
     if _LENGTH.search(name):
@@ -136,16 +136,16 @@ def _size(name: str, value: int, sizes: _Sizes) -> int:
     return value
 
 
-def _sizes(part: object, seq_len: int) -> _Sizes | None:
+def _read_sizes(part: object, seq_len: int) -> _Sizes | None:
     hidden, heads = (
-        _first(part, names)
+        _first_value(part, names)
         for names in (("hidden_size", "d_model", "n_embd"), ("num_attention_heads", "num_heads", "n_heads"))
     )
     if hidden is None:
         return None
     heads = heads or max(hidden // 64, 1)
     per_head = max(hidden // heads, 1)
-    head_dim = _first(part, ("head_dim",)) or per_head
+    head_dim = _first_value(part, ("head_dim",)) or per_head
     factor = max(head_dim // _HEAD_DIM, 1)
     small_heads = min(heads, _HEADS)
     width = max(per_head // factor, 1)
@@ -153,7 +153,7 @@ def _sizes(part: object, seq_len: int) -> _Sizes | None:
     return _Sizes(hidden, small_heads * width, heads, small_heads, factor, seq_len)
 
 
-def _first(part: Any, names: tuple[str, ...]) -> int | None:
+def _first_value(part: Any, names: tuple[str, ...]) -> int | None:
     stored = vars(part)
     for name in names:
         value = stored.get(part.attribute_map.get(name, name))
@@ -162,12 +162,12 @@ def _first(part: Any, names: tuple[str, ...]) -> int | None:
     return None
 
 
-def _rotary(options: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
+def _shrink_rotary(options: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
     """Options of rotary positions: factors of each frequency, sections of them, lengths; also one set for each type of layer."""
     small: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, dict):
-            small[name] = _rotary(value, sizes)
+            small[name] = _shrink_rotary(value, sizes)
         elif name in ("long_factor", "short_factor"):
             small[name] = value[: max(len(value) // sizes.factor, 1)]
         elif name == "mrope_section":

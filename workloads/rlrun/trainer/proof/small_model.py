@@ -15,7 +15,7 @@ from transformers.utils import logging
 
 from rlrun.trainer.modeling.noise import remove_noise
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.proof.small_config import shrunk
+from rlrun.trainer.proof.small_config import shrink_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,36 +36,37 @@ def small_model(
         kind: a causal LM of transformers, or of a model's own code.
         config: of the model at its full size.
         attention: name of the attention implementation.
-        seq_len: see `shrunk`.
+        seq_len: see `shrink_config`.
         seed: of the weights.
 
     Raises:
         Exception: whatever the architecture's own code raises.
     """
-    small = shrunk(config, seq_len=seq_len)
+    small = shrink_config(config, seq_len=seq_len)
     remove_noise(small)
     small.use_cache = False
-    with torch.random.fork_rng(devices=[]), quiet():
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         with torch.device("meta"):
-            whole = _build(kind, small, attention)
-        model = _build(kind, _cut(small, whole), attention)
+            whole = _build_model(kind, small, attention)
+        model = _build_model(kind, _cut_layers(small, whole), attention)
         if any(
-            _kind(cut) != _kind(layer) for cut, layer in zip(decoder_layers(model), decoder_layers(whole), strict=False)
+            _layer_kind(cut) != _layer_kind(layer)
+            for cut, layer in zip(decoder_layers(model), decoder_layers(whole), strict=False)
         ):
             # What a layer is depends on how many there are.
-            model = _build(kind, small, attention)
-        _randomise(model)
+            model = _build_model(kind, small, attention)
+        _randomize_weights(model)
     return model.train()
 
 
-def _build(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str) -> PreTrainedModel:
+def _build_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attention: str) -> PreTrainedModel:
     return kind._from_config(copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention)
 
 
-def _cut(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
+def _cut_layers(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
     """The configuration with as few of the first layers as have every kind of layer."""
-    kinds = _kinds(whole)
+    kinds = _layer_kinds(whole)
     depth = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
     depth = min(max(depth, _LEAST_LAYERS), len(kinds))
     cut = copy.deepcopy(config)
@@ -78,38 +79,38 @@ def _cut(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
     return cut
 
 
-def _kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
+def _layer_kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
     """Kind of each decoder layer: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
     layers = decoder_layers(model)
-    lists = [value for value in vars(model.config.get_text_config()).values() if _describes(value, len(layers))]
-    return [(_kind(layer), tuple(str(values[i]) for values in lists)) for i, layer in enumerate(layers)]
+    lists = [value for value in vars(model.config.get_text_config()).values() if _describes_layers(value, len(layers))]
+    return [(_layer_kind(layer), tuple(str(values[i]) for values in lists)) for i, layer in enumerate(layers)]
 
 
-def _describes(value: object, layers: int) -> bool:
+def _describes_layers(value: object, layers: int) -> bool:
     """True if it is a list with an entry for each layer, and not one of layers' numbers."""
     if not isinstance(value, list | tuple) or len(value) != layers:
         return False
     return not all(isinstance(entry, int) for entry in value) or len({*value}) < layers
 
 
-def _kind(layer: nn.Module) -> tuple[object, ...]:
+def _layer_kind(layer: nn.Module) -> tuple[object, ...]:
     return tuple(
         (
             name,
             type(module).__qualname__,
-            tuple(sorted((key, value) for key, value in vars(module).items() if _tells(key, value))),
+            tuple(sorted((key, value) for key, value in vars(module).items() if _tells_kind(key, value))),
             tuple((key, tuple(parameter.shape)) for key, parameter in module.named_parameters(recurse=False)),
         )
         for name, module in layer.named_modules()
     )
 
 
-def _tells(name: str, value: object) -> bool:
+def _tells_kind(name: str, value: object) -> bool:
     return isinstance(value, bool | int | str) and name[0] != "_" and not any(part in name for part in _NUMBER)
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _randomise(model: nn.Module) -> None:
+def _randomize_weights(model: nn.Module) -> None:
     """Give matrices weights that keep activations near 1, and vectors (norms, biases, sinks) some noise: nothing stays neutral."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -119,7 +120,7 @@ def _randomise(model: nn.Module) -> None:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Keep transformers from warning about a generated configuration, and from showing progress."""
     before, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

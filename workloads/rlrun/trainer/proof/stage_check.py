@@ -18,7 +18,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.lm_head import find_head
 from rlrun.trainer.modeling.parallel.stages import keep_stage
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.proof.small_model import quiet, small_model
+from rlrun.trainer.proof.small_model import quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
 def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
     """Reason why a model like this one cannot be cut into stages, for a person; None: it can. Arguments as of `check_stages`."""
     try:
-        with torch.no_grad(), quiet():
+        with torch.no_grad(), quiet_transformers():
             whole = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=0).eval()
             ids = torch.arange(3, 3 + _TOKENS)[None] % len(whole.get_input_embeddings().weight)
-            expected, found = _hidden(whole, ids, None), None
+            expected, found = _hidden_states(whole, ids, None), None
             for index in range(2):
                 stage = copy.deepcopy(whole)
                 keep_stage(stage, decoder_layers(stage), index, 2)
-                found = _hidden(stage, ids, found)
+                found = _hidden_states(stage, ids, found)
             if find_head(stage) is None:
                 return "it treats its logits in a way that is not known"
             error = float((found - expected).abs().max())
@@ -73,7 +73,7 @@ def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
     return None if error < _LIMIT else f"what leaves the last layer differs by {error:.1g}"
 
 
-def _hidden(model: PreTrainedModel, ids: Tensor, received: Tensor | None) -> Tensor:
+def _hidden_states(model: PreTrainedModel, ids: Tensor, received: Tensor | None) -> Tensor:
     start = {"input_ids": ids} if received is None else {"inputs_embeds": received}
     hidden: Tensor = model.get_decoder()(
         **start, position_ids=torch.arange(ids.shape[1])[None], use_cache=False

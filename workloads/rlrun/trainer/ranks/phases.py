@@ -52,13 +52,13 @@ class Phases:
             return
         word: dict[str, object] = {"phase": phase, "step": step, "part": part, "since": time.time()}
         try:
-            self._store.set(_key(self._rank), json.dumps(word))
+            self._store.set(_store_key(self._rank), json.dumps(word))
         except RuntimeError:  # the first machine is gone, and so is the group
             self._store = None
 
     def others(self) -> list[RankState]:
         """The last word of every other rank; none while one has not spoken yet, or the store does not answer."""
-        keys = [_key(rank) for rank in self._others]
+        keys = [_store_key(rank) for rank in self._others]
         if self._store is None or not keys:
             return []
         try:
@@ -70,5 +70,5 @@ class Phases:
         return [RankState(rank=rank, **json.loads(word)) for rank, word in zip(self._others, words, strict=True)]
 
 
-def _key(rank: int) -> str:
+def _store_key(rank: int) -> str:
     return f"rlrun/phase/{rank}"

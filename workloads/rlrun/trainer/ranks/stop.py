@@ -109,7 +109,7 @@ class Stop:
                 self.number, sent = signal.sigwait(again), True
             elif again:
                 self._leave(f"ended by a second signal, {signal.Signals(min(again)).name}")
-            if any(not _lives(pid) for pid in self._peers):
+            if any(not _is_alive(pid) for pid in self._peers):
                 self._leave(f"ended after {name}: another rank is gone already")
         self._leave(f"ended {self._seconds:g} s after {name} (checkpoint.gracePeriodSeconds), before all was saved")
 
@@ -119,7 +119,7 @@ class Stop:
         self._end(self.exit_code)
 
 
-def _lives(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         # The name, in parentheses, may hold anything: the state follows the last one.
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")

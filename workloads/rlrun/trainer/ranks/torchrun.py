@@ -96,14 +96,14 @@ def main(argv: Sequence[str]) -> int:
             dump = crash.told(Path(crashes), crash_file(rank))
             if dump:  # whole in the log: the message has room for some lines
                 print(f"trainer: rank {rank} wrote as it crashed:\n{dump}", file=sys.stderr, flush=True)
-            _tell(last_word(rank, failure.exitcode, dump), options)
+            _report_end(last_word(rank, failure.exitcode, dump), options)
             return _SIGNALLED - failure.exitcode
         except SignalException as error:
             return _SIGNALLED + int(error.sigval)
     return 0
 
 
-def _tell(error: RoleError, options: object) -> None:
+def _report_end(error: RoleError, options: object) -> None:
     print(f"trainer: {error}", file=sys.stderr, flush=True)
     with suppress(RoleError):  # the ranks would not have begun
         write_error(log_folder(_rank_arguments(options)), "trainer", error)

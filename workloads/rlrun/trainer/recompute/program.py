@@ -25,12 +25,12 @@ from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group, process_group
 from rlrun.trainer.recompute.job import Job
-from rlrun.trainer.recompute.sample import Explained, Keeping, explain, sample_of
-from rlrun.trainer.recompute.weights import difference
+from rlrun.trainer.recompute.sample import Explained, Keeping, explain_sample, sample_of
+from rlrun.trainer.recompute.weights import count_changes
 from rlrun.trainer.run import trained_parts
 
 
-def recompute(config: TrainerConfig, job: Job) -> int:
+def recompute_steps(config: TrainerConfig, job: Job) -> int:
     """Compute the steps and write the answer; every rank of the group calls it. Returns 0.
 
     Args:
@@ -52,7 +52,7 @@ class Recomputation:
     """A run's learner as it was before the first of the steps.
 
     Args:
-        config: as of `recompute`.
+        config: as of `recompute_steps`.
         job: what to compute.
         group: every rank takes part.
     """
@@ -64,7 +64,7 @@ class Recomputation:
         with_weights = config.lora is not None or job.start is None
         self._policy = policy = load_policy(config, source, group, with_weights=with_weights, check=check_model)
         policy.adapters.hold(config.name, config.lora)
-        lora.initialise(policy.module, config.seed)
+        lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, group.device)
         learner = make_learner(
             config, policy.module, optimizer, self._loss, source=policy.source, group=group, check=check_model
@@ -73,7 +73,7 @@ class Recomputation:
         self._steps = Steps(config, policy, learner)
         progress = dcp.Progress()
         if job.start is not None:
-            progress = dcp.load(self._parts, Path(job.start), say=logger.warning if group.leads else None)
+            progress = dcp.load_parts(self._parts, Path(job.start), say=logger.warning if group.leads else None)
         self._skipped = 0 if job.origin else progress.skipped_steps
 
     def run(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Recomputation:
             "weights": None,
         }
         if self._job.end is not None:
-            answer["weights"] = difference(self._parts, Path(self._job.end), self._group)
+            answer["weights"] = count_changes(self._parts, Path(self._job.end), self._group)
         return answer
 
     def _step(self, step: int, batch: Batch) -> dict[str, float]:
@@ -114,6 +114,6 @@ class Recomputation:
     def _explained(self, step: int, batch: Batch) -> Explained | None:
         """The explanation by the rank that trains on the sample, on all ranks."""
         assert self._job.sample is not None
-        found = explain(self._loss, self._steps.updates(batch), sample_of(batch, self._job.sample))
+        found = explain_sample(self._loss, self._steps.updates(batch), sample_of(batch, self._job.sample))
         has = self._group.maxima({"rank": float(self._group.rank) if found is not None else -1.0})["rank"]
         return None if has < 0 else self._group.broadcast(found, root=int(has))

@@ -43,7 +43,7 @@ class Keeping(Mixture):
         return super().__call__(logprobs, **arguments)
 
 
-def explain(loss: Keeping, updates: Sequence[Update], sample: Sample) -> Explained | None:
+def explain_sample(loss: Keeping, updates: Sequence[Update], sample: Sample) -> Explained | None:
     """Terms of each token of a sample in the step that was just trained; None: another rank trains on it.
 
     Args:
@@ -64,13 +64,13 @@ def explain(loss: Keeping, updates: Sequence[Update], sample: Sample) -> Explain
                 continue
             start = sum(len(member) for member in members[:at])
             span = slice(start, start + len(sample))
-            return {"update": place, "updates": len(updates)} | _terms(
+            return {"update": place, "updates": len(updates)} | _token_terms(
                 loss, loss.kept[number * calls - 1], sample, span
             )
     return None
 
 
-def _terms(loss: Keeping, call: _Call, sample: Sample, span: slice) -> Explained:
+def _token_terms(loss: Keeping, call: _Call, sample: Sample, span: slice) -> Explained:
     """The objective's terms of the tokens in `span` of one of its calls."""
     arguments = dict(call.arguments)
     arguments["entropy"] = arguments["entropy"].detach()

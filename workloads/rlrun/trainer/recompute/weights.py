@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlrun.trainer.checkpoints.dcp import Part, Progress, load, snapshot
+from rlrun.trainer.checkpoints.dcp import Part, Progress, load_parts, snapshot_shards
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.ranks.group import Group
 
 
-def difference(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> dict[str, float]:
+def count_changes(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> dict[str, float]:
     """Load a checkpoint over what is trained, and count what changes. The parts hold its values afterwards.
 
     Args:
@@ -26,11 +26,11 @@ def difference(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> dic
         `tensors` and `different` (tensors with another bit), both of parameters and optimizers and summed over ranks; `largest`, the
         largest absolute difference.
     """
-    before = {name: tensor.clone() for name, tensor in _tensors(parts)}
-    load(parts, checkpoint)
+    before = {name: tensor.clone() for name, tensor in _state_tensors(parts)}
+    load_parts(parts, checkpoint)
     counts = {"tensors": 0.0, "different": 0.0}
     largest = 0.0
-    for name, stored in _tensors(parts):
+    for name, stored in _state_tensors(parts):
         found = before[name]
         counts["tensors"] += 1
         if not torch.equal(found, stored):
@@ -39,17 +39,17 @@ def difference(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> dic
     return group.sums(counts) | group.maxima({"largest": largest})
 
 
-def _tensors(parts: Mapping[str, Part]) -> list[tuple[str, Tensor]]:
-    state = snapshot(parts, Progress())
+def _state_tensors(parts: Mapping[str, Part]) -> list[tuple[str, Tensor]]:
+    state = snapshot_shards(parts, Progress())
     return [
         (name, local_part(value.detach()))
-        for name, value in _leaves("", {key: value for key, value in state.items() if key != "progress"})
+        for name, value in _leaf_tensors("", {key: value for key, value in state.items() if key != "progress"})
     ]
 
 
-def _leaves(path: str, value: Any) -> list[tuple[str, Tensor]]:
+def _leaf_tensors(path: str, value: Any) -> list[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         return [(path, value)]
     if isinstance(value, dict):
-        return [leaf for key, one in value.items() for leaf in _leaves(f"{path}/{key}", one)]
+        return [leaf for key, one in value.items() for leaf in _leaf_tensors(f"{path}/{key}", one)]
     return []

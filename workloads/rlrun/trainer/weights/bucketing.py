@@ -15,11 +15,11 @@ from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import published_tensors
 from rlrun.trainer.modeling.parallel.rows import meshes_of
 from rlrun.trainer.modeling.parallel.stages import Stage, of_all_stages, stage_of
-from rlrun.trainer.modeling.tensor_names import file_tensors, parts
-from rlrun.trainer.weights.hf_writer import gather
+from rlrun.trainer.modeling.tensor_names import file_tensors, tensor_parts
+from rlrun.trainer.weights.hf_writer import gather_tensor
 
 
-def layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
+def bucket_layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
     """The tensors of a version's files, in the order in which `gather_buckets` meets them: that of the stages. Looks at shapes alone.
 
     Args:
@@ -27,7 +27,7 @@ def layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
         dtype: number format of the files.
     """
     found, tensors = [], published_tensors(model)
-    for part in parts(model, tensors):
+    for part in tensor_parts(model, tensors):
         first = tensors[part.names[0]]
         name = dtype if first.is_floating_point() else str(first.dtype).removeprefix("torch.")
         found += [TensorInfo(name=file, dtype=name, shape=list(shape)) for file, shape in part.files.items()]
@@ -44,7 +44,7 @@ def gather_buckets(
 
     Args:
         model: the sharded policy.
-        buckets: all of `plan_buckets` of `layout`.
+        buckets: all of `plan_buckets` of `bucket_layout`.
         dtype: number format of the files.
         root: number of the root that this rank is; None: it keeps nothing.
         pinned: in memory that a GPU reads without the CPU.
@@ -58,15 +58,15 @@ def gather_buckets(
     places = [(bucket, slot) for bucket in buckets for slot in bucket.slots]
     stage = stage_of(model)
     if stage is None:
-        _keep(kept, places, _whole(model, dtype))
+        _keep_tensors(kept, places, _whole_tensors(model, dtype))
         return kept
-    counts = of_all_stages(model, sum(len(part.files) for part in parts(model, published_tensors(model))))
+    counts = of_all_stages(model, sum(len(part.files) for part in tensor_parts(model, published_tensors(model))))
     for index, end in enumerate(accumulate(counts)):
         of_stage = places[end - counts[index] : end]
         if index == stage.index:
-            _keep(kept, of_stage, _whole(model, dtype), _Away(model, stage, roots))
+            _keep_tensors(kept, of_stage, _whole_tensors(model, dtype), _Away(model, stage, roots))
         else:
-            _receive(kept, of_stage, stage, index, next(model.parameters()).device)
+            _receive_tensors(kept, of_stage, stage, index, next(model.parameters()).device)
     return kept
 
 
@@ -93,7 +93,7 @@ class _Away:
             dist.send(values, group=self._group, group_dst=self._stages[root])
 
 
-def _keep(
+def _keep_tensors(
     kept: dict[int, Tensor], places: Sequence[Place], whole: Iterator[tuple[str, Tensor]], away: _Away | None = None
 ) -> None:
     """Put this stage's tensors where they belong."""
@@ -111,7 +111,9 @@ def _keep(
         del tensor  # or it lives while the next one is gathered
 
 
-def _receive(kept: dict[int, Tensor], places: Sequence[Place], stage: Stage, index: int, device: torch.device) -> None:
+def _receive_tensors(
+    kept: dict[int, Tensor], places: Sequence[Place], stage: Stage, index: int, device: torch.device
+) -> None:
     """Take what is this rank's of another stage's tensors."""
     for bucket, slot in places:
         if bucket.index in kept:
@@ -120,11 +122,11 @@ def _receive(kept: dict[int, Tensor], places: Sequence[Place], stage: Stage, ind
             kept[bucket.index][slot.offset : slot.end].copy_(values)
 
 
-def _whole(model: nn.Module, dtype: DType) -> Iterator[tuple[str, Tensor]]:
+def _whole_tensors(model: nn.Module, dtype: DType) -> Iterator[tuple[str, Tensor]]:
     number_format: torch.dtype = getattr(torch, dtype)
-    updates, tensors = lora.updates(model), published_tensors(model)
-    for part in parts(model, tensors):
-        whole = {name: gather(tensors[name], number_format, updates.get(name)) for name in part.names}
+    updates, tensors = lora.weight_updates(model), published_tensors(model)
+    for part in tensor_parts(model, tensors):
+        whole = {name: gather_tensor(tensors[name], number_format, updates.get(name)) for name in part.names}
         found = file_tensors(model, part, whole)
         del whole
         while found:

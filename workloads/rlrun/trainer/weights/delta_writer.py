@@ -17,8 +17,8 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.weights.bucketing import gather_buckets, layout
-from rlrun.trainer.weights.differences import About, Part, compare, difference, in_order
+from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
+from rlrun.trainer.weights.differences import About, Part, compare_buckets, in_order, version_difference
 from rlrun.trainer.weights.hf_writer import new_version
 
 WHOLE_EVERY = 16
@@ -70,7 +70,7 @@ class DeltaWriter:
         self._paths, self._attempt = paths, attempt
         self._roots = root_ranks(group.world_size)
         self._root = self._roots.index(group.rank) if group.rank in self._roots else None
-        self._tensors = layout(module, dtype)
+        self._tensors = bucket_layout(module, dtype)
         self._buckets = plan_buckets(self._tensors, bucket_bytes=bucket_bytes, roots=len(self._roots))
         self._last: Compared | None = None
         self._last_whole: int | None = None
@@ -82,11 +82,11 @@ class DeltaWriter:
             self._module, self._buckets, dtype=self._dtype, root=self._root, pinned=False, roots=self._roots
         )
         last = self._last
-        part = compare(kept, None if last is None else last.kept)
+        part = compare_buckets(kept, None if last is None else last.kept)
         about = About.of(part, None if last is None else last.part)
         parts = [About.parse(self._group.broadcast(about.dump(), root=rank)) for rank in self._roots]
         size = sum(tensor.size for tensor in self._tensors)
-        found = difference(parts, size)
+        found = version_difference(parts, size)
         if found is None or last is None:
             return Compared(step, kept, part, None, size)
         files = DeltaFiles(
@@ -111,7 +111,7 @@ class DeltaWriter:
         """Write what differs; returns the folder.
 
         Args:
-            version: of `compare`; it has something to compare with.
+            version: of `compare_buckets`; it has something to compare with.
             whole: whether it is written whole as well, which is done.
 
         Raises:

@@ -70,14 +70,14 @@ class About:
         return json.dumps(asdict(self))
 
 
-def compare(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Part:
+def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Part:
     """Checksums of a version's buckets and, with a version before, what differs from it.
 
     Args:
         new: uint8 in host memory, by index.
         base: the version before; None, or another layout: there are no differences.
     """
-    if base is not None and _sizes(base) != _sizes(new):
+    if base is not None and _tensor_sizes(base) != _tensor_sizes(new):
         base = None
 
     def one(index: int) -> tuple[int, Bytes | None]:
@@ -95,7 +95,7 @@ def compare(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Par
     return Part(checksums, base is not None, travels)
 
 
-def _sizes(buckets: Mapping[int, Tensor]) -> dict[int, int]:
+def _tensor_sizes(buckets: Mapping[int, Tensor]) -> dict[int, int]:
     return {index: body.numel() for index, body in buckets.items()}
 
 
@@ -105,7 +105,7 @@ def in_order(parts: Sequence[Mapping[int, int]]) -> list[int]:
     return [found[index] for index in range(len(found))]
 
 
-def difference(parts: Sequence[About], whole: int) -> Difference | None:
+def version_difference(parts: Sequence[About], whole: int) -> Difference | None:
     """The difference from the version before, if all roots have it and it is worth it for a version of `whole` bytes."""
     bases = [part.base for part in parts if part.base is not None]
     sent = sum(sum(part.sizes.values()) for part in parts)

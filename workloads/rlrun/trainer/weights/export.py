@@ -33,8 +33,8 @@ from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.stored.files import open_files, stored_names
-from rlrun.trainer.modeling.stored.plan import plan
-from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember
+from rlrun.trainer.modeling.stored.plan import plan_tensors
+from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember_names
 from rlrun.trainer.weights.hf_writer import SHARD_BYTES, file_shards, shard_names, sizes_of, write_index
 
 
@@ -49,7 +49,7 @@ class Exported:
     """Size of the weights' files."""
 
 
-def due(config: ExportConfig, step: int, *, last: bool) -> bool:
+def is_due(config: ExportConfig, step: int, *, last: bool) -> bool:
     """True if a run exports the version that `step` made; `last`: no step follows."""
     at_interval = config.interval is not None and step % config.interval == 0
     return at_interval or (config.at_end and last)
@@ -96,7 +96,7 @@ def export_checkpoint(
     """
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)
-    skeleton = _skeleton(model, source) if adapters is None else _base(model, source, adapters)
+    skeleton = _model_skeleton(model, source) if adapters is None else _adapter_base(model, source, adapters)
     reader = CheckpointReader(checkpoint / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
     tensors = published_tensors(skeleton)
@@ -118,7 +118,9 @@ def export_checkpoint(
     with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
         for file, members in files.items():
             save_file(
-                _converted(reader, members, stored, skeleton, number_format), folder / file, metadata={"format": "pt"}
+                _convert_file(reader, members, stored, skeleton, number_format),
+                folder / file,
+                metadata={"format": "pt"},
             )
         write_index(folder, files, total)
         for name, content in model_files(skeleton, chosen, source).contents.items():
@@ -126,7 +128,7 @@ def export_checkpoint(
     return Exported(step, sum(tensor.numel() for tensor in tensors.values()), total)
 
 
-def _converted(
+def _convert_file(
     reader: CheckpointReader,
     members: Sequence[Part],
     stored: Mapping[str, Any],
@@ -136,14 +138,16 @@ def _converted(
     """The tensors of one file, by name."""
     read = {
         name: tensor.to(number_format) if tensor.is_floating_point() else tensor
-        for name, tensor in _read(reader, [name for part in members for name in part.names], stored, skeleton).items()
+        for name, tensor in _read_parameters(
+            reader, [name for part in members for name in part.names], stored, skeleton
+        ).items()
     }
     return {
         name: tensor.contiguous() for part in members for name, tensor in file_tensors(skeleton, part, read).items()
     }
 
 
-def _skeleton(model: ModelConfig, source: str) -> nn.Module:
+def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
     """The model without memory for what is trained: names, shapes, and which are one and the same."""
     options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
     try:
@@ -153,7 +157,7 @@ def _skeleton(model: ModelConfig, source: str) -> nn.Module:
                 architecture, trust_remote_code=model.trust_remote_code
             )
         names = stored_names(source, {"revision": options["revision"]})
-        remember(skeleton, names)
+        remember_names(skeleton, names)
         _read_frozen(skeleton, source, {"revision": options["revision"]}, names or [])
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
@@ -167,25 +171,25 @@ def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, s
     if not frozen:
         return
     files = open_files(source, options, names)
-    planned = plan(skeleton, files)
+    planned = plan_tensors(skeleton, files)
     for name in frozen:
         path, _, attribute = name.rpartition(".")
         whole = nn.Parameter(planned[name].whole(), requires_grad=False)
         skeleton.get_submodule(path).register_parameter(attribute, whole)
 
 
-def _base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
+def _adapter_base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
     """The model that the adapters change, with their places in it; what is trained requires gradients."""
     base = load_model(model, source)
-    lora.inject(base, adapters)
+    lora.inject_adapters(base, adapters)
     return base
 
 
-def _read(
+def _read_parameters(
     reader: CheckpointReader, names: Sequence[str], stored: Mapping[str, Any], skeleton: nn.Module
 ) -> dict[str, Tensor]:
     """Whole parameters: out of the shards that hold parts of them, or the base model's with the update merged in (in float32)."""
-    updates = lora.updates(skeleton)
+    updates = lora.weight_updates(skeleton)
     halves = {
         name: [name.removesuffix("weight") + half for half in lora.PARAMETERS] for name in names if name in updates
     }
@@ -196,13 +200,13 @@ def _read(
     state = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys.values()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # it says that there is no process group; none is meant
-        dcp_reader.load(state, reader, alone=True)
+        dcp_reader.load_state(state, reader, alone=True)
     read = {name: state[keys[name]] for name in trained}
     tensors = skeleton.state_dict()
     for name in names:
         if name in halves:
             a, b = (state[keys[half]] for half in halves[name])
-            read[name] = lora.merge(tensors[name], a, b, updates[name].scaling)
+            read[name] = lora.merge_adapter(tensors[name], a, b, updates[name].scaling)
         elif name not in read:
             read[name] = tensors[name]
     return read

@@ -25,15 +25,15 @@ from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import ModelFiles, published_tensors
 from rlrun.trainer.modeling.parallel.stages import of_all_stages, stage_of
-from rlrun.trainer.modeling.tensor_names import Part, file_tensors, parts
+from rlrun.trainer.modeling.tensor_names import Part, file_tensors, tensor_parts
 from rlrun.trainer.ranks.group import Group
 
 SHARD_BYTES = 4 * 1024**3
 """Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
 
 
-def divide(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Names in order, cut into at most `parts` runs of nearly equal bytes; no run is empty."""
+def divide_names(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
+    """Names in order, cut into at most `tensor_parts` runs of nearly equal bytes; no run is empty."""
     total, seen = sum(sizes.values()), 0
     runs: list[list[str]] = [[] for _ in range(parts)]
     for name, size in sizes.items():
@@ -46,16 +46,16 @@ def file_shards(model: nn.Module, sizes: Mapping[str, int], *, shard_bytes: int,
     """The parts of a model that each of its files holds.
 
     Args:
-        model: as for `tensor_names.parts`.
+        model: as for `tensor_names.tensor_parts`.
         sizes: bytes of each published tensor in memory, by name.
         shard_bytes: most bytes of one file, unless one part alone has more.
         least: number of files, at least.
     """
     state = model.state_dict()
-    members = {part.names[0]: part for part in parts(model, {name: state[name] for name in sizes})}
+    members = {part.names[0]: part for part in tensor_parts(model, {name: state[name] for name in sizes})}
     bytes_of = {first: sum(sizes[name] for name in part.names) for first, part in members.items()}
     count = max(least, -(-sum(sizes.values()) // shard_bytes))
-    return [[members[first] for first in run] for run in divide(bytes_of, count)]
+    return [[members[first] for first in run] for run in divide_names(bytes_of, count)]
 
 
 def shard_names(count: int) -> list[str]:
@@ -113,7 +113,7 @@ def _files_of_all(shards: Sequence[Sequence[Part]], size: int, model: nn.Module)
     )
 
 
-def publish(
+def publish_version(
     model: nn.Module, path: Path, *, files: ModelFiles, dtype: DType, group: Group, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write the weights to `path`, which appears durable and whole, with `COMPLETE` inside as its last file.
@@ -125,7 +125,7 @@ def publish(
     """
     with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
-        tensors, updates = published_tensors(model), lora.updates(model)
+        tensors, updates = published_tensors(model), lora.weight_updates(model)
         sizes = sizes_of(tensors, number_format)
         ranks = group.dims.stage_size
         shards = file_shards(model, sizes, shard_bytes=shard_bytes, least=ranks)
@@ -134,7 +134,7 @@ def publish(
             mine = index % ranks == group.rank % ranks
             kept: dict[str, Tensor] = {}
             for part in members:
-                whole = {name: gather(tensors[name], number_format, updates.get(name)) for name in part.names}
+                whole = {name: gather_tensor(tensors[name], number_format, updates.get(name)) for name in part.names}
                 if mine:
                     found = file_tensors(model, part, whole)
                     kept |= {name: values.cpu().contiguous() for name, values in found.items()}
@@ -150,7 +150,7 @@ def publish(
 
 
 def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], dtype: DType, group: Group) -> None:
-    """Write the adapter alone to `path`, as `publish` does with the whole model. Every rank takes part.
+    """Write the adapter alone to `path`, as `publish_version` does with the whole model. Every rank takes part.
 
     Args:
         model: with its adapters.
@@ -166,9 +166,9 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
         number_format: torch.dtype = getattr(torch, dtype)
         kept = {}
         for name, tensor in lora.adapter_tensors(model).items():
-            whole = gather(tensor, number_format)
+            whole = gather_tensor(tensor, number_format)
             if group.rank % group.dims.stage_size == 0:
-                kept[name] = lora.cut(name, whole, config["r"]).cpu().contiguous()
+                kept[name] = lora.cut_to_rank(name, whole, config["r"]).cpu().contiguous()
         kept = {name: tensor for one in of_all_stages(model, kept) for name, tensor in one.items()}
         if group.leads:
             with together.part():
@@ -192,7 +192,7 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
         together.agree()
         with together.part():
             if group.leads:
-                _finish(unfinished, path)
+                _finish_folder(unfinished, path)
         together.agree()
     except BaseException:
         if group.leads:
@@ -202,27 +202,29 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
 
 def sizes_of(tensors: Mapping[str, Tensor], number_format: torch.dtype) -> dict[str, int]:
     """Bytes of each tensor once it is converted; only floating-point ones are."""
-    return {name: tensor.numel() * _width(tensor, number_format) for name, tensor in tensors.items()}
+    return {name: tensor.numel() * _element_width(tensor, number_format) for name, tensor in tensors.items()}
 
 
-def _width(tensor: Tensor, number_format: torch.dtype) -> int:
+def _element_width(tensor: Tensor, number_format: torch.dtype) -> int:
     return int(number_format.itemsize if tensor.is_floating_point() else tensor.element_size())
 
 
-def gather(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
+def gather_tensor(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
     """The whole tensor in the published format; every rank takes part. An update is added in float32, before the cast."""
     tensor = tensor.detach()
     if update is not None:
-        return lora.merge(_whole(tensor), _whole(update.a), _whole(update.b), update.scaling).to(number_format)
-    return _whole(tensor.to(number_format) if tensor.is_floating_point() else tensor)
+        return lora.merge_adapter(
+            _whole_tensor(tensor), _whole_tensor(update.a), _whole_tensor(update.b), update.scaling
+        ).to(number_format)
+    return _whole_tensor(tensor.to(number_format) if tensor.is_floating_point() else tensor)
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _whole_tensor(tensor: Tensor) -> Tensor:
     whole: Tensor = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
     return whole
 
 
-def _finish(unfinished: Path, path: Path) -> None:
+def _finish_folder(unfinished: Path, path: Path) -> None:
     fsync_tree(unfinished)
     reach("weights.before_complete")
     (unfinished / COMPLETE).touch()

@@ -23,7 +23,7 @@ from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shared_model import Policy
 from rlrun.trainer.weights import export, hf_writer, retention
-from rlrun.trainer.weights.bucketing import gather_buckets, layout
+from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 from rlrun.trainer.weights.delta_writer import Compared, DeltaWriter
 from rlrun.trainer.weights.transfer import Follower, Outbox
 
@@ -111,7 +111,7 @@ class Publisher:
             if exports:  # an export is a whole model
                 self._insist(
                     f"export step {step}",
-                    lambda: hf_writer.publish(module, output, files=files, dtype=dtype, group=group),
+                    lambda: hf_writer.publish_version(module, output, files=files, dtype=dtype, group=group),
                 )
         else:
             if self._sends:
@@ -120,7 +120,9 @@ class Publisher:
             if self._deltas is not None and version is not None:
                 written = written or self._deltas.whole_due(version)
             if written:
-                self._insist(doing, lambda: hf_writer.publish(module, path, files=files, dtype=dtype, group=group))
+                self._insist(
+                    doing, lambda: hf_writer.publish_version(module, path, files=files, dtype=dtype, group=group)
+                )
             if version is not None:
                 delta = self._write_difference(version, doing, whole=written)
             if exports:
@@ -167,7 +169,7 @@ class Publisher:
         group, roots = self._group, root_ranks(self._group.world_size)
         differs = self._config.weight_sync.deltas == "Auto"
         self._root = roots.index(group.rank) if group.rank in roots else None
-        self._layout = layout(self._policy.module, self._config.model.dtype)
+        self._layout = bucket_layout(self._policy.module, self._config.model.dtype)
         self._buckets = plan_buckets(self._layout, bucket_bytes=BUCKET_BYTES, roots=len(roots))
         if group.leads:
             self._outbox = Outbox(
@@ -194,7 +196,7 @@ class Publisher:
             self._follower.hold(step, kept)
 
     def _export_due(self, step: int, *, last: bool) -> bool:
-        return export.due(self._config.checkpoint.export, step, last=last)
+        return export.is_due(self._config.checkpoint.export, step, last=last)
 
     def _export(self, version: Path, output: Path) -> None:
         together = Together(self._group, output.parent, "export the model")

@@ -13,7 +13,7 @@ from rlrun.protocol.files.paths import COMPLETE, Artifact, RunPaths
 MIN_KEPT_VERSIONS = 3
 
 
-def superfluous(
+def versions_to_delete(
     versions: Iterable[Artifact],
     *,
     attempt: Attempt,
@@ -54,7 +54,7 @@ def delete_superfluous(paths: RunPaths, *, attempt: Attempt, max_async_level: in
 
 
 def _delete_superfluous(paths: RunPaths, attempt: Attempt, max_async_level: int) -> None:
-    for version in superfluous(
+    for version in versions_to_delete(
         paths.versions_on_disk(),
         attempt=attempt,
         checkpoints=paths.checkpoints_on_disk(),

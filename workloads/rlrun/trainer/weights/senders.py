@@ -16,7 +16,7 @@ from loguru import logger
 from torch import Tensor
 
 from rlrun.protocol.messages.transfer import Backend, group_name
-from rlrun.trainer.weights.differences import About, Part, compare
+from rlrun.trainer.weights.differences import About, Part, compare_buckets
 from rlrun.transport import links
 
 KEPT_VERSIONS = 2
@@ -132,7 +132,7 @@ class RootSender:
             earlier.join()  # it finds the checksums of the version before
         with self._lock:
             old = self._parts.get(before) if base is not None else None
-        part = compare(buckets, base if old is not None else None)
+        part = compare_buckets(buckets, base if old is not None else None)
         with self._lock:
             if version in self._held:
                 self._parts[version] = part

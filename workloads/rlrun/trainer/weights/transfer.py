@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo
 from rlrun.protocol.messages.transfer import Difference, Joining, NotHeldError, TransferOffer, TransferRequest
-from rlrun.trainer.weights.differences import About, difference, in_order
+from rlrun.trainer.weights.differences import About, in_order, version_difference
 from rlrun.trainer.weights.rounds import WINDOW_SECONDS, Round, Rounds
 from rlrun.trainer.weights.senders import KEPT_VERSIONS, Order, RootSender, checksum_key
 from rlrun.transport import links
@@ -194,7 +194,10 @@ class Outbox:
                     )
                 parts.append(About.parse(content))
             whole = sum(tensor.size for tensor in self._insist_on(version))
-            known = self._known[version] = in_order([part.checksums for part in parts]), difference(parts, whole)
+            known = self._known[version] = (
+                in_order([part.checksums for part in parts]),
+                version_difference(parts, whole),
+            )
         return known
 
     def _begun(self, one: Round, found: Difference | None) -> _Begun:

@@ -18,7 +18,7 @@ class EagerKernel:
 
     def statistics(self, logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
         """Log-probability of each target, and the entropy where it is asked for; `[C]` fp32 each."""
-        logprobs = _softmax(logits, targets)
+        logprobs = _softmax_in_place(logits, targets)
         return (logprobs, -torch.xlogy(logits, logits).sum(1)) if entropy else (logprobs,)
 
     def residual(
@@ -26,14 +26,14 @@ class EagerKernel:
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """`softmax - 1[target]` in the place of the logits, the log-probabilities, and no entropy: it follows from the product."""
         if logprobs is None:
-            logprobs = _softmax(logits, targets)
+            logprobs = _softmax_in_place(logits, targets)
         else:
             _in_place(logits)
         one = logits.new_full((), -1.0).expand(len(targets), 1)
         return logits.scatter_add_(1, targets[:, None], one), logprobs, None
 
 
-def _softmax(logits: Tensor, targets: Tensor) -> Tensor:
+def _softmax_in_place(logits: Tensor, targets: Tensor) -> Tensor:
     """Turn logits into probabilities in place; log-probabilities of the targets, exact where the probability is 0 in float32.
 
     The largest probability is 1 over the sum of all `exp(z - max z)`: the sum is read off instead of being formed a second time.

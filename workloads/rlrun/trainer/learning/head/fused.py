@@ -109,7 +109,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
         d_weight = _sum_like(weight) if needs_weight and coefficients is not None else None
         ctx.kept, left = {}, plan.kept_bytes if needs_weight and coefficients is None else 0
         memory = _Memory(plan, hidden, weight)
-        for part in _parts(len(hidden), plan.chunk_tokens):
+        for part in _vocabulary_parts(len(hidden), plan.chunk_tokens):
             own, y, t = hidden[part], targets[part], temperatures[part]
             left -= weight.element_size() * len(own) * len(weight)
             z = kernel.logits(own, weight, t, None if left >= 0 else memory.of(len(own)))
@@ -124,7 +124,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
                 if known is not None:
                     entropy[part] = known
                 continue
-            pulled = product(r, weight)
+            pulled = float32_product(r, weight)
             # E[z] = z_y + hidden/temperature . (r @ weight), and H = -log p_y + z_y - E[z].
             if known is None:
                 known = (-logprobs[part] - torch.linalg.vecdot(own, pulled) / t).clamp_(min=0)
@@ -156,18 +156,20 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
             return None, None, *nothing
         if ctx.known:
             return (
-                scaled(d_hidden, gradient, hidden) if needs_hidden else None,
-                scaled(d_weight, gradient, weight) if needs_weight else None,
+                scale_tensor(d_hidden, gradient, hidden) if needs_hidden else None,
+                scale_tensor(d_weight, gradient, weight) if needs_weight else None,
                 *nothing,
             )
         of_hidden = None
         if needs_hidden:
-            of_hidden = torch.empty_like(hidden) if d_hidden is None else scaled(d_hidden, gradient[:, None], hidden)
+            of_hidden = (
+                torch.empty_like(hidden) if d_hidden is None else scale_tensor(d_hidden, gradient[:, None], hidden)
+            )
         if not needs_weight:
             return of_hidden, None, *nothing
         kernel, plan = ctx.plan.kernel, ctx.plan
         of_weight, rates, memory = _sum_like(weight), rates * gradient, _Memory(plan, hidden, weight)
-        for part in _parts(len(hidden), plan.chunk_tokens):
+        for part in _vocabulary_parts(len(hidden), plan.chunk_tokens):
             own, y, t = hidden[part], targets[part], temperatures[part]
             r = ctx.kept.pop(part.start, None)
             if r is None:
@@ -175,7 +177,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
                 r = kernel.residual(z, y, t, logprobs[part], weight.dtype)[0]
                 del z
             if of_hidden is not None and d_hidden is None:
-                torch.mul(product(r, weight), rates[part, None], out=of_hidden[part])
+                torch.mul(float32_product(r, weight), rates[part, None], out=of_hidden[part])
             add_product(of_weight, r.T, (own * rates[part, None]).to(own.dtype))
             del r
         return of_hidden, of_weight.to(weight.dtype), *nothing
@@ -198,7 +200,7 @@ class _Memory:
         return self._buffer[:tokens]
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def float32_product(a: Tensor, b: Tensor) -> Tensor:
     """`a @ b` in float32: the sums of a bfloat16 product are not rounded to bfloat16 where the device can do so."""
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
@@ -212,7 +214,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     elif a.is_cuda and _adds_mixed(a.device, a.dtype):
         torch.addmm(total, a, b, out_dtype=torch.float32, out=total)
     else:
-        total += product(a, b)
+        total += float32_product(a, b)
 
 
 @cache
@@ -226,7 +228,7 @@ def _adds_mixed(device: torch.device, dtype: torch.dtype) -> bool:
     return bool((total == 17).all())
 
 
-def scaled(tensor: Tensor, factor: Tensor, like: Tensor) -> Tensor:
+def scale_tensor(tensor: Tensor, factor: Tensor, like: Tensor) -> Tensor:
     """`tensor * factor` in the dtype of `like`, in one pass."""
     return torch.mul(tensor, factor, out=torch.empty_like(tensor, dtype=like.dtype))
 
@@ -235,5 +237,5 @@ def _sum_like(weight: Tensor) -> Tensor:
     return torch.zeros_like(weight, dtype=torch.float32)
 
 
-def _parts(tokens: int, chunk: int) -> Iterator[slice]:
+def _vocabulary_parts(tokens: int, chunk: int) -> Iterator[slice]:
     return (slice(start, min(start + chunk, tokens)) for start in range(0, tokens, chunk))

@@ -22,7 +22,7 @@ _TINY = 1e-38
 
 
 @cache
-def codebook(*, signed: bool, device: torch.device) -> Tensor:
+def make_codebook(*, signed: bool, device: torch.device) -> Tensor:
     """The 256 numbers of dynamic tree quantization in [-1, 1] or [0, 1], ascending (Dettmers et al. 2022, arXiv:2110.02861, 2.1).
 
     Each decade from 10^-7 to 1 has twice as many, evenly spaced, as the one below: precise near the largest, never far off below.
@@ -36,32 +36,32 @@ def codebook(*, signed: bool, device: torch.device) -> Tensor:
 
 
 @cache
-def _middles(*, signed: bool, device: torch.device) -> Tensor:
-    values = codebook(signed=signed, device=device)
+def _code_middles(*, signed: bool, device: torch.device) -> Tensor:
+    values = make_codebook(signed=signed, device=device)
     return (values[1:] + values[:-1]) / 2
 
 
-def quantized(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
     """Codes `[m, n]` uint8 and scales `[m, ceil(n / BLOCK)]` fp32 of `values` `[m, n]` fp32: the nearest number of the codebook.
 
     Without a sign a number that is not 0 has a code that is not 0: as a second moment it is divided by.
     """
-    blocks = _blocks(values)
+    blocks = _split_blocks(values)
     scales = blocks.abs().amax(2)
     shares = blocks / scales.clamp(min=_TINY)[..., None]
-    codes = torch.bucketize(shares, _middles(signed=signed, device=values.device), out_int32=True)
+    codes = torch.bucketize(shares, _code_middles(signed=signed, device=values.device), out_int32=True)
     if not signed:
         codes = torch.maximum(codes, (blocks > 0).to(codes.dtype))
     return codes.to(torch.uint8).flatten(1)[:, : values.shape[1]].contiguous(), scales
 
 
-def dequantized(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """`[m, n]` fp32 of what `quantized` returns."""
-    values = codebook(signed=signed, device=codes.device)[codes.int()]
-    return (_blocks(values) * scales[..., None]).flatten(1)[:, : codes.shape[1]]
+def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+    """`[m, n]` fp32 of what `quantize` returns."""
+    values = make_codebook(signed=signed, device=codes.device)[codes.int()]
+    return (_split_blocks(values) * scales[..., None]).flatten(1)[:, : codes.shape[1]]
 
 
-def _blocks(values: Tensor) -> Tensor:
+def _split_blocks(values: Tensor) -> Tensor:
     """`[m, n]` -> `[m, blocks, BLOCK]`, filled up with 0."""
     rest = -values.shape[1] % BLOCK
     filled = nn.functional.pad(values, (0, rest)) if rest else values
@@ -101,18 +101,18 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
         if "step" not in state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=weight.device)
         step = state["step"].add_(1)
-        first = _moment(state, "exp_avg", parameter, signed=True).lerp_(gradient, 1 - beta1)
-        second = _moment(state, "exp_avg_sq", parameter, signed=False).mul_(beta2)
+        first = _read_moment(state, "exp_avg", parameter, signed=True).lerp_(gradient, 1 - beta1)
+        second = _read_moment(state, "exp_avg_sq", parameter, signed=False).mul_(beta2)
         second.addcmul_(gradient, gradient, value=1 - beta2)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
         # Scalars of the device: the host waits for none of them.
         root = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
         weight.sub_(first / root * (group["lr"] / (1 - beta1**step)))
-        _keep(state, "exp_avg", parameter, first, signed=True)
-        _keep(state, "exp_avg_sq", parameter, second, signed=False)
+        _keep_moment(state, "exp_avg", parameter, first, signed=True)
+        _keep_moment(state, "exp_avg_sq", parameter, second, signed=False)
 
 
-def _moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed: bool) -> Tensor:
+def _read_moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed: bool) -> Tensor:
     """This rank's part of a moment, fp32, in the parameter's shape; 0 before the first step."""
     like = local_part(parameter.detach())
     if name in state:
@@ -120,22 +120,22 @@ def _moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed: bool
     if f"{name}_codes" not in state:
         return torch.zeros_like(like)
     codes, scales = local_part(state[f"{name}_codes"]), local_part(state[f"{name}_scales"])
-    return dequantized(codes.reshape(len(like), -1), scales, signed=signed).reshape(like.shape)
+    return dequantize(codes.reshape(len(like), -1), scales, signed=signed).reshape(like.shape)
 
 
-def _keep(state: dict[str, Any], name: str, parameter: Tensor, values: Tensor, *, signed: bool) -> None:
+def _keep_moment(state: dict[str, Any], name: str, parameter: Tensor, values: Tensor, *, signed: bool) -> None:
     """Put a moment away, divided as the parameter is."""
     if parameter.ndim < 2 or parameter.numel() < SMALLEST:
-        state[name] = _divided(values, parameter, parameter.shape)
+        state[name] = _local_part(values, parameter, parameter.shape)
         return
     rows = len(values)
-    codes, scales = quantized(values.reshape(rows, -1), signed=signed)
+    codes, scales = quantize(values.reshape(rows, -1), signed=signed)
     blocks = -(-parameter.shape[1:].numel() // BLOCK)
-    state[f"{name}_codes"] = _divided(codes.reshape(values.shape), parameter, parameter.shape)
-    state[f"{name}_scales"] = _divided(scales, parameter, torch.Size([parameter.shape[0], blocks]))
+    state[f"{name}_codes"] = _local_part(codes.reshape(values.shape), parameter, parameter.shape)
+    state[f"{name}_scales"] = _local_part(scales, parameter, torch.Size([parameter.shape[0], blocks]))
 
 
-def _divided(part: Tensor, parameter: Tensor, shape: torch.Size) -> Tensor:
+def _local_part(part: Tensor, parameter: Tensor, shape: torch.Size) -> Tensor:
     """This rank's part of a tensor of this shape whose rows are divided as the parameter's are."""
     if not isinstance(parameter, DTensor):
         return part

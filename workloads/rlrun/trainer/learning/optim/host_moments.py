@@ -135,12 +135,12 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         if not isinstance(value, Tensor):
             return value
         if not _is_moved(value):
-            return _like(local_part(value).to(self._device), value)
+            return _divided_like(local_part(value).to(self._device), value)
         if isinstance(place, Tensor) and local_part(place).data_ptr() == local_part(value).data_ptr():
             return place
         host = self._host(local_part(value))
         host.copy_(local_part(value))
-        return _like(host, value)
+        return _divided_like(host, value)
 
     def _buckets(self, parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
         found: list[list[nn.Parameter]] = []
@@ -155,7 +155,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         return found
 
     def _bytes(self, bucket: Sequence[nn.Parameter]) -> int:
-        return sum(_aligned(local_part(value)) for *_, value in self._moved(bucket))
+        return sum(_align_bytes(local_part(value)) for *_, value in self._moved(bucket))
 
     def _moved(self, bucket: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, Tensor]]:
         """All that is in host memory between steps."""
@@ -177,9 +177,9 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
             host = local_part(value)
             tensor = slot.buffer[at : at + host.nbytes].view(host.dtype).view(host.shape)
             self._link.back(host, tensor)
-            slot.here.append((state, name, _like(tensor, value)))
+            slot.here.append((state, name, _divided_like(tensor, value)))
             slot.hosts[id(parameter), name] = value
-            at += _aligned(host)
+            at += _align_bytes(host)
         slot.arrived = self._link.mark()
 
     def _send(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
@@ -188,7 +188,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         for parameter, state, name, value in [*self._moved(bucket)]:
             tensor, place = local_part(value), slot.hosts.get((id(parameter), name))
             if place is None or local_part(place).shape != tensor.shape:
-                place = _like(self._host(tensor), value)
+                place = _divided_like(self._host(tensor), value)
             self._link.out(tensor, local_part(place))
             if tensor.untyped_storage().data_ptr() != inside:
                 slot.leaving.append(tensor)
@@ -205,11 +205,11 @@ def _is_moved(value: object) -> bool:
     return isinstance(value, Tensor) and local_part(value).nbytes >= SMALLEST
 
 
-def _aligned(tensor: Tensor) -> int:
+def _align_bytes(tensor: Tensor) -> int:
     return -(-int(tensor.nbytes) // _ALIGNMENT) * _ALIGNMENT
 
 
-def _like(local: Tensor, value: Tensor) -> Tensor:
+def _divided_like(local: Tensor, value: Tensor) -> Tensor:
     """Part of one rank of a tensor that is divided as `value` is. `DTensor.from_local` would move it to the mesh's device."""
     if not isinstance(value, DTensor):
         return local

@@ -95,7 +95,7 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
         elif _has_whole_matrices(parameter):
             whole.append(index)
         else:
-            found[index] = _gathered(parameter, directions[index])
+            found[index] = _gather_part(parameter, directions[index])
     rounds = [_Round(group, shape, [directions[i] for i in of]) for (group, shape), of in dealt.items()]
     mine = [round_.collected() for round_ in rounds]
     matrices = orthogonalized_all([*(directions[i] for i in whole), *(matrix for own in mine for matrix in own)])
@@ -111,35 +111,35 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
 
 
 def orthogonalized_all(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`orthogonalized` of each, equal shapes together; a tall matrix counts as its transpose, a wide one."""
+    """`orthogonalize` of each, equal shapes together; a tall matrix counts as its transpose, a wide one."""
     found: dict[int, Tensor] = {}
     alike: dict[tuple[int, int], list[int]] = {}
     for index, matrix in enumerate(matrices):
         alike.setdefault((min(matrix.shape[-2:]), max(matrix.shape[-2:])), []).append(index)
     for members in alike.values():
-        for batch in _batches(members, [matrices[i].numel() * 4 for i in members]):
-            wide = [_turned(matrices[i]) for i in batch]
+        for batch in _batch_members(members, [matrices[i].numel() * 4 for i in members]):
+            wide = [_turn_matrix(matrices[i]) for i in batch]
             stacked = torch.cat([matrix.reshape(-1, *matrix.shape[-2:]) for matrix in wide])
-            made = orthogonalized(stacked).split([matrix.shape[:-2].numel() for matrix in wide])
+            made = orthogonalize(stacked).split([matrix.shape[:-2].numel() for matrix in wide])
             for i, matrix, part in zip(batch, wide, made, strict=True):
                 whole = part.reshape(matrix.shape)
                 found[i] = whole.mT if _is_tall(matrices[i]) else whole
     return [found[index].contiguous() for index in range(len(matrices))]
 
 
-def orthogonalized(matrix: Tensor) -> Tensor:
+def orthogonalize(matrix: Tensor) -> Tensor:
     """The nearest orthogonal matrix, about: singular values of `[..., m, n]` float32 become 0.7 to 1.2.
 
     Five steps of X ← aX + (bA + cA²)X with A = XXᵀ, in bfloat16 on CUDA and in float32 elsewhere; zeros stay zeros.
     """
     a, b, c = NEWTON_SCHULZ
-    x = _turned(matrix).reshape(-1, *sorted(matrix.shape[-2:]))
+    x = _turn_matrix(matrix).reshape(-1, *sorted(matrix.shape[-2:]))
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=_NORM_EPS)
     x = x.bfloat16() if x.is_cuda else x
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    x = x.reshape(_turned(matrix).shape)
+    x = x.reshape(_turn_matrix(matrix).shape)
     return (x.mT if _is_tall(matrix) else x).to(matrix.dtype)
 
 
@@ -199,7 +199,7 @@ def _shared_rows(parameter: Tensor) -> dist.ProcessGroup | None:
     """The ranks that have the rows of one matrix; None where it is divided otherwise, or not at all."""
     if not isinstance(parameter, DTensor) or parameter.ndim != 2:
         return None
-    divided = _divisions(parameter)
+    divided = _dividing_dimensions(parameter)
     if len(divided) != 1 or type(parameter.placements[divided[0]]) is not Shard or parameter.placements[divided[0]].dim:
         return None
     return parameter.device_mesh.get_group(divided[0])
@@ -211,26 +211,26 @@ def _has_whole_matrices(parameter: Tensor) -> bool:
         return True
     return all(
         type(parameter.placements[at]) is Shard and parameter.placements[at].dim < parameter.ndim - 2
-        for at in _divisions(parameter)
+        for at in _dividing_dimensions(parameter)
     )
 
 
-def _divisions(parameter: DTensor) -> list[int]:
+def _dividing_dimensions(parameter: DTensor) -> list[int]:
     """Dimensions of the mesh that divide the parameter."""
     sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
     return [at for at, (placement, size) in enumerate(sizes) if size > 1 and not isinstance(placement, Replicate)]
 
 
-def _gathered(parameter: DTensor, direction: Tensor) -> Tensor:
+def _gather_part(parameter: DTensor, direction: Tensor) -> Tensor:
     """The part of a matrix that is divided in another way: every rank gathers it and orthogonalises it."""
     mesh, placements = parameter.device_mesh, parameter.placements
     shape, stride = parameter.shape, parameter.stride()
     divided = DTensor.from_local(direction, mesh, placements, run_check=False, shape=shape, stride=stride)
-    whole = orthogonalized(divided.full_tensor())
+    whole = orthogonalize(divided.full_tensor())
     return local_part(distribute_tensor(whole, mesh, placements, src_data_rank=None))
 
 
-def _batches(members: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+def _batch_members(members: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
     """Runs of members of at most `BATCH_BYTES` together."""
     found: list[list[int]] = []
     room = 0
@@ -247,5 +247,5 @@ def _is_tall(matrix: Tensor) -> bool:
     return bool(matrix.shape[-2] > matrix.shape[-1])
 
 
-def _turned(matrix: Tensor) -> Tensor:
+def _turn_matrix(matrix: Tensor) -> Tensor:
     return matrix.mT if _is_tall(matrix) else matrix

@@ -58,20 +58,20 @@ def apply_gradient(
     decides = optimizer.inner if isinstance(optimizer, HostMoments) else optimizer
     if _decides_on_device(decides):
         _update_if_finite(optimizer, decides, square, max_grad_norm)
-        found = read(asked)
+        found = read_scalars(asked)
     else:
-        found = read(asked)
-        norm = _root(found[""])
+        found = read_scalars(asked)
+        norm = _root_of_sum(found[""])
         if math.isfinite(norm):
             if max_grad_norm is not None and norm > max_grad_norm:
                 _scale_gradients(model, max_grad_norm / (norm + _CLIP_EPS))
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    norm = _root(found.pop(""))
+    norm = _root_of_sum(found.pop(""))
     return Applied(norm, math.isfinite(norm), found)
 
 
-def read(values: Mapping[str, Tensor]) -> dict[str, float]:
+def read_scalars(values: Mapping[str, Tensor]) -> dict[str, float]:
     """Scalars from the device, by one copy for each device; the only place of a step where the host waits for it."""
     found: dict[str, float] = {}
     for device in dict.fromkeys(value.device for value in values.values()):
@@ -85,7 +85,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     """True if no value of any of the tensors is infinite or no number; the host waits for the device once."""
     if not tensors:
         return True
-    return read({"": torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all()})[""] == 1
+    return read_scalars({"": torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all()})[""] == 1
 
 
 def squared_norm(model: nn.Module) -> Tensor:
@@ -137,7 +137,7 @@ def _update_if_finite(
             delattr(fused, name)
 
 
-def _root(square: float) -> float:
+def _root_of_sum(square: float) -> float:
     return math.sqrt(square) if math.isfinite(square) else square
 
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from rlrun.trainer.modeling.attention.layout import Block, Segments
-from rlrun.trainer.modeling.attention.scores import Scores, dense, seen
+from rlrun.trainer.modeling.attention.scores import Scores, dense_attention, visible_keys
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
@@ -23,7 +23,7 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: 
     parts, order = [], []
     for block in segments.blocks:
         q, k, v = (tensor[block.gather].transpose(1, 2) for tensor in (query, key, value))
-        parts.append(_attend(q, k, v, groups, scores).transpose(1, 2)[block.valid])
+        parts.append(_attend_block(q, k, v, groups, scores).transpose(1, 2)[block.valid])
         order.append(block.positions)
     return output.index_copy(0, torch.cat(order), torch.cat(parts))
 
@@ -54,15 +54,15 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
     groups, parts = query.shape[1] // key.shape[1], []
     for one in zip(query.split(segments.queries), key.split(segments.keys), value.split(segments.keys), strict=True):
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in one)
-        parts.append(_attend(q, k, v, groups, scores)[0].transpose(0, 1))
+        parts.append(_attend_block(q, k, v, groups, scores)[0].transpose(0, 1))
     return torch.cat(parts)
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, groups: int, scores: Scores) -> Tensor:
+def _attend_block(query: Tensor, key: Tensor, value: Tensor, groups: int, scores: Scores) -> Tensor:
     """`[S, heads, L, D]`, key and value `[S, key-value heads, K, D]` -> `[S, heads, L, D]`."""
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if not scores.plain:
-        return dense(query, key, value, scores)
-    mask = seen(query.shape[2], key.shape[2], scores.window, query.device)
+        return dense_attention(query, key, value, scores)
+    mask = visible_keys(query.shape[2], key.shape[2], scores.window, query.device)
     return scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scores.scale)

@@ -104,7 +104,7 @@ class _Sinks(torch.autograd.Function):  # type: ignore[misc]
         return *of_inputs, of_sinks.to(sinks.dtype), None
 
 
-def _window(scores: Scores) -> list[int]:
+def _window_keys(scores: Scores) -> list[int]:
     """Keys before and after a query's own that it sees; -1: all."""
     return [-1 if scores.window is None else scores.window - 1, 0]
 
@@ -123,7 +123,7 @@ def _varlen_forward(
         segments.longest_key,
         is_causal=scores.window is None,
         scale=scores.scale,
-        window_size=_window(scores),
+        window_size=_window_keys(scores),
         **grouped,
     )
     return output, lse
@@ -150,7 +150,7 @@ def _varlen_backward(
         scores.window is None,
         unused,
         scale=scores.scale,
-        window_size=_window(scores),
+        window_size=_window_keys(scores),
     )
     return found
 
@@ -167,7 +167,7 @@ def _fa3_forward(
         segments.longest_query,
         segments.longest_key,
         scores.scale,
-        _window(scores)[0],
+        _window_keys(scores)[0],
         scores.softcap or 0.0,
     )
     return found
@@ -191,7 +191,7 @@ def _fa3_backward(
         segments.longest_query,
         segments.longest_key,
         scores.scale,
-        _window(scores)[0],
+        _window_keys(scores)[0],
         scores.softcap or 0.0,
     )
     return found
@@ -209,7 +209,7 @@ def _fa4_forward(
         segments.longest_query,
         segments.longest_key,
         scores.scale,
-        _window(scores)[0],
+        _window_keys(scores)[0],
     )
     return found
 
@@ -230,6 +230,6 @@ def _fa4_backward(
         segments.query_ends,
         segments.key_ends,
         scores.scale,
-        _window(scores)[0],
+        _window_keys(scores)[0],
     )
     return found

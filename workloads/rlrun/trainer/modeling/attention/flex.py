@@ -23,9 +23,9 @@ def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: 
     """Any option, on CUDA; elsewhere there is no backward pass. Arguments as of `compute.attend`."""
     on_gpu = query.is_cuda
     mask = _block_mask(segments.queries, segments.keys, scores.window, query.device)
-    found = _function(on_gpu)(
+    found = _compiled_function(on_gpu)(
         *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),
-        score_mod=None if scores.softcap is None else capped(scores.softcap),
+        score_mod=None if scores.softcap is None else make_capped_score(scores.softcap),
         block_mask=mask,
         scale=scores.scale,
         enable_gqa=query.shape[1] != key.shape[1],
@@ -42,7 +42,7 @@ def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: 
 
 
 @lru_cache(maxsize=16)
-def capped(softcap: float) -> Callable[..., Tensor]:
+def make_capped_score(softcap: float) -> Callable[..., Tensor]:
     """Modification of a score: the same function for the same cap, so that nothing is compiled again."""
 
     def capped_score(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -51,7 +51,9 @@ def capped(softcap: float) -> Callable[..., Tensor]:
     return capped_score
 
 
-def condition(queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device) -> Condition:
+def mask_condition(
+    queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device
+) -> Condition:
     """Condition under which a query of a row sees a key of it; segments as of `Segments`."""
     sizes = [torch.tensor(lengths, device=device) for lengths in (queries, keys)]
     owners = [torch.arange(len(size), device=device).repeat_interleave(size) for size in sizes]
@@ -71,11 +73,11 @@ def condition(queries: tuple[int, ...], keys: tuple[int, ...], window: int | Non
 def _block_mask(queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device) -> BlockMask:
     # A mask of all pairs of 65k tokens takes 4 GiB; compiled, it is never made.
     compiled = device.type == "cuda"
-    sees = condition(queries, keys, window, device)
+    sees = mask_condition(queries, keys, window, device)
     return create_block_mask(sees, None, None, sum(queries), sum(keys), device=device, _compile=compiled)
 
 
 @lru_cache(maxsize=2)
-def _function(compiled: bool) -> Callable[..., Any]:
+def _compiled_function(compiled: bool) -> Callable[..., Any]:
     found: Callable[..., Any] = torch.compile(flex_attention, dynamic=None) if compiled else flex_attention
     return found

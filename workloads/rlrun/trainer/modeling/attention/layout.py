@@ -60,7 +60,7 @@ class Segments:
         by_size: dict[int, list[int]] = {}
         for index, length in enumerate(self.queries):
             by_size.setdefault((length - 1).bit_length(), []).append(index)
-        return tuple(_block(self.query_ends, self.queries, members) for _, members in sorted(by_size.items()))
+        return tuple(_row_block(self.query_ends, self.queries, members) for _, members in sorted(by_size.items()))
 
 
 class Layout:
@@ -81,11 +81,11 @@ class Layout:
         self.segments, self.context = segments, context
 
 
-def layout(lengths: Sequence[int], device: torch.device, *, boundaries: Tensor | None = None) -> Layout:
+def row_layout(lengths: Sequence[int], device: torch.device, *, boundaries: Tensor | None = None) -> Layout:
     """The layout of a row of these sequences; they add up to T. `boundaries`: those of the layout, where they are on the device already."""
     lengths = tuple(lengths)
     if boundaries is None:
-        boundaries = _boundaries(lengths, device)
+        boundaries = _row_boundaries(lengths, device)
     # The compiler follows no call of a package that gets one tensor twice.
     return Layout(lengths, boundaries, Segments(lengths, lengths, boundaries, boundaries.clone()))
 
@@ -111,11 +111,11 @@ def part_layout(whole: Layout, runs: Sequence[Sequence[range]], rank: int, group
                 queries.append(last - first)
                 keys.append(last - (end - length))
                 gathered.append(place[end - length : last])
-    segments = Segments(tuple(queries), tuple(keys), _boundaries(queries, device), _boundaries(keys, device))
+    segments = Segments(tuple(queries), tuple(keys), _row_boundaries(queries, device), _row_boundaries(keys, device))
     return Layout(whole.lengths, whole.boundaries, segments, Context(group, torch.cat(gathered).to(device)))
 
 
-def _block(boundaries: Tensor, lengths: Sequence[int], members: Sequence[int]) -> Block:
+def _row_block(boundaries: Tensor, lengths: Sequence[int], members: Sequence[int]) -> Block:
     device = boundaries.device
     sizes = torch.tensor([lengths[i] for i in members], device=device)
     starts = boundaries[torch.tensor(members, device=device)].long()
@@ -125,7 +125,7 @@ def _block(boundaries: Tensor, lengths: Sequence[int], members: Sequence[int]) -
     return Block(gather, valid, gather[valid])
 
 
-def _boundaries(lengths: Sequence[int], device: torch.device) -> Tensor:
+def _row_boundaries(lengths: Sequence[int], device: torch.device) -> Tensor:
     cumulative = torch.zeros(len(lengths) + 1, dtype=torch.int32)
     cumulative[1:] = torch.tensor(lengths, dtype=torch.int32).cumsum(0)
     return cumulative.to(device)

@@ -14,7 +14,7 @@ from rlrun.fit.kernel_table import BACKENDS, Kernel, Package
 
 
 @cache
-def machine(device: torch.device) -> Machine:
+def read_machine(device: torch.device) -> Machine:
     """Facts of a device; packages are imported only where their kernels could run."""
     if device.type != "cuda":
         return Machine("a CPU" if device.type == "cpu" else f"a device of type {device.type}", None)

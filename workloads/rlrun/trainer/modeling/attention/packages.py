@@ -18,7 +18,7 @@ _loaded: list[Callable[..., Tensor | tuple[Tensor, ...]]] = []
 """The package's function. The compiler follows a look-up in a list, and no import."""
 
 
-def load(kernel: Kernel) -> None:
+def load_package(kernel: Kernel) -> None:
     """Import the package before the first call, if it is this kernel's."""
     if kernel == "flash2":
         (name,) = FLASH2.functions
@@ -28,7 +28,7 @@ def load(kernel: Kernel) -> None:
 def flash2(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
     """`flash_attn.flash_attn_varlen_func`; arguments as of `compute.attend`."""
     if not _loaded:
-        load("flash2")
+        load_package("flash2")
     found = _loaded[0](
         query,
         key,

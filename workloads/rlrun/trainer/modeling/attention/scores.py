@@ -30,7 +30,7 @@ class Scores:
         return self.softcap is None and self.sinks is None
 
 
-def seen(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
+def visible_keys(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
     """Mask of keys that each query sees, `[queries, keys]` bool; the last query is at the last key. None: causal, and no window acts."""
     if queries == keys and (window is None or keys <= window):
         return None
@@ -39,7 +39,7 @@ def seen(queries: int, keys: int, window: int | None, device: torch.device) -> T
     return mask if window is None else mask.triu(behind - window + 1)
 
 
-def dense(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
+def dense_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     """Attention by whole matrices of scores, in float32.
 
     Args:
@@ -54,7 +54,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
     if scores.softcap is not None:
         found = scores.softcap * torch.tanh(found / scores.softcap)
     queries, keys = found.shape[-2:]
-    mask = seen(queries, keys, scores.window, query.device)
+    mask = visible_keys(queries, keys, scores.window, query.device)
     if mask is None:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril()
     found = found.masked_fill(~mask, -torch.inf)

@@ -13,16 +13,16 @@ from rlrun.fit.kernel_choice import AttentionError, Needs, choose
 from rlrun.fit.kernel_table import Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.attention.machine import machine
-from rlrun.trainer.modeling.attention.packages import load
-from rlrun.trainer.modeling.attention.trial import refusal
+from rlrun.trainer.modeling.attention.machine import read_machine
+from rlrun.trainer.modeling.attention.packages import load_package
+from rlrun.trainer.modeling.attention.trial import kernel_refusal
 from rlrun.trainer.ranks.group import Group
 
 _HEAD_DIMS = ("head_dim", "global_head_dim", "qk_head_dim", "v_head_dim")
 """Names of sizes of a head in a configuration."""
 
 
-def select(
+def select_kernel(
     asked: AttentionKernel, name: str, needs: Needs, group: Group, *, compute_dtype: torch.dtype | None
 ) -> Kernel:
     """The kernel of a model; every rank takes part.
@@ -38,13 +38,13 @@ def select(
         RoleError: on every rank; the kernel that was asked for cannot compute the model here.
     """
     needs = Needs(needs.features | _of_run(group, compute_dtype), needs.head_dim)
-    kernel, text = group.broadcast(_choice(asked, needs, group) if group.leads else None)
+    kernel, text = group.broadcast(_choose_kernel(asked, needs, group) if group.leads else None)
     if kernel is None:
         raise RoleError(text, exit_codes.CONFIGURATION)
     if group.leads:
         logger.info(f"{name}: {text}")
     found: Kernel = kernel
-    load(found)
+    load_package(found)
     return found
 
 
@@ -67,14 +67,14 @@ def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
     return Needs(frozenset(features), max(sizes, default=0))
 
 
-def _choice(asked: AttentionKernel, needs: Needs, group: Group) -> tuple[Kernel | None, str]:
-    known = machine(group.device)
+def _choose_kernel(asked: AttentionKernel, needs: Needs, group: Group) -> tuple[Kernel | None, str]:
+    known = read_machine(group.device)
     while True:
         try:
             choice = choose(asked, needs, known)
         except AttentionError as error:
             return None, str(error)
-        problem = refusal(choice.kernel, needs, group.device)
+        problem = kernel_refusal(choice.kernel, needs, group.device)
         if problem is None:
             return choice.kernel, str(choice)
         known = known.without(choice.kernel, problem)

@@ -10,14 +10,14 @@ import torch
 from rlrun.fit.kernel_choice import Needs
 from rlrun.fit.kernel_table import BACKENDS, Kernel
 from rlrun.trainer.modeling.attention.compute import attend
-from rlrun.trainer.modeling.attention.layout import layout
+from rlrun.trainer.modeling.attention.layout import row_layout
 from rlrun.trainer.modeling.attention.scores import Scores
 
 LENGTHS = (3, 2)
 _LONGEST_REASON = 200
 
 
-def refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | None:
+def kernel_refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | None:
     """Reason why an installed package does not compute attention as the model needs it, forward and backward; None: it does.
 
     Args:
@@ -39,7 +39,7 @@ def refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | None:
     )
     try:
         query, key, value = (leaf.requires_grad_() for leaf in leaves)
-        output = attend(kernel, query, key, value, layout(LENGTHS, device).segments, scores)
+        output = attend(kernel, query, key, value, row_layout(LENGTHS, device).segments, scores)
         torch.autograd.grad(output.float().sum(), leaves)
     except Exception as error:  # a library's own, of whatever kind
         lines = str(error).strip().splitlines() or ["no message"]

@@ -26,7 +26,7 @@ def compile_layer(layer: nn.Module, *, asked: bool) -> None:
         layer: of the model.
         asked: whether the run asks for it: an error of the compiler then ends the run.
     """
-    options: dict[str, Any] = {} if asked else {"backend": _backend}
+    options: dict[str, Any] = {} if asked else {"backend": _compile_backend}
     import torch._dynamo.config as tracer  # takes seconds
 
     # An epsilon or a scale is the same for all rows. As an input it would be a number on the CPU that kernels read in float64, and inside
@@ -37,14 +37,14 @@ def compile_layer(layer: nn.Module, *, asked: bool) -> None:
     layer.forward = torch.compile(layer.forward, dynamic=True, **options)
 
 
-def _backend(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _compile_backend(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
     from torch._inductor.compile_fx import compile_fx
 
-    found: Callable[..., Any] = compile_fx(graph, inputs, inner_compile=_compiled)
+    found: Callable[..., Any] = compile_fx(graph, inputs, inner_compile=_compile_pass)
     return found
 
 
-def _compiled(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+def _compile_pass(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     """Compiled operations of one pass; of a backward pass that cannot be compiled, the operations themselves."""
     if not options.get("is_backward"):
         return compile_operations(graph, inputs, **options)
@@ -52,7 +52,7 @@ def _compiled(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
     try:
         return compile_operations(graph, inputs, **options)
     except Exception as error:  # of the compiler, whatever it is
-        _warn(error)
+        _warn_once(error)
         from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
         return make_boxed_func(kept.forward)
@@ -65,7 +65,7 @@ def compile_operations(graph: GraphModule, inputs: Sequence[Any], **options: Any
     return compile_fx_inner(graph, inputs, **options)
 
 
-def _warn(error: Exception) -> None:
+def _warn_once(error: Exception) -> None:
     lines = str(error).strip().splitlines() or ["no message"]
     text = f"{type(error).__name__}: {lines[0]}"
     if text in _said:  # every kind of layer has the same one

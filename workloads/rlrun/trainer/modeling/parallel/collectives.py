@@ -93,13 +93,13 @@ def reduce_from(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     return result
 
 
-def gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
+def gather_parts(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """All ranks' parts end to end along dimension 0, of which each rank makes its own use: backward adds up and cuts."""
     result: Tensor = _Gather.apply(tensor, group)
     return result
 
 
-def exchange(tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
+def exchange_rows(tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
     """Deal rows of dimension 0 to the ranks: `sent[r]` of them to rank r, `received[r]` come from it; backward sends back."""
     result: Tensor = _Exchange.apply(tensor, sent, received, group)
     return result

@@ -20,7 +20,7 @@ from torch.nn.functional import linear
 from rlrun.config.division import experts_problem
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange, reduce_from
+from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange_rows, reduce_from
 
 
 def experts_of(layer: nn.Module) -> Any:
@@ -46,11 +46,11 @@ def divide_experts(layers: Iterable[nn.Module], mesh: DeviceMesh, tp: DeviceMesh
             whole = getattr(experts, name)
             divided = nn.Parameter(distribute_tensor(whole, mesh, [Shard(0)]), requires_grad=whole.requires_grad)
             experts.register_parameter(name, divided)
-        experts.forward = partial(_forward, experts, mesh.get_group(), None if tp is None else tp.get_group())
+        experts.forward = partial(_forward_experts, experts, mesh.get_group(), None if tp is None else tp.get_group())
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _forward(
+def _forward_experts(
     experts: Any,
     group: dist.ProcessGroup,
     tp: dist.ProcessGroup | None,
@@ -88,21 +88,23 @@ def _forward(
     incoming = torch.empty_like(counts)
     dist.all_to_all_single(incoming, counts, group=group)
     per_rank = torch.stack([counts.view(ranks, own).sum(1), incoming.view(ranks, own).sum(1)]).tolist()
-    arrived = exchange(hidden[token], per_rank[0], per_rank[1], group)
+    arrived = exchange_rows(hidden[token], per_rank[0], per_rank[1], group)
 
     # Rows come by rank, and by expert within: bring those of an expert together, and put them back afterwards.
     number = torch.arange(own, device=hidden.device).repeat(ranks).repeat_interleave(incoming)
     grouped = number.argsort(stable=True)
     sizes = incoming.view(ranks, own).sum(0)
-    computed = _compute(arrived[grouped], sizes, gate_up, down, experts.act_fn)
-    returned = exchange(torch.empty_like(computed).index_copy(0, grouped, computed), per_rank[1], per_rank[0], group)
+    computed = _compute_experts(arrived[grouped], sizes, gate_up, down, experts.act_fn)
+    returned = exchange_rows(
+        torch.empty_like(computed).index_copy(0, grouped, computed), per_rank[1], per_rank[0], group
+    )
 
     weighted = returned * weights.flatten()[order, None]
     output = torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
     return output if tp is None else reduce_from(output, tp)
 
 
-def _compute(tokens: Tensor, sizes: Tensor, gate_up: Tensor, down: Tensor, activation: Any) -> Tensor:
+def _compute_experts(tokens: Tensor, sizes: Tensor, gate_up: Tensor, down: Tensor, activation: Any) -> Tensor:
     """Gated feed-forward of `tokens [M, D]`: `sizes[e]` neighbouring rows for expert e.
 
     Without any rows the gradients are 0 and not missing: FSDP waits for them.

@@ -25,7 +25,7 @@ class LaterWeights:
     """Products that wait, of one rank."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Products of the linear layers of `model`, which `postpone` has changed."""
+        """Products of the linear layers of `model`, which `postpone_products` has changed."""
         self._model = model
         self._waiting: list[_Kept] = []
 
@@ -36,21 +36,21 @@ class LaterWeights:
     def take(self) -> Callable[[], None]:
         """Computation of what has been kept since the last call."""
         kept, self._waiting = self._waiting, []
-        return partial(_add, self._model, kept)
+        return partial(_add_products, self._model, kept)
 
 
-def postpone(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+def postpone_products(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     """Have the linear layers in `layers` keep the products of their weights' gradients, in place, before FSDP divides the model."""
     later = LaterWeights(model)
     for layer in layers:
         for module in layer.modules():
             if isinstance(module, nn.Linear) and module.weight.requires_grad:
-                module.forward = partial(_forward, module, later)
+                module.forward = partial(_forward_linear, module, later)
     object.__setattr__(model, _ATTRIBUTE, later)
 
 
 def later_weights_of(model: nn.Module) -> LaterWeights | None:
-    """Products of a model that `postpone` has changed; None: it has its gradients at once."""
+    """Products of a model that `postpone_products` has changed; None: it has its gradients at once."""
     found: LaterWeights | None = getattr(model, _ATTRIBUTE, None)
     return found
 
@@ -68,7 +68,7 @@ def reduce_gradients(model: nn.Module) -> None:
         model._get_fsdp_state()._root_post_backward_final_callback()
 
 
-def _forward(module: nn.Linear, later: LaterWeights, hidden: Tensor) -> Tensor:
+def _forward_linear(module: nn.Linear, later: LaterWeights, hidden: Tensor) -> Tensor:
     made: Tensor = _Linear.apply(hidden, module.weight, module.bias, later)
     return made
 
@@ -90,19 +90,19 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]  # torch is not ty
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _add(model: nn.Module, kept: list[_Kept]) -> None:
+def _add_products(model: nn.Module, kept: list[_Kept]) -> None:
     """Add the gradients to those of the gathered parameters, which `hold_gradients` keeps."""
     while kept:
         weight, bias, hidden, gradient = kept.pop()
         columns = gradient.flatten(0, -2)
-        _accumulate(weight, columns.T @ hidden.flatten(0, -2))
+        _accumulate_gradient(weight, columns.T @ hidden.flatten(0, -2))
         if bias is not None and bias.requires_grad:
-            _accumulate(bias, columns.sum(0))
+            _accumulate_gradient(bias, columns.sum(0))
     if isinstance(model, FSDPModule):
         _sum_in_float32(model)
 
 
-def _accumulate(parameter: Tensor, gradient: Tensor) -> None:
+def _accumulate_gradient(parameter: Tensor, gradient: Tensor) -> None:
     parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 

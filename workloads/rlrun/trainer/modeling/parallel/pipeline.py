@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 
 from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.parallel.later_weights import hold_gradients, later_weights_of, reduce_gradients
-from rlrun.trainer.modeling.parallel.schedules import Order, order
+from rlrun.trainer.modeling.parallel.schedules import Order, schedule_actions
 from rlrun.trainer.modeling.parallel.stages import Stage
 
 Compute = Callable[[int, int, Tensor | None], Tensor]
@@ -35,13 +35,13 @@ def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Com
         compute: called once for each row and stage of this rank; each stage's rows in order.
         backward: whether gradients are wanted; rows then go forward and back as the schedule says.
     """
-    own = [_stage(model, stage, number, tokens, compute, backward=backward) for number in stage.layers]
-    options: dict[str, Any] = {"loss_fn": _loss if backward else None, "scale_grads": False}
+    own = [_torch_stage(model, stage, number, tokens, compute, backward=backward) for number in stage.layers]
+    options: dict[str, Any] = {"loss_fn": _stage_loss if backward else None, "scale_grads": False}
     if len(own) == 1:
         kind = Schedule1F1B if backward and len(tokens) >= stage.count else ScheduleGPipe
         schedule = kind(own[0], len(tokens), **options)
     else:
-        actions = order(stage.schedule, stage.count, len(own), len(tokens), backward=backward)
+        actions = schedule_actions(stage.schedule, stage.count, len(own), len(tokens), backward=backward)
         schedule = _Several(own, len(tokens), actions, **options)
     later = later_weights_of(model) if backward else None
     if later is not None:
@@ -51,7 +51,7 @@ def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Com
         reduce_gradients(model)
 
 
-def _stage(
+def _torch_stage(
     model: nn.Module, stage: Stage, number: int, tokens: Sequence[int], compute: Compute, *, backward: bool
 ) -> _Stage:
     """torch's stage for one of this rank's stages."""
@@ -74,7 +74,7 @@ def _stage(
     )
 
 
-def _loss(output: Tensor, target: Tensor) -> Tensor:
+def _stage_loss(output: Tensor, target: Tensor) -> Tensor:
     return output
 
 

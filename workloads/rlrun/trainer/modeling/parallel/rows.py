@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from rlrun.trainer.modeling.packed_attention import Layout, layout, part_layout
+from rlrun.trainer.modeling.packed_attention import Layout, part_layout, row_layout
 from rlrun.trainer.modeling.parallel.collectives import reduce_from
 from rlrun.trainer.ranks.dims import Meshes
 
@@ -33,8 +33,8 @@ class RowPart:
     """`[K]` bool: false for a target that stands in where this rank has none."""
 
 
-def attach(model: nn.Module, meshes: Meshes) -> None:
-    """Remember how the model is divided, for `row_part` and `join`."""
+def attach_division(model: nn.Module, meshes: Meshes) -> None:
+    """Remember how the model is divided, for `row_part` and `join_rows`."""
     object.__setattr__(model, _ATTRIBUTE, meshes)
 
 
@@ -83,7 +83,7 @@ def part_tokens(model: nn.Module, tokens: int) -> int:
     return 2 * -(-tokens // (2 * meshes.dims.cp))
 
 
-def join(model: nn.Module, part: RowPart, values: Tensor, tokens: int) -> Tensor:
+def join_rows(model: nn.Module, part: RowPart, values: Tensor, tokens: int) -> Tensor:
     """`values [K]` of all ranks' targets in one row `[T]`, 0 elsewhere, the same on every rank of the group; differentiable."""
     meshes = meshes_of(model)
     row = values.new_zeros(tokens).index_put((part.targets,), torch.where(part.counts, values, 0))
@@ -109,14 +109,14 @@ def _context_part(packed: Layout, meshes: Meshes) -> _Tokens:
     run = -(-tokens // (2 * ranks))
     filling = 2 * ranks * run - tokens
     device = packed.boundaries.device
-    padded = layout([*packed.lengths, *([filling] if filling else [])], device)
-    runs: list[Sequence[range]] = [_runs(other, ranks, run) for other in range(ranks)]
+    padded = row_layout([*packed.lengths, *([filling] if filling else [])], device)
+    runs: list[Sequence[range]] = [_target_runs(other, ranks, run) for other in range(ranks)]
     return _Tokens(
         torch.cat([torch.arange(r.start, r.stop, device=device) for r in runs[rank]]),
         part_layout(padded, runs, rank, group),
     )
 
 
-def _runs(rank: int, ranks: int, run: int) -> tuple[range, range]:
+def _target_runs(rank: int, ranks: int, run: int) -> tuple[range, range]:
     last = 2 * ranks - 1 - rank
     return range(rank * run, (rank + 1) * run), range(last * run, (last + 1) * run)

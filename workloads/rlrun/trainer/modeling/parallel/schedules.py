@@ -40,7 +40,9 @@ class Order:
 
 
 @lru_cache(maxsize=64)
-def order(schedule: PipelineSchedule, ranks: int, per_rank: int, rows: int, *, backward: bool = True) -> Order:
+def schedule_actions(
+    schedule: PipelineSchedule, ranks: int, per_rank: int, rows: int, *, backward: bool = True
+) -> Order:
     """Order of the actions of one step.
 
     Args:

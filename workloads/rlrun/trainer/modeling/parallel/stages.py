@@ -125,7 +125,7 @@ def keep_stage(
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head.weight is embedding.weight
-    costs = [_cost(model, layer) for layer in layers]
+    costs = [_layer_cost(model, layer) for layer in layers]
     frozen = {name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
     runs = cut(costs, head.weight.numel(), count * per_rank)
     numbers = stages_of_rank(index, count, per_rank, folded=schedule == "ZBVZeroBubble")
@@ -207,7 +207,7 @@ def _check_trained(model: nn.Module, layers: nn.ModuleList, runs: Sequence[range
             )
 
 
-def _cost(model: PreTrainedModel, layer: nn.Module) -> float:
+def _layer_cost(model: PreTrainedModel, layer: nn.Module) -> float:
     """Parameters of a layer's matrices that a token visits."""
     config = model.config
     experts = getattr(config, "num_experts", None)

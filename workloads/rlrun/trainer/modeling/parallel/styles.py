@@ -109,8 +109,8 @@ class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
         """`shared_input`: the ranks have the same input, whose gradients are added up."""
         ctx.save_for_backward(input, weight)
         ctx.shares, ctx.group, ctx.shared_input = shares, group, shared_input
-        own_bias = None if bias is None else _own(bias, shares, group)
-        output: Tensor = linear(input, _own(weight, shares, group), own_bias)
+        own_bias = None if bias is None else _own_rows(bias, shares, group)
+        output: Tensor = linear(input, _own_rows(weight, shares, group), own_bias)
         return output
 
     @staticmethod
@@ -119,7 +119,7 @@ class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
         gradient = gradients[0].flatten(0, -2)
         d_input = d_weight = d_bias = None
         if ctx.needs_input_grad[0]:
-            d_input = (gradient @ _own(weight, ctx.shares, ctx.group)).view(input.shape)
+            d_input = (gradient @ _own_rows(weight, ctx.shares, ctx.group)).view(input.shape)
             if ctx.shared_input:
                 dist.all_reduce(d_input, group=ctx.group)
         if ctx.needs_input_grad[1]:
@@ -129,7 +129,7 @@ class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
         return d_input, d_weight, d_bias, None, None, None
 
 
-def _own(part: Tensor, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> Tensor:
+def _own_rows(part: Tensor, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> Tensor:
     """Rows that this rank computes with, out of the runs that the ranks hold."""
     whole = part.new_empty(part.shape[0] * dist.get_world_size(group), *part.shape[1:])
     dist.all_gather_single(whole, part.contiguous(), group=group)

@@ -58,7 +58,7 @@ def divide_layers(model: PreTrainedModel, layers: Sequence[nn.Module], mesh: Dev
     _check_divisible(model, layers, row, mesh.size())
     for layer in layers:
         trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
-        parallelize_module(layer, mesh, _plan(model, layer, row))
+        parallelize_module(layer, mesh, _plan_layer(model, layer, row))
         for attribute in row.counts:
             _divide_count(layer, attribute, mesh.size())
         for name, parameter in layer.named_parameters():  # a copied norm forgets that it is frozen
@@ -110,7 +110,7 @@ def _check_divisible(model: PreTrainedModel, layers: Sequence[nn.Module], row: F
         raise RoleError(f"trainer.parallelism.tp ({tp}) {problem}", exit_codes.CONFIGURATION)
 
 
-def _plan(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, ParallelStyle]:
+def _plan_layer(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, ParallelStyle]:
     there = dict(layer.named_modules())
     plan: dict[str, ParallelStyle] = {name: Columns(copied=row.in_place) for name in row.columns if name in there}
     plan |= {name: Rows() for name in row.rows if name in there}
@@ -119,11 +119,11 @@ def _plan(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[str, Pa
             plan[name] = SequenceParallel(sequence_dim=row.norm_heads, use_local_output=True)
     for name, widths in row.joined.items():
         if name in there:
-            plan[name] = Joined([_width(model, there[name], width) for width in widths])
+            plan[name] = Joined([_layer_width(model, there[name], width) for width in widths])
     return plan
 
 
-def _width(model: PreTrainedModel, module: Any, width: Width) -> int:
+def _layer_width(model: PreTrainedModel, module: Any, width: Width) -> int:
     config = model.config.get_text_config()
     head: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     sizes: dict[Width, int] = {

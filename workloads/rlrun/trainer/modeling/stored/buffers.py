@@ -34,8 +34,8 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
         own = [name for name, _ in module.named_buffers(recurse=False) if prefix + name in names]
         if not own:
             continue
-        maker = _maker(model, path)
-        first, second = (_made(maker, module, own, filling) for filling in _FILLINGS)
+        maker = _buffer_maker(model, path)
+        first, second = (_make_module(maker, module, own, filling) for filling in _FILLINGS)
         for name in own:
             if not torch.equal(first[name], second[name]):
                 raise RoleError(
@@ -45,7 +45,7 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
                 )
 
 
-def _maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
+def _buffer_maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
     """Model whose code makes a module's buffers: the innermost one that it is in, as for the images of a model of text and images."""
     found, module = model, model
     for name in path.split(".") if path else ():
@@ -54,16 +54,16 @@ def _maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
     return found
 
 
-def _made(model: PreTrainedModel, module: nn.Module, names: list[str], filling: int) -> dict[str, Tensor]:
+def _make_module(model: PreTrainedModel, module: nn.Module, names: list[str], filling: int) -> dict[str, Tensor]:
     for name in names:
         module.get_buffer(name).fill_(filling)
-    others = [tensor for name, tensor in _own(module) if name not in names]
+    others = [tensor for name, tensor in _own_buffers(module) if name not in names]
     with torch.no_grad(), _left_alone(others), guard_torch_init_functions():
         model._init_weights(module)
     return {name: module.get_buffer(name).clone() for name in names}
 
 
-def _own(module: nn.Module) -> list[tuple[str, Tensor]]:
+def _own_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
     return [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
 
 

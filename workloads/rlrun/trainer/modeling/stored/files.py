@@ -55,9 +55,9 @@ def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
         source: folder or name on the hub.
         options: of the hub, such as the revision.
     """
-    if (path := _optional(source, _INDEX, options)) is not None:
+    if (path := _optional_file(source, _INDEX, options)) is not None:
         return list(_weight_map(path))
-    if (path := _optional(source, _SINGLE, options)) is None:
+    if (path := _optional_file(source, _SINGLE, options)) is None:
         return None
     with safe_open(path, framework="pt") as file:
         return list(file.keys())
@@ -65,16 +65,16 @@ def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
 
 def open_files(source: str, options: Mapping[str, Any], names: list[str]) -> Files:
     """The files of tensors that `stored_names` gave; those of the hub are downloaded."""
-    if (path := _optional(source, _INDEX, options)) is not None:
+    if (path := _optional_file(source, _INDEX, options)) is not None:
         paths, _ = get_checkpoint_shard_files(source, str(path), **options)
         by_name = {Path(one).name: Path(one) for one in paths}
         return Files({name: by_name[file] for name, file in _weight_map(path).items()})
-    if (path := _optional(source, _SINGLE, options)) is not None:
+    if (path := _optional_file(source, _SINGLE, options)) is not None:
         return Files(dict.fromkeys(names, path))
     raise FileNotFoundError(f"{source} has no safetensors")
 
 
-def _optional(source: str, name: str, options: Mapping[str, Any]) -> Path | None:
+def _optional_file(source: str, name: str, options: Mapping[str, Any]) -> Path | None:
     found = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **options)
     return None if found is None else Path(found)
 

@@ -25,7 +25,7 @@ class Lazy:
         return self.read(tuple(slice(0, size) for size in self.shape))
 
 
-def stack(parts: Sequence[Lazy], dim: int) -> Lazy:
+def stack_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
     """Tensors of one shape along a new dimension.
 
     Raises:
@@ -40,7 +40,7 @@ def stack(parts: Sequence[Lazy], dim: int) -> Lazy:
     return Lazy((*shape[:dim], len(parts), *shape[dim:]), read)
 
 
-def join(parts: Sequence[Lazy], dim: int) -> Lazy:
+def join_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
     """Tensors one after the other along a dimension.
 
     Raises:
@@ -50,21 +50,22 @@ def join(parts: Sequence[Lazy], dim: int) -> Lazy:
     sizes = [part.shape[dim] for part in parts]
 
     def read(slices: Slices) -> Tensor:
-        found = [parts[at].read(_with(slices, dim, one)) for at, one in _overlaps(sizes, slices[dim])]
+        found = [parts[at].read(_replace_slice(slices, dim, one)) for at, one in _overlapping_parts(sizes, slices[dim])]
         return found[0] if len(found) == 1 else torch.cat(found, dim=dim)
 
     return Lazy((*rest[:dim], sum(sizes), *rest[dim:]), read)
 
 
-def chunks(one: Lazy, count: int, dim: int) -> list[Lazy]:
+def chunk_tensor(one: Lazy, count: int, dim: int) -> list[Lazy]:
     """Parts of a tensor along a dimension, as `torch.chunk` makes them."""
     size = -(-one.shape[dim] // count)
     return [
-        _part(one, dim, start, min(start + size, one.shape[dim])) for start in range(0, one.shape[dim], max(size, 1))
+        _tensor_part(one, dim, start, min(start + size, one.shape[dim]))
+        for start in range(0, one.shape[dim], max(size, 1))
     ]
 
 
-def transpose(one: Lazy, first: int, second: int) -> Lazy:
+def transpose_tensor(one: Lazy, first: int, second: int) -> Lazy:
     """A tensor with two dimensions exchanged."""
 
     def exchanged(sizes: Sequence[object]) -> list[object]:
@@ -79,15 +80,15 @@ def transpose(one: Lazy, first: int, second: int) -> Lazy:
     )
 
 
-def _part(one: Lazy, dim: int, start: int, stop: int) -> Lazy:
+def _tensor_part(one: Lazy, dim: int, start: int, stop: int) -> Lazy:
     def read(slices: Slices) -> Tensor:
         asked = slices[dim]
-        return one.read(_with(slices, dim, slice(start + asked.start, start + asked.stop)))
+        return one.read(_replace_slice(slices, dim, slice(start + asked.start, start + asked.stop)))
 
     return Lazy((*one.shape[:dim], stop - start, *one.shape[dim + 1 :]), read)
 
 
-def _overlaps(sizes: Sequence[int], asked: slice) -> Iterator[tuple[int, slice]]:
+def _overlapping_parts(sizes: Sequence[int], asked: slice) -> Iterator[tuple[int, slice]]:
     """Parts that a slice of their sequence meets, each with its own slice; one of no length of the first where it meets none."""
     start, met = 0, False
     for at, size in enumerate(sizes):
@@ -100,7 +101,7 @@ def _overlaps(sizes: Sequence[int], asked: slice) -> Iterator[tuple[int, slice]]
         yield 0, slice(0, 0)
 
 
-def _with(slices: Slices, dim: int, one: slice) -> Slices:
+def _replace_slice(slices: Slices, dim: int, one: slice) -> Slices:
     return (*slices[:dim], one, *slices[dim + 1 :])
 
 

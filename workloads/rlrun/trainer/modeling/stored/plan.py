@@ -17,11 +17,11 @@ from transformers.core_model_loading import Chunk, Concatenate, MergeModulelist,
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.stored.files import Files
-from rlrun.trainer.modeling.stored.lazy import Lazy, Slices, chunks, join, stack, transpose
-from rlrun.trainer.modeling.tensor_names import Sources, convert, sources
+from rlrun.trainer.modeling.stored.lazy import Lazy, Slices, chunk_tensor, join_tensors, stack_tensors, transpose_tensor
+from rlrun.trainer.modeling.tensor_names import Sources, convert_tensors, source_parts
 
 
-def plan(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
+def plan_tensors(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
     """The tensors of the model that its files have, by name in memory.
 
     Args:
@@ -33,24 +33,24 @@ def plan(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
         ValueError: tensors that become one do not go together.
     """
     state, found = model.state_dict(), {}
-    for name, one in sources(model, files.where, state).items():
+    for name, one in source_parts(model, files.where, state).items():
         if one.converter is None:
             (stored,) = one.names[name]
-            found[name] = _checked(files, stored, files.tensor(stored), state[name])
+            found[name] = _check_shape(files, stored, files.tensor(stored), state[name])
             continue
-        for target, lazy in _converted(model, name, one, files, state).items():
-            found[target] = _checked(files, target, lazy, state[target])
+        for target, lazy in _convert_parts(model, name, one, files, state).items():
+            found[target] = _check_shape(files, target, lazy, state[target])
     return found
 
 
-def _converted(
+def _convert_parts(
     model: PreTrainedModel, name: str, one: Sources, files: Files, state: Mapping[str, Tensor]
 ) -> dict[str, Lazy]:
     parts = {pattern: [files.tensor(stored) for stored in names] for pattern, names in one.names.items()}
-    combined = _combined(one, list(parts.values()), expected=tuple(state[name].shape))
+    combined = _combine_parts(one, list(parts.values()), expected=tuple(state[name].shape))
     empty = {pattern: [torch.empty(lazy.shape, device="meta") for lazy in of_one] for pattern, of_one in parts.items()}
     try:
-        targets = convert(model, name, one, empty)
+        targets = convert_tensors(model, name, one, empty)
     except RuntimeError as error:
         raise ValueError(f"{name} cannot be made of the files: {error}") from error
     if combined is not None:
@@ -58,7 +58,7 @@ def _converted(
     return {target: _by_transformers(model, name, one, parts, target, tensor) for target, tensor in targets.items()}
 
 
-def _combined(one: Sources, parts: list[list[Lazy]], *, expected: tuple[int, ...]) -> list[Lazy] | None:
+def _combine_parts(one: Sources, parts: list[list[Lazy]], *, expected: tuple[int, ...]) -> list[Lazy] | None:
     """Result of the converter's operations on the parts; None if there is one whose slices nobody knows."""
     for operation in one.converter.operations:
         if getattr(operation, "num_shards_attribute", None) is not None:
@@ -66,14 +66,14 @@ def _combined(one: Sources, parts: list[list[Lazy]], *, expected: tuple[int, ...
         first = parts[0][0]
         alone = len(parts) == len(parts[0]) == 1
         if type(operation) is MergeModulelist:
-            parts = [[stack(same, operation.dim)] for same in parts]
+            parts = [[stack_tensors(same, operation.dim)] for same in parts]
         elif type(operation) is Concatenate:
-            parts = [[join([lazy for same in parts for lazy in same], operation.dim)]]
+            parts = [[join_tensors([lazy for same in parts for lazy in same], operation.dim)]]
         elif type(operation) is Chunk and alone:
-            parts = [[lazy] for lazy in chunks(first, len(one.converter.target_patterns), operation.dim)]
+            parts = [[lazy] for lazy in chunk_tensor(first, len(one.converter.target_patterns), operation.dim)]
         elif type(operation) is Transpose and alone:
             if not operation.check_dims or first.shape != expected:
-                parts = [[transpose(first, operation.dim0, operation.dim1)]]
+                parts = [[transpose_tensor(first, operation.dim0, operation.dim1)]]
         else:
             return None
     return [lazy for same in parts for lazy in same]
@@ -84,12 +84,12 @@ def _by_transformers(
 ) -> Lazy:
     def read(slices: Slices) -> Tensor:
         whole = {pattern: [lazy.whole() for lazy in of_one] for pattern, of_one in parts.items()}
-        return convert(model, name, one, whole)[target][slices]
+        return convert_tensors(model, name, one, whole)[target][slices]
 
     return Lazy(tuple(empty.shape), read)
 
 
-def _checked(files: Files, stored: str, found: Lazy, expected: Tensor) -> Lazy:
+def _check_shape(files: Files, stored: str, found: Lazy, expected: Tensor) -> Lazy:
     if found.shape != tuple(expected.shape):
         path = files.where.get(stored) or next(iter(files.where.values()))
         within = f" in {path.name}" if stored in files.where else ""
