@@ -90,7 +90,7 @@ async def orchestrated(url: str, environment: dict[str, Any]) -> Cost:
         trainer = FakeTrainer(paths, begin(paths, 1), STEPS, STEPS, takes_batch, look_seconds=LOOK_SECONDS)
         async with trainer:
             resolved = config.model_copy(update={"trainer_url": trainer.url, "inference_urls": [url]})
-            assert await orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, loaded=heap.spare) == 0
+            assert await orchestrate_attempt(resolved, attempt=1, api_key=API_KEY, loaded=heap.freeze_loaded) == 0
         # A child's CPU is known once it has ended, so of that of all of them the measured steps have their share.
         children = (cpu() - time.process_time()) * (STEPS - 1) / STEPS
         seconds = trainer.published[STEPS] - trainer.published[1]  # it publishes as soon as it has a batch

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.known_models import KNOWN
-from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, estimate, plan_buckets, root_ranks
+from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, estimate_hand_over, plan_buckets, root_ranks
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.weights.bucketing import bucket_layout
 
@@ -71,7 +71,7 @@ def rows(name: str, shape: Architecture) -> Iterable[str]:
         roots = len(root_ranks(ranks))
         buckets = plan_buckets(tensors, roots=roots)
         found = {
-            link: estimate(
+            link: estimate_hand_over(
                 buckets,
                 send_bytes_per_second=speed,
                 receive_bytes_per_second=speed * CARDS,

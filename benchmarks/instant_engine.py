@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from aiohttp import web
 
 from rlrun.protocol.messages import endpoints
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack_document
 
 TEXT = "dcba"
 TOKENS = [81, 80, 79, 78, 2]
@@ -86,7 +86,7 @@ class InstantEngine:
         await self._turn(n)
         choice = self._choice() | {"tokens": len(self.tokens)}
         return web.Response(
-            body=pack({"model": "policy", "choices": [choice] * n}, self._columns * n), content_type=MEDIA_TYPE
+            body=pack_document({"model": "policy", "choices": [choice] * n}, self._columns * n), content_type=MEDIA_TYPE
         )
 
     def _choice(self) -> dict[str, object]:

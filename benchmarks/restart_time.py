@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from rlrun.config.models.model import TinyModelConfig
-from rlrun.protocol.files.checkpoint_manifest import FileEntry, check_sums, checksum
+from rlrun.protocol.files.checkpoint_manifest import FileEntry, check_sums, file_checksum
 from rlrun.protocol.messages.start_times import PHASES, start_times
 from rlrun.trainer.checkpoints.shared_check import share_files
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
@@ -139,7 +139,7 @@ def checks(folder: Path) -> dict[str, float]:
     files = [folder / f"trainer/__{rank}_0.distcp" for rank in range(SHARDS)]
     for path in files:
         path.write_bytes(os.urandom(SHARD_BYTES))
-    entries = [FileEntry(f"trainer/{path.name}", SHARD_BYTES, checksum(path)) for path in files]
+    entries = [FileEntry(f"trainer/{path.name}", SHARD_BYTES, file_checksum(path)) for path in files]
     with ProcessPoolExecutor(SHARDS) as ranks:
         list(ranks.map(_check, [(folder, [])] * SHARDS))  # the processes are there
         cold(files)

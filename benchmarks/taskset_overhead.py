@@ -44,7 +44,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support" / "orchestrator" / "simulation")]
 from orch_simulation import API_KEY, FakeTrainer, begin, eventually, in_process, make_config  # noqa: E402
 
 from rlrun.environments.protocol import Message, Reply, Tool  # noqa: E402
-from rlrun.environments.registry import load  # noqa: E402
+from rlrun.environments.registry import load_environment  # noqa: E402
 from rlrun.environments.stage import InProcessStage  # noqa: E402
 from rlrun.orchestrator.main import Outside, orchestrate_attempt  # noqa: E402
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas  # noqa: E402
@@ -107,7 +107,7 @@ class PlainModel:
 
 def open_runner(connections: aiohttp.ClientSession, url: str, gate: asyncio.Semaphore) -> Play:
     """verifiers' `Env.run`, limits, hooks and rewards through our adapter, and the engine, without an orchestrator."""
-    stage, model = InProcessStage(load(f"verifiers:{TASKSET}", {})), PlainModel(connections, url)
+    stage, model = InProcessStage(load_environment(f"verifiers:{TASKSET}", {})), PlainModel(connections, url)
     tasks = stage.tasks("train")
 
     async def play(index: int) -> None:

@@ -26,7 +26,7 @@ from loguru import logger
 
 from benchmarks.changed_elements import ROWS, SETTLED, TOKENS, other_tokens, small_bench
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets
-from rlrun.protocol.messages.sparse import Bytes, apply, encode
+from rlrun.protocol.messages.sparse import Bytes, apply_difference, encode_difference
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 from rlrun.trainer.weights.delta_writer import WHOLE_EVERY
 from rlrun.trainer.weights.differences import compare_buckets
@@ -86,7 +86,7 @@ def measure(rate: float, steps: int) -> Found:
                 if len(content) == len(rebuilt):
                     rebuilt[:] = content
                 else:
-                    apply(content, rebuilt)
+                    apply_difference(content, rebuilt)
                 assert np.array_equal(rebuilt, now[index].numpy())
             size = sum(body.numel() for body in now.values())
             sent.append(sum(part.sizes.values()) / size)
@@ -104,14 +104,14 @@ def speed(share: float) -> Speed:
     new = base.copy()
     words = new.view(np.uint16)
     words[rng.random(len(words)) < share] ^= 1
-    delta = encode(base, new, most=BUCKET_BYTES // 2)
+    delta = encode_difference(base, new, most=BUCKET_BYTES // 2)
     assert delta is not None
 
     def rebuild() -> None:
         body = base.copy()
-        apply(delta, body)
+        apply_difference(delta, body)
 
-    encode_seconds = best(lambda: encode(base, new, most=BUCKET_BYTES // 2))
+    encode_seconds = best(lambda: encode_difference(base, new, most=BUCKET_BYTES // 2))
     size = BUCKET_BYTES / GB
     return Speed(size / encode_seconds, size / best(rebuild), size / best(lambda: zlib.crc32(new)))
 

@@ -20,7 +20,7 @@ from rlrun.config.algorithm.names import (
     default_aggregation,
 )
 from rlrun.config.algorithm.presets import DEFAULT_PRESET, Preset
-from rlrun.inspect.curves import Line, svg
+from rlrun.inspect.curves import Line, draw_svg
 from tools.docs_options import given, option_table
 from tools.docs_resource import NOTE, cells, page
 
@@ -135,4 +135,4 @@ def _picture(name: str, runs: list[list[float]]) -> str:
         Line(f"seed {seed}", list(range(len(run))), [round(value, 4) for value in _smooth(run)])
         for seed, run in enumerate(runs)
     ]
-    return svg(f"{name}: reward", lines)
+    return draw_svg(f"{name}: reward", lines)

@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from rlrun.fit.kernel_choice import AttentionError, Needs, choose
+from rlrun.fit.kernel_choice import AttentionError, Needs, choose_kernel
 from rlrun.fit.kernel_table import Kernel as Name
 from rlrun.trainer.modeling.attention.compute import attend
 from rlrun.trainer.modeling.attention.layout import Layout
@@ -29,7 +29,7 @@ def compute(name: Name, q: Tensor, k: Tensor, v: Tensor, row: Layout) -> Tensor:
         UnavailableError: it does not run here.
     """
     try:
-        choose(name, Needs(head_dim=q.shape[2]), read_machine(q.device))
+        choose_kernel(name, Needs(head_dim=q.shape[2]), read_machine(q.device))
     except AttentionError as error:
         raise UnavailableError(str(error)) from error
     return attend(name, q, k, v, row.segments, Scores(q.shape[2] ** -0.5))

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         _run_operator(check=check)
     except ModuleNotFoundError as error:
-        message = extras.explain(error, operator=True)
+        message = extras.explain_import(error, operator=True)
         if message is None:
             raise
         sys.exit(_print_line(message))

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Json, Manifest
 
@@ -145,4 +145,4 @@ def _show_scalar(path: str, value: object) -> str:
     hidden = any(part.partition("[")[0] in _HIDDEN for part in path.split("."))
     if hidden or value is None or isinstance(value, Mapping | list):
         return ""
-    return shorten(str(value), VALUE_MAX)
+    return shorten_text(str(value), VALUE_MAX)

@@ -144,7 +144,7 @@ class Observed:
     """The RLRun that `trainer.sharedWith` names, if there is one."""
     parts: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Its Services, policies, ConfigMap, account, rights and budget, by their metadata: `held` is what the operator's applies hold of one
-    (`managed_fields.held`), `accepted` what they held after this process's last one; None: it has applied none."""
+    (`managed_fields.held_fields`), `accepted` what they held after this process's last one; None: it has applied none."""
     lost_key: str | None = None
     """Name of a Secret with the run's API key that this process has found deleted."""
     repaired_ago: float = float("inf")

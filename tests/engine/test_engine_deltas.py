@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 
 from rlrun.inference.client.engine_client import EngineClient, EngineError
 from rlrun.protocol.files.paths import COMPLETE
-from rlrun.protocol.messages.buckets import TensorInfo, checksum, plan_buckets
+from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets, version_checksum
 from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.weights.differences import Part, compare_buckets
@@ -104,7 +104,7 @@ class Volume:
             roots=1,
             checksums=list(part.checksums.values()),
             sizes=list(part.sizes.values()),
-            base=checksum(base.checksums.values()),
+            base=version_checksum(base.checksums.values()),
             before=before,
             whole_base=whole,
             whole=None,

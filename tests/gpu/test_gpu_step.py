@@ -12,7 +12,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.fit.kernel_choice import AttentionError, Needs, choose
+from rlrun.fit.kernel_choice import AttentionError, Needs, choose_kernel
 from rlrun.fit.kernel_table import BACKENDS
 from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
@@ -120,7 +120,7 @@ def test_every_kernel_that_is_here_computes_what_its_options_say(
     torch.manual_seed(0)
     total, backend = sum(LENGTHS), BACKENDS[name]
     try:
-        choose(name, Needs(head_dim=64), read_machine(device))
+        choose_kernel(name, Needs(head_dim=64), read_machine(device))
     except AttentionError as error:
         pytest.skip(str(error))
     tensors = [torch.randn(total, heads, 64).bfloat16() for heads in (4, 2, 2)]

@@ -15,7 +15,7 @@ from rlrun.environments import EpisodeError, Message, Reply
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import StartError
-from rlrun.environments.process.user_code_check import check
+from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.environments.process.variables import BASICS
 from rlrun.environments.stage import TaskRef
 from tests.support.programs import run_program
@@ -129,10 +129,10 @@ async def test_an_error_about_a_withheld_variable_names_the_field() -> None:
 
 def test_the_check_of_a_command_line_withholds_the_same() -> None:
     needy = Command("intruder:needy", {})
-    [refusal] = check([(needy, Limits(start_seconds=UNREACHED_SECONDS))])
+    [refusal] = check_subjects([(needy, Limits(start_seconds=UNREACHED_SECONDS))])
     assert refusal is not None
     assert "environments[].variables: [TEAM_TOKEN]" in refusal.message
-    [named] = check(
+    [named] = check_subjects(
         [(Command("intruder:needy", {}, variables=("TEAM_TOKEN",)), Limits(start_seconds=UNREACHED_SECONDS))]
     )
     assert named is None
@@ -156,9 +156,9 @@ def test_no_usual_variable_lets_a_secret_through() -> None:
 def test_a_worker_starts_in_an_environment_without_any_variable() -> None:
     """The command line may be started by a scheduler that sets nothing."""
     code = (
-        "from rlrun.environments.process.user_code_check import check\n"
+        "from rlrun.environments.process.user_code_check import check_subjects\n"
         "from rlrun.environments.process.life import Command, Limits\n"
-        "print(check([(Command('reverse-text', {}), Limits(start_seconds=60))]))"
+        "print(check_subjects([(Command('reverse-text', {}), Limits(start_seconds=60))]))"
     )
     done = run_program([sys.executable, "-c", code], env={})
     assert done.stdout.strip() == "[None]", done.stderr

@@ -21,7 +21,7 @@ import pytest
 from rlrun.environments.adapters.openai_server import ChatServer
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.talk import Ready, Talk
-from rlrun.environments.process.wire import WireError, encode
+from rlrun.environments.process.wire import WireError, encode_document
 from rlrun.environments.protocol import Episode, Reply, Score
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.inference.client.completions import EngineError, parse_packed, parse_stock
@@ -45,7 +45,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     Manifest,
     ManifestError,
     read_manifest,
-    verify,
+    verify_files,
     write_manifest,
 )
 from rlrun.protocol.files.failures import RoleError
@@ -77,17 +77,17 @@ def test_manifests(tmp_path: Path) -> None:
     write_manifest(tmp_path, Manifest(3, 1, 2, "hash", (FileEntry("trainer/a", 3, zlib.crc32(b"abc")),), 1.0))
     file = tmp_path / "manifest.json"
     whole = json.loads(file.read_text())
-    verify(tmp_path, read_manifest(tmp_path))
+    verify_files(tmp_path, read_manifest(tmp_path))
     count = 0
     for document in documents([whole]):
         if isinstance(document, dict):  # who writes the manifest writes its checksum
             document.pop("crc32", None)
             document["crc32"] = zlib.crc32(json.dumps(document, sort_keys=True).encode(errors="surrogatepass"))
         file.write_bytes(as_json(document))
-        count += refused(lambda: verify(tmp_path, read_manifest(tmp_path)), ManifestError)
+        count += refused(lambda: verify_files(tmp_path, read_manifest(tmp_path)), ManifestError)
     for data in [*DEEP, *texts([as_json(whole)], count=COUNT // 4)]:
         file.write_bytes(data)
-        count += refused(lambda: verify(tmp_path, read_manifest(tmp_path)), ManifestError)
+        count += refused(lambda: verify_files(tmp_path, read_manifest(tmp_path)), ManifestError)
     assert count > COUNT / 2
 
 
@@ -100,7 +100,7 @@ def test_a_manifest_names_no_file_outside_of_its_checkpoint(tmp_path: Path, path
     (folder / "link").symlink_to("/dev/zero")
     write_manifest(folder, Manifest(3, 1, 2, "hash", (FileEntry(path, 0, 0),), 1.0))
     with pytest.raises(ManifestError):
-        verify(folder, read_manifest(folder))
+        verify_files(folder, read_manifest(folder))
 
 
 def test_attempts(tmp_path: Path) -> None:
@@ -243,7 +243,11 @@ async def test_the_wire_of_an_environments_process() -> None:
         {"op": "pong", "number": 1},
     ]
     broken = 0
-    lines = [*DEEP, *map(as_json, documents(seeds)), *texts([encode(seed) for seed in seeds], count=COUNT // 2)]
+    lines = [
+        *DEEP,
+        *map(as_json, documents(seeds)),
+        *texts([encode_document(seed) for seed in seeds], count=COUNT // 2),
+    ]
     task, group = TaskRef("train", 0), [Played("t", Episode([MESSAGE], 1), Score(0.0))] * 2
     for index, line in enumerate(lines):
         talk, deadlines = Passive(), {"timeout_seconds": 60.0, "reward_seconds": 60.0}

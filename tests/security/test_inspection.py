@@ -68,9 +68,9 @@ def test_its_own_processes_stay_open_to_an_enclosed_environment() -> None:
 READS = """
 import os, sys
 from pathlib import Path
-from rlrun.environments.process.containment.enclosure import enclose
+from rlrun.environments.process.containment.enclosure import enclose_process
 folder = Path(sys.argv[1])
-assert enclose([str(folder / "run" / "secrets" / "link"), str(folder / "none")])
+assert enclose_process([str(folder / "run" / "secrets" / "link"), str(folder / "none")])
 for name in sys.argv[2:]:
     try:
         print((folder / name).read_text())
@@ -120,4 +120,4 @@ async def test_a_kernel_that_cannot_enclose_is_told_and_no_error(
     logger.remove(sink)
     assert len(told) == (says is not None)
     assert says is None or re.search(says, told[0])
-    assert version >= 2 or not enclosure.enclose()
+    assert version >= 2 or not enclosure.enclose_process()

@@ -31,12 +31,12 @@ from rlrun.config.models.run import RunConfig
 from rlrun.config.named_code import NamedCode
 from rlrun.evaluate import job
 from rlrun.hub.repository import Repository
-from rlrun.hub.revisions import VARIABLE, as_recorded, kept
+from rlrun.hub.revisions import VARIABLE, as_recorded, kept_commit
 from rlrun.local import main as launcher
 from rlrun.local.judge import Judged
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
-from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.recorded_code import FLAG, check_recorded_code, note_started_run
@@ -88,7 +88,7 @@ def foreign_run(folder: Path, **changes: Any) -> RunPaths:
     for part in ("trainer", "orchestrator"):
         (checkpoint / part).mkdir(parents=True)
         (checkpoint / part / "file").write_text("x")
-    entries = [entry for part in ("trainer", "orchestrator") for entry in describe(checkpoint, checkpoint / part)]
+    entries = [entry for part in ("trainer", "orchestrator") for entry in describe_part(checkpoint, checkpoint / part)]
     write_manifest(checkpoint, Manifest(1, 1, 1, "h", tuple(entries), 0.0))
     return paths
 
@@ -297,7 +297,7 @@ def test_a_recorded_commit_chooses_no_code_of_a_trusted_repository(tmp_path: Pat
     run, commit = RunPaths(tmp_path / "run"), "a" * 40
     run.revisions.mkdir(parents=True)
     (run.revisions / "models--org--model@main.json").write_text(json.dumps({"commit": commit}))
-    choose = partial(job._model, spec, "run", run, tmp_path / "work", Console())
+    choose = partial(job._resolve_model, spec, "run", run, tmp_path / "work", Console())
     with pytest.raises(RoleError, match=f"revisions: commit {commit} of org/model.*{FLAG}"):
         choose(trusts_code=False)
     assert choose(trusts_code=True)[0].revision == commit
@@ -328,7 +328,7 @@ def resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int
         return launcher.run_spec(spec, name="demo", options=options, console=Console(), command="rlrun local run.yaml")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(launcher, "processes", reach)
+    monkeypatch.setattr(launcher, "plan_processes", reach)
     monkeypatch.setattr(launcher, "prepare_model", lambda *_: None)
     monkeypatch.setattr(launcher, "check_trackers", lambda *_: None)
     return run
@@ -450,15 +450,15 @@ def test_a_record_does_not_replace_a_full_commit_of_the_manifest(
     monkeypatch.setenv(VARIABLE, str(paths.revisions))
     named = f"models--org--model@{pinned}.json holds commit {COMMIT}, but model.revision is commit {pinned}; delete the file"
     for read in (
-        lambda: kept(repository, lambda: pinned),
+        lambda: kept_commit(repository, lambda: pinned),
         lambda: as_recorded(ModelConfig(name="org/model", revision=pinned), paths),
     ):
         with pytest.raises(RoleError, match=named) as refused:
             read()
         assert refused.value.code == exit_codes.DATA
     (paths.revisions / f"models--org--model@{pinned}.json").unlink()
-    assert kept(repository, lambda: COMMIT) == pinned
-    assert kept(repository, lambda: COMMIT) == pinned, "its own record agrees"
+    assert kept_commit(repository, lambda: COMMIT) == pinned
+    assert kept_commit(repository, lambda: COMMIT) == pinned, "its own record agrees"
 
 
 def test_every_command_that_can_run_recorded_code_has_the_flag() -> None:

@@ -114,6 +114,6 @@ def _ask(orchestrator: Orchestrator, ended: threading.Event, steps: int) -> None
 
 
 def _told(group: Group, crashes: Path, ranks: int) -> str:
-    dumps = {rank: crash.told(crashes, crash_file(rank)) for rank in range(ranks)}
+    dumps = {rank: crash.crash_report(crashes, crash_file(rank)) for rank in range(ranks)}
     crashed = [f"rank {rank}:\n" + "\n".join(telling_lines(dump, 60)) for rank, dump in dumps.items() if dump]
     return "\n".join(crashed or telling_lines(group.text()))

@@ -33,7 +33,7 @@ from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.batch import Batch, Sample
-from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe
+from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe_part
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
@@ -331,7 +331,9 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     assert peers is not None
     entries = dcp.write_shards(state, here / "checkpoint", group, peers)
     if group.leads:
-        found["entries_exact"] = set(entries) == set(describe(here / "checkpoint", here / "checkpoint" / TRAINER_PART))
+        found["entries_exact"] = set(entries) == set(
+            describe_part(here / "checkpoint", here / "checkpoint" / TRAINER_PART)
+        )
     else:
         assert not entries
     weights = published(model, here / "weights", group, family)

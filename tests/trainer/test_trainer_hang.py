@@ -61,7 +61,7 @@ def ranks(orchestrator: Orchestrator) -> list[protocol.RankState]:
 
 
 def ask(process: subprocess.Popen[str], file: Path) -> str:
-    return stacks.ask([process.pid, *descendants(process.pid)], file, why="it hangs").decode()
+    return stacks.request_stacks([process.pid, *descendants(process.pid)], file, why="it hangs").decode()
 
 
 def end(process: subprocess.Popen[str]) -> None:

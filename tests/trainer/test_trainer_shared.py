@@ -62,7 +62,7 @@ class Guest:
         self.orchestrator = Orchestrator(run, attempt, shared.channel_of(self.name))
 
     def ask(self) -> None:
-        shared.ask(
+        shared.write_request(
             self.host,
             Join(run=self.name, attempt=self.attempt, folder=str(self.run.paths.root), key_digest=key_digest(OWN)),
         )

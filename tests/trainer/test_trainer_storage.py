@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlrun.protocol.files.batch import write_batch
-from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify_files
 from rlrun.protocol.messages import channel as protocol
 from tests.small_volume import small_volume
 from tests.support.programs import wait_for
@@ -57,4 +57,4 @@ def test_told_to_stop_on_a_full_volume_the_trainer_ends_soon_and_says_that_a_ste
         assert said in group.text()
         (found,) = complete_checkpoints(run.paths)
         assert found.step == 2
-        verify(found.path, read_manifest(found.path))
+        verify_files(found.path, read_manifest(found.path))

@@ -9,7 +9,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ATTEMPT_MAX
 from rlrun.api.storage import DEFAULT_STORAGE
 from rlrun.config.models.sharing import sharing_refusal
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import Names, host_mark
 from rlrun_operator.render import Host
@@ -52,7 +52,7 @@ def host_condition(
         return _deny_host(reasons.HOST_IS_GUEST, f"{field}: that run is itself a guest, of {of}; {fix}")
     known = known_host(host)
     if known is None:
-        what = shorten(judge_spec(host).problems, _TEXT_MAX)
+        what = shorten_text(judge_spec(host).problems, _TEXT_MAX)
         return _deny_host(reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it")
     if known.spec.trainer.lora is None or known.spec.trainer.lora.slots < 2:
         has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
@@ -128,7 +128,7 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
     name, status = known.name, _host_status(host)
     field, phase, joined = f"trainer.sharedWith ({name})", status.get("phase"), holds_slot(guest)
     if phase == "Failed":
-        told = shorten(str(status.get("message") or ""), _TEXT_MAX)
+        told = shorten_text(str(status.get("message") or ""), _TEXT_MAX)
         fix = f"mend {name}, delete it and create it again; this run then goes on from its checkpoint"
         return _deny_host(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
     if phase == "Complete" or (phase == "Completing" and (not joined or _is_freeing_trainer(host))):
@@ -149,7 +149,7 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
     if not trainer_ready(host):
         trainer = status.get("trainer") or {}
         ready = f"{trainer.get('ready', 0)} of {trainer.get('desired') or known.spec.trainer.replicas}"
-        told = shorten(str(status.get("message") or "not looked at yet"), _TEXT_MAX)
+        told = shorten_text(str(status.get("message") or "not looked at yet"), _TEXT_MAX)
         what = f"{ready} pods of its trainer are ready; that run is {phase or 'Pending'}: {told}"
         return _deny_host(reasons.HOST_NOT_READY, f"{field}: {what}")
     return ConditionUpdate("True", reasons.HOST_READY, f"the trainer of run {name} is ready")

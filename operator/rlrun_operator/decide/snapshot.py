@@ -8,7 +8,7 @@ from functools import cached_property
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
-from rlrun.defaults.words import bounded
+from rlrun.defaults.words import bound_message
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.reading.children import is_ending
 from rlrun_operator.decide.reading.judged_run import JudgedRun
@@ -70,7 +70,7 @@ class RunSnapshot(JudgedRun):
         found += [*self.applied.refusals, *filter(None, (self.unfit_defaults,))]
         if self.host is not None:  # a policy may have become stricter since the host began
             found += refused_claim(installation.policy, "trainer.sharedWith: its claim", self.host.claim)
-        return bounded(found)
+        return bound_message(found)
 
     @cached_property
     def taken(self) -> str | None:

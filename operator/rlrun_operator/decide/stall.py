@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun.protocol.files.paths import RunPaths
 from rlrun_operator.decide import host_run
 from rlrun_operator.decide.objects import unstarted
@@ -127,7 +127,7 @@ def stall_cause(run: RunSnapshot) -> Cause | None:
     blameless = run.host_name is not None and not host_run.trainer_ready(run.observed.host)
     node = pod.node if pod is not None else None
     kind: Kind = "disruption" if blameless else "failure"
-    return Cause(kind, run.now, role, name, node, None, reasons.NO_PROGRESS, shorten(message, _MESSAGE_MAX))
+    return Cause(kind, run.now, role, name, node, None, reasons.NO_PROGRESS, shorten_text(message, _MESSAGE_MAX))
 
 
 def _never_starts(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
@@ -142,7 +142,7 @@ def _of_start(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) 
     pods = sorted((pod for pod in run.needed_pods(run.past.attempt) if pod.role == role), key=lambda pod: pod.name)
     pod = next((pod for pod in pods if not pod.has_run), None)
     name, node = (pod.name, pod.node) if pod is not None else (_name_waiting(run, role), None)
-    return Cause("permanent", run.now, role, name, node, None, why.reason, shorten(message, _MESSAGE_MAX))
+    return Cause("permanent", run.now, role, name, node, None, why.reason, shorten_text(message, _MESSAGE_MAX))
 
 
 def ends_run(run: RunSnapshot) -> bool:

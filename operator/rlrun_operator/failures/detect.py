@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun.diagnostics.symptoms import tag_of
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role, attempt_number
@@ -219,7 +219,7 @@ def _missing(role: Role, name: str, message: str = "the pod was deleted") -> Cau
 def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, end: Exit | None = None) -> Cause:
     code = end.code if end is not None else None
     when = at if at is not None or end is None else end.at
-    return Cause(kind, when, pod.role, pod.name, pod.node, code, reason, shorten(message, _MESSAGE_MAX))
+    return Cause(kind, when, pod.role, pod.name, pod.node, code, reason, shorten_text(message, _MESSAGE_MAX))
 
 
 def _order_causes(cause: Cause, now: float) -> tuple[float, int, int, str]:

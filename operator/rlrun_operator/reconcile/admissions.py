@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rlrun.api.status import RLRunStatus
-from rlrun.defaults.team import applied
+from rlrun.defaults.team import apply_defaults
 from rlrun_operator.decide import queueing
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RUN_LABEL
@@ -211,7 +211,8 @@ class Admissions:
         """Classes that decide on a run's priority, and that the settings do not name."""
         runs = [run for run in self._store.runs() if self._serves(run)]
         ranks = [
-            _run_ranks(applied(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run) for run in runs
+            _run_ranks(apply_defaults(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run)
+            for run in runs
         ]
         return {name for own, name in ranks if name and not own} - self._settings.priority_classes.keys()
 

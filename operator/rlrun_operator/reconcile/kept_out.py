@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.state import MADE, Decision, EventRecord, Manifest, Refusal
@@ -80,7 +80,7 @@ def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> 
     """
     kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
     if (resting := kept.get(reasons.SUSPENDED, {})).get("status") == "True":
-        message = shorten(f"the run stays suspended: {after.get('message', '')}")
+        message = shorten_text(f"the run stays suspended: {after.get('message', '')}")
         kept[reasons.SUSPENDED] = {**resting, "message": message}
     seen = {name: before[name] for name in _OF_EDITS if name in before}
     found = [c for c in raw_conditions(after) if c["type"] not in kept]

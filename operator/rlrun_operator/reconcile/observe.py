@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from rlrun.defaults.team import applied
+from rlrun.defaults.team import apply_defaults
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import (
     CLAIM,
@@ -67,7 +67,7 @@ def observe_run(
     parts = {Ref(child["kind"], child["metadata"]["name"]): child for child in found if child["kind"] in PART_KINDS}
     defaults = defaults_of(store, namespace)
     if host is not None:
-        host = applied(host, defaults).run
+        host = apply_defaults(host, defaults).run
     claim = claim_of(host) if host is not None else claim_name(run)
     brought = store.get(CLAIM.kind, namespace, claim) if claim else None
     if brought is not None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from rlrun.api.status import UNSERVED
 from rlrun.backoff import backoff
-from rlrun.defaults.words import bounded
+from rlrun.defaults.words import bound_message
 from rlrun.runtime.printable import printable_document
 from rlrun_operator.decide.objects import growth
 from rlrun_operator.decide.running import TAKEN_SECONDS
@@ -212,7 +212,7 @@ class Reconciler:
         except RejectedError as error:
             metadata = observed.run["metadata"]
             problems = explain_refusal(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
-            memory.rejection = (spec_edition(metadata, observed.defaults), bounded(problems))
+            memory.rejection = (spec_edition(metadata, observed.defaults), bound_message(problems))
             return None
         except KeyLostError as error:
             memory.lost_key = observed.run["metadata"]["uid"], str(error)

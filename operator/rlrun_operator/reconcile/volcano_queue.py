@@ -1,4 +1,4 @@
-"""Volcano's edge: reads PodGroups and Queues, asks `providers.volcano.step`, and carries out its writes."""
+"""Volcano's edge: reads PodGroups and Queues, asks `providers.volcano.next_step`, and carries out its writes."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import admission_limits, object_events, reasons
 from rlrun_operator.status.conditions import ConditionUpdate
@@ -33,7 +33,7 @@ def storage_condition(scene: Scene, patient: bool) -> ConditionUpdate:
         )
     of_class = (claim.get("spec") or {}).get("storageClassName")
     event = object_events.newest_event(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
-    told = shorten(str(event.get("message")), TEXT_MAX) if event else ""
+    told = shorten_text(str(event.get("message")), TEXT_MAX) if event else ""
     outdated = _explain_outdated(scene, claim)
     if (told or outdated or waits_for_claim(scene.pods)) and not patient:
         return ConditionUpdate("False", reasons.CLAIM_PENDING, _unbound_message(scene, claim, told, outdated))
@@ -46,7 +46,7 @@ def _missing_claim(scene: Scene, patient: bool) -> ConditionUpdate:
     name = scene.wanted.claim
     refused = object_events.newest_event(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
     if refused is not None:
-        text = shorten(str(refused.get("message")), TEXT_MAX)
+        text = shorten_text(str(refused.get("message")), TEXT_MAX)
         return admission_limits.kept_out(f"claim {name} cannot be made", text, "storage.claimTemplate.size")
     if scene.wanted.own_claim or patient:
         return ConditionUpdate("False", reasons.CLAIM_WAITING, f"claim {name} is being made")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from rlrun.api.status import Condition, Phase
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.times import rfc3339, seconds_of
@@ -120,7 +120,7 @@ def write_conditions(
                 type=kind,
                 status=new.status,
                 reason=new.reason,
-                message=shorten(new.message),
+                message=shorten_text(new.message),
                 last_transition_time=when,
                 observed_generation=generation,
             )

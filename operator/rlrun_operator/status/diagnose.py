@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.names import MODEL_CONTAINER, ROLES, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
@@ -106,7 +106,7 @@ def not_made_again(events: Sequence[Manifest], kind: str, name: str) -> Conditio
     event = object_events.newest_event(events, kind, name, reason=_REFUSED)
     if event is None:
         return None
-    text = shorten(str(event.get("message")), TEXT_MAX)
+    text = shorten_text(str(event.get("message")), TEXT_MAX)
     return admission_limits.kept_out(f"{kind} {name} was deleted and cannot be made again", text, "the run")
 
 
@@ -163,7 +163,7 @@ def _refused_pods(scene: Scene, role: Role) -> ConditionUpdate | None:
     event = next((event for event in found if event is not None), None)
     if event is None:
         return None
-    text = shorten(_CREATE_PREFIX.sub("", str(event.get("message"))), TEXT_MAX)
+    text = shorten_text(_CREATE_PREFIX.sub("", str(event.get("message"))), TEXT_MAX)
     if (limits := admission_limits.limit_refusal(role, text, f"{role}.resources", noun="its pods")) is not None:
         return limits
     if (reference := _missing_reference(role, text)) is not None:
@@ -201,7 +201,7 @@ def _refusals_count_from(scene: Scene, role: Role) -> float | None:
 def _kept_out(scene: Scene) -> ConditionUpdate | None:
     """Objects that admission keeps the operator itself from making, beside pods and the claim."""
     for event in scene.events:
-        target, text = event.get("involvedObject") or {}, shorten(str(event.get("message")), TEXT_MAX)
+        target, text = event.get("involvedObject") or {}, shorten_text(str(event.get("message")), TEXT_MAX)
         of_pods = target.get("kind") == "StatefulSet" and object_events.event_time(
             event
         )  # its controller's; an event of this process has no time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlrun.api.status import RLRunStatus
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.state import EventRecord
 from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import find_condition, is_true
@@ -25,7 +25,9 @@ def list_events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> t
         new: the status that is written.
         trains: whether the run trains; else its steps are answers.
     """
-    return tuple(EventRecord(e.type, e.reason, shorten(e.message, EVENT_MAX)) for e in _new_events(old, new, trains))
+    return tuple(
+        EventRecord(e.type, e.reason, shorten_text(e.message, EVENT_MAX)) for e in _new_events(old, new, trains)
+    )
 
 
 def _new_events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.pods import Container, Pod
 from rlrun_operator.status import object_events, reasons
 from rlrun_operator.status.conditions import ConditionUpdate
@@ -42,7 +42,7 @@ def pod_trouble(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
         return None
     if event is None or _KUBELET_WAITS in str(event.get("message")):
         return _silent_node(scene, pod, role)
-    text = shorten(str(event.get("message")), TEXT_MAX)
+    text = shorten_text(str(event.get("message")), TEXT_MAX)
     where = f" on node {pod.node}" if pod.node else ""
     missing = _MISSING.search(text)
     fix = (
@@ -64,7 +64,7 @@ def _silent_node(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
     ready = next((c for c in conditions if c.get("type") == "Ready"), None)
     if ready is None or ready.get("status") == "True":
         return None
-    why = shorten(f"{ready.get('reason')}: {ready.get('message')}", TEXT_MAX)
+    why = shorten_text(f"{ready.get('reason')}: {ready.get('message')}", TEXT_MAX)
     fix = "it begins when the node is back; delete the pod to have it placed on another one"
     return ConditionUpdate(
         "False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}"
@@ -74,17 +74,17 @@ def _silent_node(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
 def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> ConditionUpdate | None:
     reason, message = container.waiting_reason, container.waiting_message
     if reason in _PULLING:
-        text = shorten(_PULL_PREFIX.sub("", message), TEXT_MAX)
+        text = shorten_text(_PULL_PREFIX.sub("", message), TEXT_MAX)
         fix = f"correct {role}.image, or set {role}.imagePullSecrets"
         said = f": {text}" if text else ""
         return ConditionUpdate(
             "False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}"
         )
     if reason == "CreateContainerConfigError":
-        told, fix = shorten(message, TEXT_MAX), _what_to_create(message, role, secrets)
+        told, fix = shorten_text(message, TEXT_MAX), _what_to_create(message, role, secrets)
         return ConditionUpdate("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
     if reason in _UNSTARTABLE:
-        told = f"container {container.name} cannot be started: {shorten(message or reason, TEXT_MAX)}"
+        told = f"container {container.name} cannot be started: {shorten_text(message or reason, TEXT_MAX)}"
         return ConditionUpdate("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
     end = container.exit
     if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
@@ -94,7 +94,7 @@ def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mappi
             else "fails"
         )
         told = (
-            f": {shorten(end.message, TEXT_MAX)}"
+            f": {shorten_text(end.message, TEXT_MAX)}"
             if end.message
             else f"; see kubectl logs {pod.argument} -c {container.name} --previous"
         )

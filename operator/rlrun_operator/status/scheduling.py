@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
 from rlrun_operator.node_fit import (
     allocatable_amount,
@@ -124,7 +124,7 @@ def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifes
 def scheduler_text(pod: Pod) -> str:
     """The scheduler's own words, without those about preemption."""
     text = pod.unscheduled[1] if pod.unscheduled else ""
-    return shorten(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
+    return shorten_text(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
 
 
 def obstacle_in_words(role: Role, spec: Manifest, scheduler_message: str, claim: str, *, one_node: bool) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.config.models.model import TinyModelConfig
-from rlrun.inspect.past.configurations import Change, attempts_kept, edits
+from rlrun.inspect.past.configurations import Change, attempts_kept, list_edits
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.paths import RunPaths
@@ -113,5 +113,5 @@ def test_an_engine_outlives_rl_and_then_serves_roles_by_hand(tmp_path: Path) -> 
     assert [attempt.base_step for attempt in attempts] == [0, 2, 3]
     assert {attempt.uid for attempt in attempts} == {uid}
     kept = attempts_kept(run, lambda path: path.open("rb"), None, lambda config: config)
-    changed = [change for edit in edits(kept) for change in edit.changes if change.field == "max_steps"]
+    changed = [change for edit in list_edits(kept) for change in edit.changes if change.field == "max_steps"]
     assert changed == [Change("max_steps", "3", "5"), Change("max_steps", "2", "3")]

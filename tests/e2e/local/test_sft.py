@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from rlrun.inspect.folder.reader import read_folder
-from rlrun.inspect.screen import words
-from rlrun.inspect.why import explain
+from rlrun.inspect.screen import explanation_text
+from rlrun.inspect.why import explain_run
 from rlrun.protocol.files.batch import read_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
@@ -119,7 +119,9 @@ def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun],
         assert run.wait() != 0
         seen = read_folder(run.folder, time.time())
         assert (seen.phase, seen.failures[-1].attempt) == ("Failed", number), seen
-        assert f"attempt {number} ended: {seen.failures[-1].reason}" in words(explain(seen, time.time()), time.time())
+        assert f"attempt {number} ended: {seen.failures[-1].reason}" in explanation_text(
+            explain_run(seen, time.time()), time.time()
+        )
     run.start(*tracker(), "--resume")
     assert run.wait() == 0, run.output + run.tails()
     if tracker():

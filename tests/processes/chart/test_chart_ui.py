@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.runs.ui_team import ui_team_parser
-from rlrun.ui.team.peers import networks
+from rlrun.ui.team.peers import parse_networks
 from rlrun.ui.team.server import claims_of
 from tests.processes.chart.rendering import RefusedError, Render
 from tests.unit.operator.restrictions.scanner_rules import broken
@@ -107,7 +107,7 @@ def test_in_a_teams_namespace_it_shows_that_alone_and_reads_its_claims(render: R
     own = container(documents)
     told = ui_team_parser().parse_args(own["args"])
     assert (told.namespace, told.audience, told.port) == (["team-a"], ["rlrun-ui"], 8080)
-    assert [str(one) for one in networks(told.trusted_proxy)] == ["10.244.0.0/16", "fd00::1/128"]
+    assert [str(one) for one in parse_networks(told.trusted_proxy)] == ["10.244.0.0/16", "fd00::1/128"]
     mounted = {mount["mountPath"]: mount for mount in own["volumeMounts"]}
     for (namespace, claim), folder in claims_of(told.claim).items():
         mount = mounted.pop(str(folder))

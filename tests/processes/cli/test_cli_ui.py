@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlrun.ui.server import Address, guarded
+from rlrun.ui.server import Address, guard_app
 from tests.browser.served import served
 from tests.support.made_runs import Client, made
 from tests.support.programs import run_program, wait_for_exit
@@ -81,7 +81,7 @@ def test_what_loopback_is(host: str, loopback: bool) -> None:
     address = Address(host, 1, token=False)
     assert address.loopback is loopback
     if not loopback:
-        assert Client(guarded(None, address, 1, "t")).get("/api/runs").status == 401  # type: ignore[arg-type]
+        assert Client(guard_app(None, address, 1, "t")).get("/api/runs").status == 401  # type: ignore[arg-type]
 
 
 def test_a_folder_that_is_not_there_and_an_address_that_is_taken_are_one_line(tmp_path: Path) -> None:

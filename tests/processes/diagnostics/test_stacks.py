@@ -66,4 +66,7 @@ def test_a_process_lives_on_however_often_it_is_asked(
         time.sleep(0.001)
     assert busy.poll() is None
     if number == stacks.SIGNAL:
-        assert "in waits_in_the_main_thread" in stacks.ask([busy.pid], tmp_path / "stacks", why="a test").decode()
+        assert (
+            "in waits_in_the_main_thread"
+            in stacks.request_stacks([busy.pid], tmp_path / "stacks", why="a test").decode()
+        )

@@ -61,5 +61,5 @@ def test_a_hub_that_answers() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert facts._hub({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
-    assert facts._hub({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None
+        assert facts._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
+    assert facts._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None

@@ -16,9 +16,9 @@ from rlrun.environments.distinct import CHECKED, SharedTaskError, check_distinct
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
-from rlrun.environments.process.user_code_check import check
+from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.environments.protocol import SingleTurnEnvironment
-from rlrun.environments.registry import load
+from rlrun.environments.registry import load_environment
 from rlrun.environments.splits import GeneratedTasks, split_of
 from rlrun.environments.stage import InProcessStage, TaskRef
 from tests.support.python_path import before
@@ -105,7 +105,7 @@ def test_the_environment_s_own_process_refuses_them(tmp_path: Path, monkeypatch:
     limits = Limits(start_seconds=UNREACHED_SECONDS)
     good = fixed([["a", "1"], ["b", "2"]], [["c", "3"]])
     twice, shared = fixed([["a", "1"], ["a", "2"]], [["c", "3"]]), fixed([["a", "1"], ["b", "2"]], [["b", "3"]])
-    passed, first, second = check([(command, limits) for command in (good, twice, shared)])
+    passed, first, second = check_subjects([(command, limits) for command in (good, twice, shared)])
     assert passed is None
     assert first is not None
     assert "environment 'fixed_tasks:make': 1 task of the train split has an id" in first.message
@@ -121,7 +121,9 @@ def test_process_reports_notices_and_the_digest_of_the_tasks(tmp_path: Path) -> 
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     command = Command("dataset", {"path": str(tmp_path / "rows.jsonl"), "malformed": "Skip"})
     noticed: list[tuple[int, str]] = []
-    assert check([(command, Limits(start_seconds=UNREACHED_SECONDS))], lambda *notice: noticed.append(notice)) == [None]
+    assert check_subjects(
+        [(command, Limits(start_seconds=UNREACHED_SECONDS))], lambda *notice: noticed.append(notice)
+    ) == [None]
     assert [index for index, _ in noticed] == [0, 0]
     assert noticed[0][1].startswith("1 of 31 rows of ")
     assert noticed[1][1].startswith("the column 'tools' is not read")
@@ -207,7 +209,7 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def tasks_of(folder: Path, **args: Any) -> dict[Split, Sequence[Task]]:
     split = {"train_split": "train", "eval_split": "test"}
-    environment = load("dataset", {"path": str(folder), "reward": "exact"} | split | args)
+    environment = load_environment("dataset", {"path": str(folder), "reward": "exact"} | split | args)
     return {"train": environment.tasks("train"), "eval": environment.tasks("eval")}
 
 

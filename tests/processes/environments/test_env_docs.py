@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.environments import Demonstrates, Reply, known, load, run_episode
+from rlrun.environments import Demonstrates, Reply, known_environments, load_environment, run_episode
 from rlrun.environments.bundled.dataset import DatasetArgs
 from rlrun.environments.layouts import LAYOUTS
 from rlrun.environments.rewards.functions import ARGUMENTS
@@ -38,7 +38,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("example")
 async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
-    env = load("word_games:hangman", {"words": ["otter", "heron", "snail", "tapir"], "max_turns": 8})
+    env = load_environment("word_games:hangman", {"words": ["otter", "heron", "snail", "tapir"], "max_turns": 8})
     assert not {t.answer for t in env.tasks("train")} & {t.answer for t in env.tasks("eval")}
     assert isinstance(env, Demonstrates)
     task = env.tasks("train")[0]
@@ -59,7 +59,7 @@ async def test_the_pages_example_plays_and_scores(scripted: Any) -> None:
 async def test_the_pages_agent_is_played_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sum_agent.py").write_text(block("python", "sum_agent.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    env: Any = load("sum_agent:sums", {})
+    env: Any = load_environment("sum_agent:sums", {})
     assert not {t.id for t in env.tasks("train")} & {t.id for t in env.tasks("eval")}
     task = env.tasks("train")[0]
     asked: list[Any] = []
@@ -86,7 +86,7 @@ async def test_the_pages_agent_is_played_as_it_is(tmp_path: Path, monkeypatch: p
 async def test_the_pages_verifiers_taskset_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scripted: Any) -> None:
     (tmp_path / "my_taskset.py").write_text(block("python", "my_taskset.py"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    env = load("verifiers:my-taskset", {})
+    env = load_environment("verifiers:my-taskset", {})
     task = env.tasks("train")[0]
     _, score = await run_episode(env, task, scripted([task.answer]), timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == 1.0
@@ -105,7 +105,7 @@ async def test_the_pages_rewards_pay_what_they_say(
         (tmp_path / "gsm8k" / f"{split}.jsonl").write_text(json.dumps(row))
     monkeypatch.chdir(tmp_path)
     (declared,) = yaml.safe_load(found[1])
-    stage = InProcessStage(environment := load(declared["id"], declared["args"]))
+    stage = InProcessStage(environment := load_environment(declared["id"], declared["args"]))
     task = environment.tasks("train")[0]
     assert task.prompt == [{"role": "user", "content": "1+2?\n\nEnd with the number."}]
     group = []
@@ -143,7 +143,7 @@ def test_the_page_names_every_reward_option_and_parameter() -> None:
 def test_the_page_lists_every_shipped_environment_and_argument() -> None:
     from rlrun.environments.registry import SHIPPED
 
-    for id in known():
+    for id in known_environments():
         assert f"`{id}`" in PAGE
         for name in SHIPPED[id]().args.model_fields:
             assert f"`{name}`" in PAGE, f"{id}: {name}"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.environments.bundled.expression import ExpressionError, evaluate
+from rlrun.environments.bundled.expression import ExpressionError, evaluate_text
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from rlrun.environments.bundled.expression import ExpressionError, evaluate
     ],
 )
 def test_values(text: str, value: str) -> None:
-    assert evaluate(text) == value
+    assert evaluate_text(text) == value
 
 
 @pytest.mark.parametrize(
@@ -76,16 +76,16 @@ def test_values(text: str, value: str) -> None:
 def test_refusals(text: str, why: str) -> None:
     started = time.process_time()
     with pytest.raises(ExpressionError, match=why):
-        evaluate(text)
+        evaluate_text(text)
     assert time.process_time() - started < 0.5
 
 
 def test_deep_nesting_is_bounded_by_length() -> None:
-    assert evaluate("(" * 99 + "1" + ")" * 99) == "1"
-    assert evaluate("-" * 198 + "1") == "1"
+    assert evaluate_text("(" * 99 + "1" + ")" * 99) == "1"
+    assert evaluate_text("-" * 198 + "1") == "1"
 
 
 @given(st.text(alphabet="0123456789+-*/%(). e_x", max_size=60))
 def test_whatever_a_model_writes_gives_a_number_or_a_refusal(text: str) -> None:
     with contextlib.suppress(ExpressionError):
-        float(evaluate(text))
+        float(evaluate_text(text))

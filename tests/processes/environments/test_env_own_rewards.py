@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments import EnvironmentLoadError, Episode, EpisodeError, Score, load, run_episode
+from rlrun.environments import EnvironmentLoadError, Episode, EpisodeError, Score, load_environment, run_episode
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
 from tests.support.waiting import UNREACHED_SECONDS
 
@@ -121,7 +121,7 @@ def dataset(tmp_path: Path) -> Callable[..., Any]:
                 for i, changes in enumerate(given, offset)
             ]
             (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return load("dataset", {"path": str(tmp_path), "train_split": "train", "eval_split": "test"} | args)
+        return load_environment("dataset", {"path": str(tmp_path), "train_split": "train", "eval_split": "test"} | args)
 
     return make
 

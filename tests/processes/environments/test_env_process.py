@@ -185,7 +185,7 @@ async def test_what_a_living_process_does_costs_one_rollout_each(living: Isolate
 async def test_what_a_process_has_loaded_is_spared_once_all_of_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     spared: list[bool] = []
     inside = worker.Worker()
-    monkeypatch.setattr(worker.heap, "spare", lambda: spared.append(inside._stage is not None))
+    monkeypatch.setattr(worker.heap, "freeze_loaded", lambda: spared.append(inside._stage is not None))
     assert inside._load({"op": "load", "id": "no:such", "args": {}})["op"] == "unusable"
     assert spared == []
     assert inside._load({"op": "load", "id": MODULE, "args": {}})["op"] == "ready"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments import Environment, EnvironmentLoadError, known, load
+from rlrun.environments import Environment, EnvironmentLoadError, known_environments, load_environment
 
 OWN = """
 from rlrun.environments import Episode, Score, Task
@@ -38,22 +38,24 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_shipped_environment_is_described_and_loads(tmp_path: Path) -> None:
-    assert set(known()) == {"reverse-text", "arithmetic", "calculator", "gsm8k", "dataset"}
+    assert set(known_environments()) == {"reverse-text", "arithmetic", "calculator", "gsm8k", "dataset"}
     data = tmp_path / "data.jsonl"
     rows = [{"uid": i, "prompt": f"{i}?", "reward_model": {"ground_truth": "1"}} for i in range(30)]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     args = {"gsm8k": {"source": "bundled"}, "dataset": {"path": str(data)}}
-    for id, description in known().items():
+    for id, description in known_environments().items():
         assert len(description) > 30
-        environment = load(id, args.get(id, {}))
+        environment = load_environment(id, args.get(id, {}))
         assert isinstance(environment, Environment)
         assert environment.id == id
 
 
 @pytest.mark.usefixtures("own")
 def test_a_function_of_your_own_is_called_with_the_arguments() -> None:
-    assert load("own_envs:make", {"word": "hi", "loud": True}).tasks("train")[0].prompt[0]["content"] == "HI"
-    assert load("own_envs:flexible", {"word": "hi"}).id == "echo"
+    assert (
+        load_environment("own_envs:make", {"word": "hi", "loud": True}).tasks("train")[0].prompt[0]["content"] == "HI"
+    )
+    assert load_environment("own_envs:flexible", {"word": "hi"}).id == "echo"
 
 
 @pytest.mark.usefixtures("own")
@@ -80,7 +82,7 @@ def test_a_function_of_your_own_is_called_with_the_arguments() -> None:
 )
 def test_messages_say_what_was_wrong_and_what_would_work(id: str, args: dict[str, Any], says: list[str]) -> None:
     with pytest.raises(EnvironmentLoadError) as caught:
-        load(id, args)
+        load_environment(id, args)
     for part in [id, *says]:
         assert part in str(caught.value)
 
@@ -89,4 +91,4 @@ def test_without_verifiers_the_message_says_how_to_get_it(monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "rlrun.environments.adapters.verifiers_adapter", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers.v1", None)
     with pytest.raises(EnvironmentLoadError, match=r"pip install .*\[orchestrator\]'"):
-        load("verifiers:gsm8k", {})
+        load_environment("verifiers:gsm8k", {})

@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 from aiohttp import web
 
-from rlrun.environments import EnvironmentLoadError, Task, load, run_episode
+from rlrun.environments import EnvironmentLoadError, Task, load_environment, run_episode
 from rlrun.environments.bundled import dataset as dataset_module
 from rlrun.environments.rewards import bounded, served
 from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError
 from rlrun.environments.rewards.judge import Judge, JudgeArgs, JudgeError
 from rlrun.environments.rewards.mathematics import math_score
-from rlrun.environments.rewards.scorers import scorer
+from rlrun.environments.rewards.scorers import find_scorer
 from rlrun.environments.rewards.served import RateLimit
 
 sys.path.insert(0, str(Path(__file__).parent / "misbehaving"))
@@ -83,7 +83,7 @@ async def test_reply_that_no_parser_finishes_is_worth_nothing(
 ) -> None:
     (tmp_path / "math_verify.py").write_text(STUCK_PARSER)
     monkeypatch.syspath_prepend(tmp_path)
-    score = scorer("math", {"timeout_seconds": 1, "processes": 1})
+    score = find_scorer("math", {"timeout_seconds": 1, "processes": 1})
     try:
         for reply in ("\\boxed{stuck}", "deadly"):
             assert await score(Task(id="row-7", prompt=[], answer="72"), reply) == 0.0
@@ -114,7 +114,7 @@ async def test_a_comparison_has_all_of_its_time_in_a_new_process(
     """In the place of math-verify: it takes longer to import than this comparison may, and a moment for the comparison."""
     (tmp_path / "math_verify.py").write_text(SLOW_IMPORT)
     monkeypatch.syspath_prepend(tmp_path)
-    score = scorer("math", {"timeout_seconds": 3, "processes": 1})
+    score = find_scorer("math", {"timeout_seconds": 3, "processes": 1})
     assert await score(Task(id="1", prompt=[], answer="72"), "\\boxed{72}") == 1.0
     score._calls.close()  # type: ignore[attr-defined]
 
@@ -280,8 +280,8 @@ async def test_gsm8k_reads_the_hubs_files(tmp_path: Path, scripted: Any, monkeyp
         table(tmp_path / subset / "train-00000-of-00001.parquet", gsm8k_rows(1))
         table(tmp_path / subset / "test-00000-of-00001.parquet", gsm8k_rows(7))
     asked: list[str] = []
-    monkeypatch.setattr(dataset_module, "download", lambda name, field, revision: asked.append(name) or tmp_path)
-    environment = load("gsm8k", {})
+    monkeypatch.setattr(dataset_module, "download_set", lambda name, field, revision: asked.append(name) or tmp_path)
+    environment = load_environment("gsm8k", {})
     assert asked == ["openai/gsm8k"]
     assert [task.answer for task in environment.tasks("train")] == ["1000", "2000", "3000"]
     assert [task.answer for task in environment.tasks("eval")] == ["7000", "8000", "9000"]
@@ -293,7 +293,7 @@ async def test_gsm8k_reads_the_hubs_files(tmp_path: Path, scripted: Any, monkeyp
 
 
 def test_gsm8k_brings_problems_of_its_own() -> None:
-    environment = load("gsm8k", {"source": "bundled"})
+    environment = load_environment("gsm8k", {"source": "bundled"})
     questions = {split: {t.prompt[0]["content"] for t in environment.tasks(split)} for split in ("train", "eval")}  # type: ignore[arg-type]
     assert len(questions["train"]) == 9
     assert len(questions["eval"]) == 3
@@ -311,7 +311,7 @@ def row(i: int, **changes: Any) -> dict[str, Any]:
 async def test_a_parquet_data_set_with_its_columns(tmp_path: Path, scripted: Any) -> None:
     file = tmp_path / "data.parquet"
     table(file, [row(i) for i in range(40)] + [row(40, uid="again", prompt=[{"role": "user", "content": "3?"}])])
-    environment = load("dataset", {"path": str(file), "reward": "exact", "system_prompt": "Be brief."})
+    environment = load_environment("dataset", {"path": str(file), "reward": "exact", "system_prompt": "Be brief."})
     ids = {split: [task.id for task in environment.tasks(split)] for split in ("train", "eval")}  # type: ignore[arg-type]
     assert sorted([*ids["train"], *ids["eval"]]) == sorted([f"u{i}" for i in range(40)] + ["again"])
     assert any({"u3", "again"} <= set(found) for found in ids.values())  # the same problem is never in both
@@ -326,7 +326,7 @@ async def test_a_data_set_of_programs(tmp_path: Path, scripted: Any) -> None:
     for split in ("train", "test"):
         table(tmp_path / f"{split}.parquet", [row(1, prompt="Double it.", reward_model={"ground_truth": cases})])
     args = {"path": str(tmp_path), "reward": "code", "train_split": "train", "eval_split": "test"}
-    environment = load("dataset", args | {"reward_args": {"timeout_seconds": 20}})
+    environment = load_environment("dataset", args | {"reward_args": {"timeout_seconds": 20}})
     reply = "```python\nprint(2 * int(input()))\n```"
     _, score = await run_episode(
         environment, environment.tasks("train")[0], scripted([reply]), timeout_seconds=UNREACHED_SECONDS
@@ -358,4 +358,4 @@ def test_a_data_set_that_cannot_be_used_is_refused_with_the_place(
     table(file, rows)
     filled = {k: str(tmp_path if "train_split" in args else file) if v == "FILE" else v for k, v in args.items()}
     with pytest.raises(EnvironmentLoadError, match=says):
-        load("dataset", filled)
+        load_environment("dataset", filled)

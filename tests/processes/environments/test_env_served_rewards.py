@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlrun.environments import EpisodeError, load, run_episode
+from rlrun.environments import EpisodeError, load_environment, run_episode
 from rlrun.environments.process.variables import named_by
 from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, JudgeError
 from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs, RewardModelError
@@ -165,7 +165,7 @@ async def test_a_data_set_is_paid_by_a_model_and_a_judge_of_groups(
         ]
         args = {"path": str(tmp_path), "train_split": "train", "eval_split": "test", "reward": rewards}
         assert "OPENAI_API_KEY" in named_by("dataset", args)
-        environment = load("dataset", args)
+        environment = load_environment("dataset", args)
         stage, group = InProcessStage(environment), []
         for reply in ("aa", "aaaa"):
             task = environment.tasks("train")[0]

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.environments import Demonstrates, Environment, EnvironmentLoadError, Episode, Reply, Task, load, run_episode
+from rlrun.environments import (
+    Demonstrates,
+    Environment,
+    EnvironmentLoadError,
+    Episode,
+    Reply,
+    Task,
+    load_environment,
+    run_episode,
+)
 from rlrun.environments.bundled import dataset
 from rlrun.environments.bundled.text import position_score
 from rlrun.environments.splits import split_of
@@ -51,14 +60,16 @@ def test_tasks_are_the_same_in_every_process() -> None:
 
 @pytest.mark.parametrize("id", GENERATED)
 def test_tasks_are_a_lazy_random_access_sequence(id: str) -> None:
-    env = load(id, {"num_tasks": 10**9, "seed": 3})
+    env = load_environment(id, {"num_tasks": 10**9, "seed": 3})
     tasks = env.tasks("train")
     assert len(tasks) == 10**9
     assert tasks[-1] == tasks[10**9 - 1]
-    assert tasks[5] == load(id, {"num_tasks": 10**9, "seed": 3}).tasks("train")[5]
+    assert tasks[5] == load_environment(id, {"num_tasks": 10**9, "seed": 3}).tasks("train")[5]
     assert list(tasks[4:6]) == [tasks[4], tasks[5]]
     assert [t.id for t in islice(tasks, 3)] == [tasks[i].id for i in range(3)]
-    assert [tasks[i].prompt for i in range(20)] != [load(id, {}).tasks("train")[i].prompt for i in range(20)]
+    assert [tasks[i].prompt for i in range(20)] != [
+        load_environment(id, {}).tasks("train")[i].prompt for i in range(20)
+    ]
     with pytest.raises(IndexError):
         tasks[10**9]
 
@@ -66,7 +77,11 @@ def test_tasks_are_a_lazy_random_access_sequence(id: str) -> None:
 @pytest.mark.parametrize("id", GENERATED)
 def test_train_and_eval_share_no_problem(id: str) -> None:
     train, evaluation = (
-        {t.prompt[-1]["content"] for s in (0, 1) for t in load(id, {"num_tasks": 1500, "seed": s}).tasks(split)}
+        {
+            t.prompt[-1]["content"]
+            for s in (0, 1)
+            for t in load_environment(id, {"num_tasks": 1500, "seed": s}).tasks(split)
+        }
         for split in ("train", "eval")
     )
     assert len(train) > 100
@@ -82,7 +97,7 @@ def test_the_split_is_a_function_of_the_problem_alone(problem: str) -> None:
 
 @pytest.mark.parametrize("id", GENERATED)
 def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> None:
-    env = load(id, {**SMALL[id], "num_tasks": 300})
+    env = load_environment(id, {**SMALL[id], "num_tasks": 300})
     assert isinstance(env, Environment)
     assert isinstance(env, Demonstrates)
     tasks = list(env.tasks("train")) + list(env.tasks("eval"))
@@ -94,7 +109,7 @@ def test_ids_are_unique_and_all_text_suits_a_character_tokenizer(id: str) -> Non
 
 @pytest.mark.parametrize("id", GENERATED)
 async def test_a_model_that_says_the_demonstration_gets_the_full_reward(id: str, scripted: Any) -> None:
-    env = load(id, SMALL[id])
+    env = load_environment(id, SMALL[id])
     assert isinstance(env, Demonstrates)
     for task in islice(env.tasks("eval"), 20):
         ideal = env.demonstration(task)
@@ -127,7 +142,7 @@ async def reward_of(env: Environment, task: Task, said: str, scripted: Any) -> f
 )
 async def test_reverse_text_pays_per_right_position(said: str, reward: float, scripted: Any) -> None:
     task = Task(id="t", prompt=[{"role": "user", "content": "<abcd>"}], answer="dcba")
-    assert await reward_of(load("reverse-text", {}), task, said, scripted) == pytest.approx(reward)
+    assert await reward_of(load_environment("reverse-text", {}), task, said, scripted) == pytest.approx(reward)
 
 
 @given(st.text(max_size=30), st.text(alphabet="abc", min_size=1, max_size=8))
@@ -139,7 +154,7 @@ def test_position_score_is_a_share_and_only_the_answer_gets_all_of_it(said: str,
 
 
 def test_reverse_text_asks_for_the_reverse() -> None:
-    for task in islice(load("reverse-text", {"length": 6, "letters": "xyz"}).tasks("train"), 20):
+    for task in islice(load_environment("reverse-text", {"length": 6, "letters": "xyz"}).tasks("train"), 20):
         text = task.prompt[0]["content"]
         assert (text[0], text[-1], len(text)) == ("<", ">", 8)
         assert set(text[1:-1]) <= set("xyz")
@@ -159,13 +174,15 @@ def test_reverse_text_asks_for_the_reverse() -> None:
 )
 async def test_arithmetic_pays_the_right_number(said: str, exact: float, partial: float, scripted: Any) -> None:
     task = Task(id="t", prompt=[{"role": "user", "content": "3-15="}], answer="-12")
-    assert await reward_of(load("arithmetic", {}), task, said, scripted) == exact
-    assert await reward_of(load("arithmetic", {"partial_credit": True}), task, said, scripted) == pytest.approx(partial)
+    assert await reward_of(load_environment("arithmetic", {}), task, said, scripted) == exact
+    assert await reward_of(
+        load_environment("arithmetic", {"partial_credit": True}), task, said, scripted
+    ) == pytest.approx(partial)
 
 
 def test_arithmetic_answers_are_right() -> None:
     right = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
-    for task in islice(load("arithmetic", {"operations": "+-*", "max_operand": 30}).tasks("train"), 200):
+    for task in islice(load_environment("arithmetic", {"operations": "+-*", "max_operand": 30}).tasks("train"), 200):
         problem = task.prompt[0]["content"]
         sign = next(c for c in problem if c in right)
         left, _, operand = problem.removesuffix("=").partition(sign)
@@ -195,7 +212,9 @@ async def test_calculator_conversations(
     script: list[Any], reward: float, heard: list[str] | None, scripted: Any
 ) -> None:
     model = scripted(script)
-    episode, score = await run_episode(load("calculator", {}), CALC, model, timeout_seconds=UNREACHED_SECONDS)
+    episode, score = await run_episode(
+        load_environment("calculator", {}), CALC, model, timeout_seconds=UNREACHED_SECONDS
+    )
     assert score.reward == reward
     assert episode.replies == len(model.seen) == len(script)
     answers = [m["content"] for m in episode.messages[1:] if m["role"] == "user"]
@@ -208,7 +227,7 @@ async def test_calculator_conversations(
 
 
 async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
-    env = load("calculator", {"max_turns": 2, "call_credit": 0.25, "instructions": False})
+    env = load_environment("calculator", {"max_turns": 2, "call_credit": 0.25, "instructions": False})
     episode, score = await run_episode(
         env, CALC, scripted(["calc(12*34-5)", "calc(403)", "403"]), timeout_seconds=UNREACHED_SECONDS
     )
@@ -216,18 +235,18 @@ async def test_calculator_turns_and_credit_are_arguments(scripted: Any) -> None:
     _, wrong = await run_episode(env, CALC, scripted(["calc(12*34)", "408"]), timeout_seconds=UNREACHED_SECONDS)
     assert wrong.reward == 0.0
     assert [m["role"] for m in env.tasks("train")[0].prompt] == ["user"]
-    assert [m["role"] for m in load("calculator", {}).tasks("train")[0].prompt] == ["system", "user"]
+    assert [m["role"] for m in load_environment("calculator", {}).tasks("train")[0].prompt] == ["system", "user"]
 
 
 async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: Any) -> None:
-    env = load("calculator", {})
+    env = load_environment("calculator", {})
     episode, score = await run_episode(env, CALC, scripted(["calc(12*34-5)", "403"]), timeout_seconds=UNREACHED_SECONDS)
     assert await env.score(CALC, Episode(**vars(episode))) == score
 
 
 def test_arguments_that_leave_a_split_empty_are_refused() -> None:
     with pytest.raises(EnvironmentLoadError, match="none is left for the"):
-        load("reverse-text", {"length": 1, "letters": "ab"})
+        load_environment("reverse-text", {"length": 1, "letters": "ab"})
 
 
 @pytest.mark.parametrize(
@@ -247,12 +266,12 @@ def test_a_data_set_of_the_hub_is_asked_for_by_its_revision(
         seen.append((name, revision))
         raise RoleError("far enough", exit_codes.UNAVAILABLE)
 
-    monkeypatch.setattr(dataset, "download", download)
+    monkeypatch.setattr(dataset, "download_set", download)
     with pytest.raises(EnvironmentLoadError, match="far enough"):
-        load(id, args)
+        load_environment(id, args)
     assert seen == [asked]
 
 
 def test_a_revision_is_of_the_hub() -> None:
     with pytest.raises(EnvironmentLoadError, match=r"revision \(v1\) needs name"):
-        load("dataset", {"path": "/data/rows.jsonl", "revision": "v1"})
+        load_environment("dataset", {"path": "/data/rows.jsonl", "revision": "v1"})

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
+from rlrun.environments import EnvironmentLoadError, EpisodeError, load_environment, run_episode
 from rlrun.environments.stage import InProcessStage
 from tests.support.waiting import UNREACHED_SECONDS
 
@@ -25,7 +25,7 @@ def all_tasks(env: Any) -> list[Any]:
 
 
 async def test_single_turn_is_scored_by_the_tasksets_own_weighted_rewards(scripted: Any) -> None:
-    env = load("verifiers:vf-capitals", {"taskset": {"polite": True}})
+    env = load_environment("verifiers:vf-capitals", {"taskset": {"polite": True}})
     task = next(t for t in all_tasks(env) if t.answer == "Rome")
     assert task.prompt[-1]["content"] == "Capital of Italy, please?"
     for said, reward in (("Rome", 1.0), ("Milan", 0.25), ("It might well be Rome, I think.", 0.0)):
@@ -38,8 +38,13 @@ async def test_single_turn_is_scored_by_the_tasksets_own_weighted_rewards(script
 
 
 async def test_splits_share_no_task_and_do_not_depend_on_the_process(scripted: Any) -> None:
-    first, second = load("verifiers:vf-capitals", {}), load("verifiers:vf-capitals", {"eval_share": 0.5})
-    assert [t.id for t in first.tasks("train")] == [t.id for t in load("verifiers:vf_capitals", {}).tasks("train")]
+    first, second = (
+        load_environment("verifiers:vf-capitals", {}),
+        load_environment("verifiers:vf-capitals", {"eval_share": 0.5}),
+    )
+    assert [t.id for t in first.tasks("train")] == [
+        t.id for t in load_environment("verifiers:vf_capitals", {}).tasks("train")
+    ]
     for env, held_out in ((first, 1), (second, 3)):
         train, evaluation = ({t.answer for t in env.tasks(split)} for split in ("train", "eval"))
         assert len(evaluation) == held_out
@@ -57,11 +62,11 @@ async def test_splits_share_no_task_and_do_not_depend_on_the_process(scripted: A
     ],
 )
 def test_one_that_asks_the_model_once_says_so(id: str, args: dict[str, Any], single: bool) -> None:
-    assert InProcessStage(load(f"verifiers:{id}", args)).single_turn is single
+    assert InProcessStage(load_environment(f"verifiers:{id}", args)).single_turn is single
 
 
 async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any) -> None:
-    env = load("verifiers:vf-guess", {"limit": 20})
+    env = load_environment("verifiers:vf-guess", {"limit": 20})
     task = next(t for t in all_tasks(env) if t.info["index"] == 5)
     episode, score = await run_episode(env, task, scripted(["8", " 20 ", "15"]), timeout_seconds=UNREACHED_SECONDS)
     assert [m["content"] for m in episode.messages] == ["Guess my number.", "8", "higher", " 20 ", "lower", "15"]
@@ -72,7 +77,7 @@ async def test_multi_turn_environment_answers_until_the_game_ends(scripted: Any)
 
 async def test_turn_limits_end_the_conversation_and_it_is_still_scored(scripted: Any) -> None:
     for args, replies in (({}, 4), ({"max_turns": 2}, 2)):
-        env = load("verifiers:vf-guess", {"limit": 20, **args})
+        env = load_environment("verifiers:vf-guess", {"limit": 20, **args})
         episode, score = await run_episode(
             env, env.tasks("train")[0], scripted(lambda _: "0"), timeout_seconds=UNREACHED_SECONDS
         )
@@ -82,7 +87,7 @@ async def test_turn_limits_end_the_conversation_and_it_is_still_scored(scripted:
 
 
 async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -> None:
-    env = load("verifiers:vf-shop", {})
+    env = load_environment("verifiers:vf-shop", {})
     task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
     replies = [
         "I look it up. " + call("prices_of", fruit="fig"),
@@ -119,7 +124,7 @@ async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -
 
 
 async def test_a_stop_hook_ends_the_episode_before_the_next_reply(scripted: Any) -> None:
-    env = load("verifiers:vf-shop", {})
+    env = load_environment("verifiers:vf-shop", {})
     task = next(t for t in all_tasks(env) if "fig" in t.prompt[0]["content"])
     episode, score = await run_episode(
         env, task, scripted([call("buy", fruit="fig", count=10)]), timeout_seconds=UNREACHED_SECONDS
@@ -129,7 +134,7 @@ async def test_a_stop_hook_ends_the_episode_before_the_next_reply(scripted: Any)
 
 
 async def test_concurrent_episodes_do_not_share_state(scripted: Any) -> None:
-    env = load("verifiers:vf-shop", {})
+    env = load_environment("verifiers:vf-shop", {})
 
     async def play(task: Any, count: int) -> float:
         fruit = task.prompt[-1]["content"].split()[-1].strip(".")
@@ -152,7 +157,7 @@ async def test_concurrent_episodes_do_not_share_state(scripted: Any) -> None:
 async def test_faulty_rewards_are_errors_that_name_the_environment(
     scripted: Any, fault: str, kind: str, says: str
 ) -> None:
-    env = load("verifiers:vf-faulty", {"scoring_timeout_seconds": 0.2 if fault == "hang" else 60})
+    env = load_environment("verifiers:vf-faulty", {"scoring_timeout_seconds": 0.2 if fault == "hang" else 60})
     task = next(t for t in all_tasks(env) if t.info["index"] == ["hang", "raise", "nan"].index(fault))
     with pytest.raises(EpisodeError, match=says) as caught:
         await run_episode(env, task, scripted(["x"]), timeout_seconds=UNREACHED_SECONDS)
@@ -161,7 +166,7 @@ async def test_faulty_rewards_are_errors_that_name_the_environment(
 
 
 async def test_a_failing_model_client_is_not_the_environments_fault(scripted: Any) -> None:
-    env = load("verifiers:vf-capitals", {})
+    env = load_environment("verifiers:vf-capitals", {})
     with pytest.raises(EpisodeError, match="engine gone") as caught:
         await run_episode(
             env, env.tasks("train")[0], scripted([ConnectionError("engine gone")]), timeout_seconds=UNREACHED_SECONDS
@@ -182,7 +187,7 @@ async def test_a_failing_model_client_is_not_the_environments_fault(scripted: An
 )
 def test_a_taskset_that_cannot_run_here_is_refused_with_the_reason(id: str, args: dict[str, Any], says: str) -> None:
     with pytest.raises(EnvironmentLoadError, match=says) as caught:
-        load(id, args)
+        load_environment(id, args)
     assert id in str(caught.value)
 
 

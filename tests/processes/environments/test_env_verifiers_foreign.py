@@ -11,7 +11,7 @@ import pytest
 import verifiers.v1 as vf
 from pydantic import Field
 
-from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
+from rlrun.environments import EnvironmentLoadError, EpisodeError, load_environment, run_episode
 from tests.support.waiting import UNREACHED_SECONDS
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -205,7 +205,7 @@ async def test_it_is_played(
     reward: float,
     roles: list[str],
 ) -> None:
-    env = load(install(f"foreign_{name}", **made), args)
+    env = load_environment(install(f"foreign_{name}", **made), args)
     task = env.tasks("train")[0]
     model = scripted([text.replace("{answer}", task.answer or "") for text in says])
     episode, score = await run_episode(env, task, model, timeout_seconds=UNREACHED_SECONDS)
@@ -220,7 +220,7 @@ async def test_it_is_played(
 async def test_a_limit_of_tokens_ends_the_episode(scripted: Any) -> None:
     from rlrun.environments import Reply
 
-    env = load(install("foreign_limit", env=UntilLimit), {})
+    env = load_environment(install("foreign_limit", env=UntilLimit), {})
     model = scripted([Reply("x", prompt_tokens=4, completion_tokens=3)] * 9)
     episode, _ = await run_episode(env, env.tasks("train")[0], model, timeout_seconds=UNREACHED_SECONDS)
     assert episode.replies == 2
@@ -324,7 +324,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
 def test_it_is_refused_at_load_by_its_name(name: str, made: dict[str, Any], args: dict[str, Any], says: str) -> None:
     id = install(f"foreign_{name}", **made)
     with pytest.raises(EnvironmentLoadError, match=says) as caught:
-        load(id, args)
+        load_environment(id, args)
     assert id in str(caught.value)
 
 
@@ -337,6 +337,6 @@ class Slow(vf.Env[TwiceConfig]):
 
 
 async def test_the_environments_own_time_limit_is_kept(scripted: Any) -> None:
-    env = load(install("foreign_slow", env=Slow), {"env": {"timeout": {"episode": 0.4}}})
+    env = load_environment(install("foreign_slow", env=Slow), {"env": {"timeout": {"episode": 0.4}}})
     with pytest.raises(EpisodeError, match="TimeoutError"):
         await run_episode(env, env.tasks("train")[0], scripted(["x"]), timeout_seconds=UNREACHED_SECONDS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rlrun.environments import load, run_episode
+from rlrun.environments import load_environment, run_episode
 from rlrun.environments.protocol import Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
@@ -61,7 +61,7 @@ async def test_tools_go_through_the_chat_template_and_the_engines_parser() -> No
     replies = ['see!prices_of{"fruit": "fig"}', '!buy{"fruit": "fig", "count": 2}', "done"]
     engine = Engine(chat, replies)
     conversation = Conversation(engine, chat, seq_len=400, max_tokens=99, parse=engine.parse)
-    env = load("verifiers:vf-shop", {})
+    env = load_environment("verifiers:vf-shop", {})
     task = next(t for t in [*env.tasks("train"), *env.tasks("eval")] if "fig" in t.prompt[0]["content"])
     _, score = await run_episode(env, task, conversation, timeout_seconds=UNREACHED_SECONDS)
     assert score.reward == 1.0
@@ -90,7 +90,7 @@ async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(argu
         return Said("", (("prices_of", arguments),)) if text == "x" else Said()
 
     conversation: Any = Conversation(engine, chat, seq_len=400, max_tokens=99, parse=parse)
-    env = load("verifiers:vf-shop", {})
+    env = load_environment("verifiers:vf-shop", {})
     episode, _ = await run_episode(env, env.tasks("train")[0], conversation, timeout_seconds=UNREACHED_SECONDS)
     answer = next(m for m in episode.messages if m["role"] == "tool")
     assert answer["content"].startswith("error: ")
@@ -98,7 +98,7 @@ async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(argu
 
 
 async def test_a_prompt_with_calls_in_it_reaches_the_template_as_calls() -> None:
-    env = load("verifiers:vf-few-shot", {})
+    env = load_environment("verifiers:vf-few-shot", {})
     task = env.tasks("train")[0]
     chat = chat_tokens()
     engine = Engine(chat, [task.answer or ""])

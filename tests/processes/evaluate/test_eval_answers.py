@@ -18,11 +18,11 @@ from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.dataset_rows import Rows
 from rlrun.environments.stage import TaskRef
 from rlrun.evaluate import dataset, report
-from rlrun.evaluate.answers import AnswerFile, fingerprint
+from rlrun.evaluate.answers import AnswerFile, answer_fingerprint
 from rlrun.evaluate.main import Shown
 from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
-from rlrun.local.measures import table
+from rlrun.local.measures import measures_table
 from rlrun.orchestrator.evaluation.evaluator import Answer, Question, evaluation_metrics
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.sft.conversation import read_conversation
@@ -118,7 +118,7 @@ def test_all_that_an_answer_depends_on_names_its_file(tmp_path: Path) -> None:
         sampling: CompleteSampling = sampling,
         **other: Any,
     ) -> str:
-        digest = fingerprint(policy, environment, sampling, **{"seq_len": 64, "split": "eval"} | other)
+        digest = answer_fingerprint(policy, environment, sampling, **{"seq_len": 64, "split": "eval"} | other)
         return str(AnswerFile.of(tmp_path, policy, environment, digest).path)
 
     same = [name(), name(environment=ENVIRONMENT.model_copy(update={"timeout_seconds": 5.0, "group_size": 4}))]
@@ -148,7 +148,7 @@ def test_a_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
             "metrics": {key.removeprefix("eval/reverse-text/"): value for key, value in measured.items()},
         },
     ]
-    drawn = table({"run": "r", "split": "eval", "samples_per_task": 2, "results": rows})
+    drawn = measures_table({"run": "r", "split": "eval", "samples_per_task": 2, "results": rows})
     assert [str(column.header) for column in drawn.columns] == [
         *("environment", "policy", "tasks", "avg@2", "pass@1", "pass@2", "tokens", "truncated", "errors")
     ]
@@ -160,7 +160,7 @@ def test_a_table_has_a_row_per_policy_and_environment(tmp_path: Path) -> None:
 
 def test_what_was_never_answered_is_told(tmp_path: Path) -> None:
     some = part(tmp_path / "some.jsonl", [answer(1.0), answer(None), answer(1.0), answer(None)])
-    assert report.unanswered([some]) == [
+    assert report.unanswered_lines([some]) == [
         "step 10, reverse-text: 2 of 4 answers failed; the first: it timed out",
     ]
     assert not report.nothing_answered([some])
@@ -169,9 +169,9 @@ def test_what_was_never_answered_is_told(tmp_path: Path) -> None:
 
 def test_rows_leave_out_what_is_cut_and_what_is_not_good_enough(tmp_path: Path) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0), answer(0.4, 1), answer(1.0, truncated=True), answer(None)])
-    everything = dataset.select([found], min_reward=None)
+    everything = dataset.select_rows([found], min_reward=None)
     assert ([row["reward"] for row in everything.rows], everything.truncated, everything.below) == ([1.0, 0.4], 1, 0)
-    good = dataset.select([found], min_reward=1.0)
+    good = dataset.select_rows([found], min_reward=1.0)
     assert ([row["reward"] for row in good.rows], good.truncated, good.below) == ([1.0], 1, 1)
     assert good.rows[0] == {
         "messages": list(MESSAGES),
@@ -203,7 +203,7 @@ CHATS: list[list[dict[str, Any]]] = [
 def test_sft_reads_the_conversations_as_they_were(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "new" / f"data{suffix}"
     dataset.check_output(path)
-    dataset.write(path, [{"messages": chat, "reward": 1.0, "policy": "base"} for chat in CHATS])
+    dataset.write_rows(path, [{"messages": chat, "reward": 1.0, "policy": "base"} for chat in CHATS])
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     rows = Rows(DataSetConfig(path=str(path)), "data")
     read = [
@@ -222,7 +222,7 @@ def test_a_data_set_of_another_kind_is_refused(tmp_path: Path) -> None:
         dataset.check_output(tmp_path / "data.csv")
     mixed = [{"messages": [{"role": "user", "content": content}]} for content in ("text", ["parts"])]
     with pytest.raises(RoleError, match=r"do not fit the columns of a table .*; write .jsonl instead"):
-        dataset.write(tmp_path / "data.parquet", mixed)
+        dataset.write_rows(tmp_path / "data.parquet", mixed)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from rlrun.config.models.model import ModelConfig
-from rlrun.evaluate.policies import Policy, base_policy, choose, in_folder, newest, of_run, served_as
+from rlrun.evaluate.policies import Policy, base_policy, choose_policies, in_folder, newest_policy, of_run, served_as
 from rlrun.evaluate.staging import Staging, highest_rank
 from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt
 from rlrun.protocol.files.checkpoint_manifest import MANIFEST
@@ -122,19 +122,19 @@ def policies(*steps: int) -> dict[int, Policy]:
     ],
 )
 def test_what_is_asked(steps: list[int] | None, base: bool, expected: list[str]) -> None:
-    chosen = choose(policies(0, 10, 20), BASE, steps=steps, with_base=base, where="runs/r")
+    chosen = choose_policies(policies(0, 10, 20), BASE, steps=steps, with_base=base, where="runs/r")
     assert [policy.name for policy in chosen] == expected
 
 
 def test_a_missing_step_names_those_that_are_there() -> None:
     with pytest.raises(RoleError, match="no policy of step 15, 25: the steps in runs/r are: 10, 20") as raised:
-        choose(policies(10, 20), BASE, steps=[10, 15, 25], with_base=False, where="runs/r")
+        choose_policies(policies(10, 20), BASE, steps=[10, 15, 25], with_base=False, where="runs/r")
     assert raised.value.code == exit_codes.USAGE
     with pytest.raises(RoleError, match="in runs/r are: none"):
-        choose({}, BASE, steps=[1], with_base=False, where="runs/r")
+        choose_policies({}, BASE, steps=[1], with_base=False, where="runs/r")
     with pytest.raises(RoleError, match="no policy in runs/r; --base asks"):
-        newest({}, "runs/r")
-    assert newest(policies(3, 12), "runs/r").step == 12
+        newest_policy({}, "runs/r")
+    assert newest_policy(policies(3, 12), "runs/r").step == 12
 
 
 def test_one_engine_serves_whole_models_or_adapters() -> None:

@@ -72,7 +72,7 @@ async def test_an_engine_that_hangs_costs_an_evaluation_no_answer(
         idle = dict.fromkeys(["num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"], 0.0)
         good_door.load = bad_door.load = idle
         job = make_job(tmp_path, [good_door.url, bad_door.url])
-        asking = asyncio.create_task(play._run(job, Silent(), Pace(interval=0.05, answer=0.5)))
+        asking = asyncio.create_task(play._run_pass(job, Silent(), Pace(interval=0.05, answer=0.5)))
         await eventually(lambda: bad.running > 0 or asking.done())
         bad_door.mode = "hangs"
         [part] = await result_of(asking, "the end of the evaluation", progress=lambda: len(good.requests))

@@ -37,9 +37,9 @@ LONE = "a\ud800b\U0001f600"
 @pytest.mark.parametrize("suffix", dataset.SUFFIXES)
 def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0), answer(1.0, 1, tools=(TOOL,))])
-    rows = dataset.select([found], min_reward=None).rows
+    rows = dataset.select_rows([found], min_reward=None).rows
     path = tmp_path / f"data{suffix}"
-    dataset.write(path, rows)
+    dataset.write_rows(path, rows)
     config = DataConfig(sources=[SourceConfig(path=str(path))])
     back = [read_conversation(row, config) for row in map(Rows(DataSetConfig(path=str(path)), "data").row, range(2))]
     assert not back[0].tools
@@ -49,7 +49,7 @@ def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
 
 def test_without_tools_there_is_no_column_of_them(tmp_path: Path) -> None:
     assert all(
-        "tools" not in row for row in dataset.select([part(tmp_path / "f", [answer(1.0)])], min_reward=None).rows
+        "tools" not in row for row in dataset.select_rows([part(tmp_path / "f", [answer(1.0)])], min_reward=None).rows
     )
 
 
@@ -58,7 +58,7 @@ def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: s
     spoken = [*MESSAGES, {"role": "assistant", "content": LONE, LONE: [{"deep": LONE}]}]
     found = part(tmp_path / "f.jsonl", [answer(1.0, messages=spoken), answer(1.0, 1)])
     path = tmp_path / f"data{suffix}"
-    dataset.write(path, dataset.select([found], min_reward=None).rows)
+    dataset.write_rows(path, dataset.select_rows([found], min_reward=None).rows)
     first, second = (Rows(DataSetConfig(path=str(path)), "data").row(index)["messages"] for index in range(2))
     assert first[-1]["content"] == "a\ufffdb\U0001f600"
     assert first[-1]["a\ufffdb\U0001f600"][0]["deep"] == "a\ufffdb\U0001f600"
@@ -68,7 +68,7 @@ def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: s
 @pytest.mark.parametrize("odd", ["hello", 5, None, ["user", "hi"], {"content": "no role"}, {"role": 5, "content": "x"}])
 def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path, odd: Any) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0, messages=(*MESSAGES, odd)), answer(1.0, 1)])
-    selected = dataset.select([found], min_reward=None)
+    selected = dataset.select_rows([found], min_reward=None)
     assert (len(selected.rows), selected.no_chat) == (1, 1)
     assert json.loads((tmp_path / "f.jsonl").read_text().splitlines()[0])["messages"][-1] == odd
 

@@ -30,7 +30,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 from rlrun.config.models.model import ModelConfig
-from rlrun.environments.dataset_rows import download
+from rlrun.environments.dataset_rows import download_set
 from rlrun.hub import fetch
 from rlrun.hub.revisions import VARIABLE, keep_revisions
 from rlrun.protocol.files.failures import RoleError
@@ -53,7 +53,7 @@ def answer(what="model", name="org/tiny", revision=None, run="run", weights=True
             model = ModelConfig(name=name, revision=revision)
             folder = Path(fetch.model_source(model, Path("made"), with_weights=weights))
         else:
-            folder = download(name, "data.sources[0]", revision)
+            folder = download_set(name, "data.sources[0]", revision)
     except RoleError as error:
         return {"error": str(error), "code": error.code}
     files = {str(f.relative_to(folder)): f.stat().st_size for f in sorted(folder.rglob("*")) if f.is_file()}

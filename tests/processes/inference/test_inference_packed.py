@@ -26,7 +26,7 @@ from rlrun.inference.client.engine_client import EngineClient
 from rlrun.inference.guard import GUEST
 from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens, generate_router
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integers, pack
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integer_column, pack_document
 
 LONG, GROUP = 65_536, 16
 CHOICE = {"tokens": 2, "finish_reason": "stop", "weight_versions": [{"version": "3", "start": 0, "end": 2}]}
@@ -36,12 +36,12 @@ def packed(
     *, model: str = "m", ids: list[int] | None = None, logprobs: list[float] | None = None, **choice: Any
 ) -> bytes:
     head = {"model": model, "choices": [CHOICE | choice]}
-    return pack(head, [array(INTEGERS, ids or [7, 8]), array(FLOATS, logprobs or [-0.5, -1.5])])
+    return pack_document(head, [array(INTEGERS, ids or [7, 8]), array(FLOATS, logprobs or [-0.5, -1.5])])
 
 
 def test_columns_come_back_as_they_were() -> None:
     ids, logprobs = array(INTEGERS, [0, 1, 2**31 - 1]), array(FLOATS, [-0.25, -1e-8])
-    reader = Reader(pack({"a": "\u00e9" * 3}, [ids, logprobs]))
+    reader = Reader(pack_document({"a": "\u00e9" * 3}, [ids, logprobs]))
     assert reader.head == {"a": "\u00e9" * 3}
     assert (reader.column(INTEGERS, 3), reader.column(FLOATS, 2)) == (ids, logprobs)
     reader.end()
@@ -85,8 +85,8 @@ def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
         (packed(weight_versions=[{"version": "default", "start": 0, "end": 2}]), "no known version"),
         (packed(weight_versions=[{"version": "3", "start": 0, "end": 2**40}]), "do not cover"),
         (packed()[:-1], "does not fit"),
-        (pack({"model": "m"}, []), "lacks a field"),
-        (pack({"model": "m", "choices": []}, []), "0 completions instead of 1"),
+        (pack_document({"model": "m"}, []), "lacks a field"),
+        (pack_document({"model": "m", "choices": []}, []), "0 completions instead of 1"),
         (b"<html>", "lacks a field"),
     ],
 )
@@ -119,7 +119,7 @@ class Engine:
 
 
 def request(head: dict[str, Any], prompt: list[int]) -> bytes:
-    return pack({"tokens": len(prompt), "sampling_params": {"max_tokens": 4}} | head, [integers(prompt)])
+    return pack_document({"tokens": len(prompt), "sampling_params": {"max_tokens": 4}} | head, [integer_column(prompt)])
 
 
 class Owned:
@@ -251,7 +251,7 @@ async def test_a_large_group_is_asked_for_in_parts_with_seeds_and_names_of_their
         n = head["sampling_params"]["n"]
         token = array(INTEGERS, [head["sampling_params"]["seed"]] * 2)
         columns = [column for _ in range(n) for column in (token, array(FLOATS, [-0.5, -0.5]))]
-        return web.Response(body=pack({"model": "m", "choices": [CHOICE] * n}, columns))
+        return web.Response(body=pack_document({"model": "m", "choices": [CHOICE] * n}, columns))
 
     async with serving({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
         completions = await asked(client, n=14, max_tokens=1 << 17, seed=100, request_id="g")
@@ -282,7 +282,7 @@ import asyncio, json, sys
 from array import array
 from aiohttp import web
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import Reader, pack
+from rlrun.protocol.messages.packed import Reader, pack_document
 
 LONG, with_packed = int(sys.argv[1]), sys.argv[2] == "packed"
 spans = [{"version": "3", "start": 0, "end": LONG}]
@@ -296,7 +296,7 @@ async def packs(request):
         return web.Response(status=404)
     n = Reader(await request.read()).head["sampling_params"]["n"]
     choice = {"tokens": LONG, "finish_reason": "length", "weight_versions": spans}
-    return web.Response(body=pack({"model": "m", "choices": [choice] * n}, [ids, logprobs] * n))
+    return web.Response(body=pack_document({"model": "m", "choices": [choice] * n}, [ids, logprobs] * n))
 
 async def stocks(request):
     n = (await request.json())["sampling_params"]["n"]

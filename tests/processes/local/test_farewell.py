@@ -23,7 +23,7 @@ from rlrun.local import farewell
 from rlrun.local import main as launcher
 from rlrun.local.farewell import Farewell
 from rlrun.local.main import add_options, not_yet, run_spec
-from rlrun.local.plan import RoleProcess, processes
+from rlrun.local.plan import RoleProcess, plan_processes
 from rlrun.local.preflight import PreflightError
 from rlrun.protocol.files.checkpoint_manifest import FileEntry, Manifest, write_manifest
 from rlrun.protocol.files.launcher import read_record
@@ -106,10 +106,11 @@ class Played:
 
         def stand_ins(*args: Any, **kwargs: Any) -> list[RoleProcess]:
             return [
-                replace(one, command=(sys.executable, "-c", scripts[one.role])) for one in processes(*args, **kwargs)
+                replace(one, command=(sys.executable, "-c", scripts[one.role]))
+                for one in plan_processes(*args, **kwargs)
             ]
 
-        self._patch.setattr(launcher, "processes", stand_ins)
+        self._patch.setattr(launcher, "plan_processes", stand_ins)
 
     def run(self, *words: str) -> int:
         """Run it to its end; the exit code."""

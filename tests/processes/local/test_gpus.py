@@ -18,7 +18,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.plan import RoleProcess
 from rlrun.local.preflight import PreflightError
-from rlrun.local.shared.gpus import LOCKS_VARIABLE, Claim, GpuLocks, Machine, claimed, gpu_ids
+from rlrun.local.shared.gpus import LOCKS_VARIABLE, Claim, GpuLocks, Machine, claim_gpus, gpu_ids
 from rlrun.local.supervisor import Supervisor
 from rlrun.runtime import exit_codes
 
@@ -36,7 +36,7 @@ def claim(run: RunConfig, locks: Path, **more: Any) -> Any:
     """GPUs of a machine with four, by a folder of locks."""
     variables = {LOCKS_VARIABLE: str(locks)} | more.pop("variables", {})
     ids = more.pop("trainer", None), more.pop("inference", None)
-    return claimed(run, *ids, share=more.pop("share", False), machine=lambda: BUSY, variables=variables)
+    return claim_gpus(run, *ids, share=more.pop("share", False), machine=lambda: BUSY, variables=variables)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,9 @@ def test_a_run_on_cpus_looks_for_no_gpu(tmp_path: Path) -> None:
         raise AssertionError
 
     run = config(trainer={}, inference={})
-    with claimed(run, None, None, share=False, machine=machine, variables={LOCKS_VARIABLE: str(tmp_path)}) as nothing:
+    with claim_gpus(
+        run, None, None, share=False, machine=machine, variables={LOCKS_VARIABLE: str(tmp_path)}
+    ) as nothing:
         assert nothing == Claim()
     assert not [*tmp_path.iterdir()]
 

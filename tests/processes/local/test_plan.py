@@ -15,7 +15,7 @@ from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local import preflight
-from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
+from rlrun.local.plan import Ports, plan_processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.launcher import new_record, started_ticks, write_record
@@ -41,7 +41,7 @@ def test_every_role_is_told_where_the_others_listen(tmp_path: Path) -> None:
 
 def test_the_key_is_in_no_command_line(tmp_path: Path) -> None:
     configs = with_endpoints(config(tmp_path, inference={"replicas": 2}), PORTS, replay=None)
-    specs = processes(
+    specs = plan_processes(
         configs,
         [tmp_path / "run.json", tmp_path / "run.1.json"],
         attempt=3,
@@ -75,7 +75,7 @@ def test_engines_on_the_trainers_gpus(tmp_path: Path) -> None:
     urls = ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
     for one in configs:
         assert (one.trainer.colocated, one.trainer.engine_urls, one.orchestrator.inference_urls) == (True, urls, urls)
-    started = processes(
+    started = plan_processes(
         configs,
         [tmp_path / "run.json", tmp_path / "run.1.json"],
         attempt=1,

@@ -16,7 +16,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.main import parser
 from rlrun.local.plan import Ports, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder
-from rlrun.local.shared.running_engines import check
+from rlrun.local.shared.running_engines import check_engines
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.paths import RunPaths
 
@@ -39,7 +39,7 @@ def options(*words: str) -> argparse.Namespace:
 
 def test_a_run_takes_the_engine_and_starts_none(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLRUN_API_KEY", "key-of-the-engine")
-    assert check(options("--engine-url", url), config(), RunPaths(tmp_path)) == "key-of-the-engine"
+    assert check_engines(options("--engine-url", url), config(), RunPaths(tmp_path)) == "key-of-the-engine"
     (placed,) = with_endpoints(config(inference={"replicas": 2}), Ports(1, 2, 3, ()), None, running=[url])
     assert placed.orchestrator.inference_urls == [url]
 
@@ -61,13 +61,13 @@ def test_what_is_refused(
 ) -> None:
     monkeypatch.delenv("RLRUN_API_KEY", raising=False)
     with pytest.raises(PreflightError, match=message):
-        check(options("--engine-url", url, *words), config(), RunPaths(tmp_path))
+        check_engines(options("--engine-url", url, *words), config(), RunPaths(tmp_path))
 
 
 def test_an_engine_of_another_run_is_named(url: str, tmp_path: Path) -> None:
     write_json(RunPaths(tmp_path).identity, {"name": "other", "uid": "u"})
     with pytest.raises(PreflightError, match="was started for the run 'other', and this one is 'x'"):
-        check(options("--engine-url", url), config(), RunPaths(tmp_path))
+        check_engines(options("--engine-url", url), config(), RunPaths(tmp_path))
 
 
 def test_the_engines_files_are_no_run(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
-from rlrun.local.plan import Ports, processes, with_endpoints
+from rlrun.local.plan import Ports, plan_processes, with_endpoints
 from rlrun.local.preflight import PreflightError
-from rlrun.local.shared.sharing import endpoints_of, joined, offer, shares, withdraw
+from rlrun.local.shared.sharing import endpoints_of, join_host, offer_trainer, shares_trainer, withdraw_offer
 from rlrun.protocol.files.paths import RunPaths
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))
@@ -26,17 +26,17 @@ def config(root: Path, name: str, **trainer: object) -> RunConfig:
 
 def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
     host, guest = config(tmp_path, "host", lora={"slots": 2}), config(tmp_path, "guest", lora={}, sharedWith="host")
-    assert (shares(host), shares(guest)) == (True, False)
+    assert (shares_trainer(host), shares_trainer(guest)) == (True, False)
     paths = RunPaths(tmp_path / "host")
-    offer(paths, PORTS)
+    offer_trainer(paths, PORTS)
     (file,) = paths.shared.iterdir()
     assert "key" not in file.read_text(), "a guest has its own"
     endpoints = endpoints_of(tmp_path / "guest", "host")
-    (placed,) = [joined(one, endpoints) for one in with_endpoints(guest, GUEST_PORTS, replay=None)]
+    (placed,) = [join_host(one, endpoints) for one in with_endpoints(guest, GUEST_PORTS, replay=None)]
     assert placed.orchestrator.trainer_url == "http://127.0.0.1:1001"
     assert placed.orchestrator.inference_urls == ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
     assert placed.orchestrator.metrics_port == 2003
-    (only,) = processes(
+    (only,) = plan_processes(
         [placed],
         [tmp_path / "run.json"],
         attempt=1,
@@ -47,7 +47,7 @@ def test_a_guest_gets_what_the_host_offers(tmp_path: Path) -> None:
         inference_gpus=[],
     )
     assert (only.role, only.environment["RLRUN_API_KEY"]) == ("orchestrator", "own-key")
-    withdraw(paths)
+    withdraw_offer(paths)
     with pytest.raises(PreflightError, match=r"sharedWith \(host\): no run .* start it first"):
         endpoints_of(tmp_path / "guest", "host")
 
@@ -59,6 +59,6 @@ def test_a_host_whose_launcher_was_killed_is_none(tmp_path: Path, monkeypatch: p
     os.waitpid(child, 0)
     with monkeypatch.context() as patch:
         patch.setattr(os, "getpid", lambda: child)
-        offer(RunPaths(tmp_path / "host"), PORTS)
+        offer_trainer(RunPaths(tmp_path / "host"), PORTS)
     with pytest.raises(PreflightError, match="start it first"):
         endpoints_of(tmp_path / "guest", "host")

@@ -15,7 +15,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.run import RunConfig
 from rlrun.local.inputs import check_data
 from rlrun.local.main import main
-from rlrun.local.plan import Ports, processes, split_gpus, with_endpoints
+from rlrun.local.plan import Ports, plan_processes, split_gpus, with_endpoints
 from rlrun.local.summary import print_summary
 from rlrun.runtime import exit_codes
 
@@ -30,7 +30,7 @@ def test_it_is_a_trainer_and_an_orchestrator() -> None:
     ports = Ports(1, 2, 3, ())
     configs = with_endpoints(config(), ports, None)
     assert RunConfig.model_validate_json(configs[0].model_dump_json()) == configs[0]
-    started = processes(
+    started = plan_processes(
         configs,
         [Path("run.json")],
         attempt=1,

@@ -13,18 +13,18 @@ from rich.console import Console
 from rlrun.local import view as view_module
 from rlrun.local.metrics_tail import MetricsTail
 from rlrun.local.summary import print_summary
-from rlrun.local.view import View, duration, sparkline, step_line
+from rlrun.local.view import View, draw_sparkline, show_duration, step_line
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "–"), (5.9, "5s"), (187, "3m07s"), (3725, "1h02m")])
 def test_durations(seconds: float | None, shown: str) -> None:
-    assert duration(seconds) == shown
+    assert show_duration(seconds) == shown
 
 
 def test_a_sparkline_rises_with_the_values_and_fits() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert len(sparkline([float(i) for i in range(1000)], width=40)) == 40
-    assert sparkline([]) == ""
+    assert draw_sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert len(draw_sparkline([float(i) for i in range(1000)], width=40)) == 40
+    assert draw_sparkline([]) == ""
 
 
 def test_the_tail_waits_for_whole_lines_and_follows_a_rewrite(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
 from rlrun.config.models.run import RunConfig
 from rlrun.mirror.starter import mirror_beside
-from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, read_manifest, verify, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import (
+    Manifest,
+    describe_part,
+    read_manifest,
+    verify_files,
+    write_manifest,
+)
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.paths import RunPaths
 from tests.support.programs import wait_for
@@ -32,7 +38,9 @@ def checkpoint(root: Path, step: int) -> str:
     folder = RunPaths(root).checkpoint(step, 1)
     (folder / "trainer").mkdir(parents=True)
     (folder / "trainer" / "shard").write_bytes(os.urandom(100_000))
-    write_manifest(folder, Manifest(step, 1, 1, "hash", tuple(describe(folder, folder / "trainer")), created_at=0.0))
+    write_manifest(
+        folder, Manifest(step, 1, 1, "hash", tuple(describe_part(folder, folder / "trainer")), created_at=0.0)
+    )
     return folder.name
 
 
@@ -47,7 +55,7 @@ def test_checkpoints_are_copied_beside_the_run_and_the_last_one_at_its_end(tmp_p
     assert said == []
     for name in (first, last):
         copy = there / "run" / "checkpoints" / name
-        verify(copy, read_manifest(copy))
+        verify_files(copy, read_manifest(copy))
 
 
 def test_what_was_not_copied_is_said_and_copied_by_the_command(tmp_path: Path) -> None:
@@ -64,7 +72,7 @@ def test_what_was_not_copied_is_said_and_copied_by_the_command(tmp_path: Path) -
     there.unlink()
     assert main(["mirror", str(root)]) == 0
     copy = there / "run" / "checkpoints" / name
-    verify(copy, read_manifest(copy))
+    verify_files(copy, read_manifest(copy))
     assert main(["mirror", str(root), "--url", f"file://{tmp_path}/elsewhere"]) == 0
     assert (tmp_path / "elsewhere" / "run" / "checkpoints" / name / "manifest.json").exists()
     assert main(["mirror", str(root), "--url", "elsewhere"]) != 0

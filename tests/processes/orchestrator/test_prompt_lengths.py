@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.environments.process.user_code_check import check
+from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.local.inputs import count_pieces
 from rlrun.orchestrator.rollouts.prompt_lengths import count_unplayable
 from rlrun.protocol.files.failures import RoleError
@@ -71,6 +71,6 @@ def test_check_of_a_specification_runs_in_a_process(tmp_path: Path, tokenizer_fo
     (piece,) = count_pieces(spec, set())
     assert piece.key == ("environments", 0, "args")
     notices: list[str] = []
-    assert check([(piece.command, piece.limits)], lambda _, text: notices.append(text)) == [None]
+    assert check_subjects([(piece.command, piece.limits)], lambda _, text: notices.append(text)) == [None]
     assert "5 leave no room" in notices[0]
     assert not [*count_pieces(spec, {("model", "path")})]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.environments.process.user_code_check import check
+from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.local.inputs import CHECK_ENCODER, template_pieces
 from rlrun.orchestrator.rollouts.template_check import check_template
 from rlrun.orchestrator.sft.main import check_encoder
@@ -104,6 +104,6 @@ def test_fine_tuning_has_a_check_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.full  # a process that imports transformers
 def test_the_piece_runs_in_a_process(tmp_path: Path) -> None:
     (piece,) = template_pieces(spec(model(tmp_path, ONE_TURN), id="calculator"), set())
-    (refusal,) = check([(piece.command, piece.limits)])
+    (refusal,) = check_subjects([(piece.command, piece.limits)])
     assert refusal is not None
     assert "cannot play a second turn" in refusal.message

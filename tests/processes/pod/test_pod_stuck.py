@@ -141,7 +141,7 @@ def test_a_frozen_process_holds_nobody_up(
     frozen = start()
     os.kill(frozen, signal.SIGSTOP)
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.1)
-    told = stacks.ask([frozen], tmp_path / "stacks", why="it is stuck").decode()
+    told = stacks.request_stacks([frozen], tmp_path / "stacks", why="it is stuck").decode()
     assert "it is stuck\n" in told
     assert told.endswith("no answer: it is frozen, or inside a system call that hangs\n")
 
@@ -157,13 +157,13 @@ def test_an_answer_that_is_there_before_it_is_waited_for_counts(
 
     monkeypatch.setattr(stacks, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(os, "kill", and_wait)
-    assert "no answer" not in stacks.ask([pid], file, why="it is stuck").decode()
+    assert "no answer" not in stacks.request_stacks([pid], file, why="it is stuck").decode()
 
 
 def test_a_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids = [start(), start()]
     monkeypatch.setattr(stacks, "MAX_BYTES", 60)
-    told = stacks.ask(pids, tmp_path / "stacks", why="it is stuck").decode()
+    told = stacks.request_stacks(pids, tmp_path / "stacks", why="it is stuck").decode()
     assert len(told) == 60 + len("\n...\n")
     assert f"== process {pids[1]}: not asked any more" in (tmp_path / "stacks").read_text()
 
@@ -172,14 +172,14 @@ def test_who_writes_elsewhere_is_not_asked(start: Callable[[], int], tmp_path: P
     pid = start()
     other = tmp_path / "of another role"
     other.touch()
-    assert stacks.listens(pid, tmp_path / "stacks")
-    assert not stacks.listens(pid, other)
-    assert stacks.ask([pid, os.getpid()], other, why="it is stuck") == b""
+    assert stacks.is_listening(pid, tmp_path / "stacks")
+    assert not stacks.is_listening(pid, other)
+    assert stacks.request_stacks([pid, os.getpid()], other, why="it is stuck") == b""
 
 
 @pytest.mark.parametrize(("grace", "seconds"), [(1, 0.25), (8, 2.0), (30, 5.0), (86400, 5.0)])
 def test_the_question_comes_long_before_the_end(grace: float, seconds: float) -> None:
-    assert stacks.patience(grace) == seconds
+    assert stacks.seconds_until_stacks(grace) == seconds
 
 
 def test_an_engines_processes_listen_through_vllms_plugin(tmp_path: Path) -> None:

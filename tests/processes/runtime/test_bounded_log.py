@@ -63,7 +63,7 @@ def test_a_file_that_another_process_appends_to_is_emptied(tmp_path: Path) -> No
         cut_back(path, max_bytes=100)
         writer.write(b"the end\n")
     assert path.read_bytes() == b"the end\n"
-    assert bounded_log.earlier(path).read_bytes() == b"x" * 100 + b"y"
+    assert bounded_log.earlier_file(path).read_bytes() == b"x" * 100 + b"y"
 
 
 def test_a_pod_bounds_what_its_role_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_one_machine_bounds_what_its_roles_print(tmp_path: Path, monkeypatch: py
                 break
             threading.Event().wait(0.01)
         assert all_said.exists()
-        assert bounded_log.earlier(log).stat().st_size > 1000
+        assert bounded_log.earlier_file(log).stat().st_size > 1000
         assert log.stat().st_size <= 1000, "what came after the last look that found too much"
     finally:
         supervisor.stop(0.1)

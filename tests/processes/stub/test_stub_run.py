@@ -16,7 +16,7 @@ from stub_run import Program, StubRun, stub_run
 from rlrun.config.models.run import config_fingerprint
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
-from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify_files
 from rlrun.protocol.files.failures import read_error
 from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.unsaved import FIRST_RETRY_SECONDS
@@ -80,7 +80,7 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
         assert [checkpoint.step for checkpoint in found] == [25, 30]
         for checkpoint in found:
             manifest = read_manifest(checkpoint.path)
-            verify(checkpoint.path, manifest)
+            verify_files(checkpoint.path, manifest)
             assert manifest.config_hash == attempt.config_hash == config_fingerprint(run.config.trainer)
             assert {entry.path.split("/")[0] for entry in manifest.files} == {"trainer", "orchestrator"}
         # The newest three, and those of checkpoints that were there when the last one was published.

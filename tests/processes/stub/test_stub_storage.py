@@ -10,7 +10,7 @@ from typing import Any
 
 from stub_run import API_KEY, StubRun, stub_run
 
-from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify_files
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.small_volume import SmallVolume, small_volume
@@ -61,7 +61,7 @@ def test_a_run_waits_for_its_full_and_then_read_only_volume_and_goes_on_by_itsel
         assert trainer.poll() is None
         assert orchestrator.poll() is None
         (before,) = complete_checkpoints(run.paths)
-        verify(before.path, read_manifest(before.path))
+        verify_files(before.path, read_manifest(before.path))
         volume.remount("rw")
         assert run.wait(orchestrator) == exit_codes.OK, run.state()
         assert run.wait(trainer) == exit_codes.OK, run.state()
@@ -75,7 +75,7 @@ def test_a_run_waits_for_its_full_and_then_read_only_volume_and_goes_on_by_itsel
         found = complete_checkpoints(run.paths)
         assert [checkpoint.step for checkpoint in found][-1] == STEPS
         for checkpoint in found:
-            verify(checkpoint.path, read_manifest(checkpoint.path))
+            verify_files(checkpoint.path, read_manifest(checkpoint.path))
         assert not list(run.paths.root.rglob("*.tmp"))
         assert run.log("trainer").read_text().count("it is tried again") <= 4
         assert "Traceback" not in run.state()

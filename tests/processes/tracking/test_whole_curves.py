@@ -29,11 +29,11 @@ def of_tensorboard(root: Path) -> Curve:
 
 def of_wandb(root: Path) -> Curve:
     """The last row of a step counts, as in a chart over `step`; no row of the history may come twice."""
-    from rlrun.tracking.backends.wandb_log import history
+    from rlrun.tracking.backends.wandb_log import read_history
 
     rows: dict[int, tuple[int, float]] = {}
     for path in sorted((root / "tracking").glob(f"wandb/offline-run-*-{UID}/run-{UID}.wandb")):
-        for number, row in history(path):
+        for number, row in read_history(path):
             assert number not in rows
             rows[number] = (int(row["step"]), float(row["loss/mean"]))
     assert sorted(rows) == list(range(len(rows)))
@@ -97,7 +97,7 @@ def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf
     needs("wandb")
     from wandb.proto import wandb_internal_pb2
 
-    from rlrun.tracking.backends.wandb_log import messages
+    from rlrun.tracking.backends.wandb_log import read_messages
 
     sink = sink_of({"wandb": {"offline": True, "project": "p", "tags": ["t"]}, "samples": {"interval": 2}}, max_steps=2)
     for step in (1, 2):
@@ -105,7 +105,7 @@ def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf
     assert wait_for_exit(sink.start("--once")) == exit_codes.OK
     (log,) = (sink.run.paths.root / "tracking").glob("wandb/offline-run-*/run-*.wandb")
     records = []
-    for message in messages(log.read_bytes()):
+    for message in read_messages(log.read_bytes()):
         records.append(wandb_internal_pb2.Record())
         records[-1].ParseFromString(message)
     (run,) = [record.run for record in records if record.HasField("run")]

@@ -94,7 +94,7 @@ def _as_container(deed: str) -> int:
     async def serve(*_: object) -> None:
         await _attempt(deed)
 
-    host.serve = serve  # type: ignore
+    host.serve_connections = serve  # type: ignore
     host.main(["/tmp/none.sock"])
     return 0
 

@@ -28,11 +28,11 @@ from rlrun.protocol.files.checkpoint_manifest import (
     TRAINER_PART,
     FileEntry,
     complete_checkpoints,
-    describe,
+    describe_part,
     flush_trainer_part,
     read_manifest,
     remove_trainer_part,
-    verify,
+    verify_files,
 )
 from rlrun.protocol.files.durable import make_folder, write_bytes
 from rlrun.protocol.files.metrics_line import read_metrics
@@ -268,7 +268,7 @@ class CheckpointWriter:
                 for name in ("a", "b"):
                     (path / TRAINER_PART / name).write_bytes(b"shard" * step)
                 flush_trainer_part(path)
-                return describe(path, path / TRAINER_PART)
+                return describe_part(path, path / TRAINER_PART)
             except OSError as error:
                 if trouble_of(error, path) is None:
                     raise
@@ -278,7 +278,7 @@ class CheckpointWriter:
     def seen(self, root: Path) -> Seen:
         found = complete_checkpoints(RunPaths(root))
         for checkpoint in found:
-            verify(checkpoint.path, read_manifest(checkpoint.path))
+            verify_files(checkpoint.path, read_manifest(checkpoint.path))
             assert read_snapshot(checkpoint.path).step == checkpoint.step
         assert found, "no checkpoint is complete"
         return "new" if found[-1].step == 2 else "old"

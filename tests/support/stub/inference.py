@@ -175,7 +175,7 @@ def _document(index: int, choice: Choice) -> dict[str, Any]:
 
 
 def serve(settings: InferenceSettings, script: InferenceScript, run_folder: Path) -> int:
-    """Serve until SIGTERM or SIGINT; the exit codes are those of `rlrun.inference.server.serve`.
+    """Serve until SIGTERM or SIGINT; the exit codes are those of `rlrun.inference.server.serve_engine`.
 
     Raises:
         RoleError: the model folder or the address cannot be used.

@@ -18,11 +18,16 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.batch import Batch, Validation
-from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe, flush_trainer_part, remove_trainer_part
+from rlrun.protocol.files.checkpoint_manifest import (
+    TRAINER_PART,
+    describe_part,
+    flush_trainer_part,
+    remove_trainer_part,
+)
 from rlrun.protocol.files.durable import make_folder
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.volume_faults import Volume, trouble_of, watched
+from rlrun.protocol.files.volume_faults import Volume, trouble_of, watch_volume
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS, LiveFeed, read_checked
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.completion import Completer
@@ -126,7 +131,7 @@ class Run:
             RoleError: the run cannot go on.
         """
         self.channel.begin(self.attempt.base_step)
-        with watched(self.volume):
+        with watch_volume(self.volume):
             self._run()
 
     def _run(self) -> None:
@@ -260,7 +265,7 @@ class Run:
         self.channel.emit("trained", step, metrics=metrics)
         if saved is not None:
             self.channel.emit("checkpoint_saved", step, path=saved)
-            self.completer.saved(step, saved, describe(saved, saved / TRAINER_PART))
+            self.completer.saved(step, saved, describe_part(saved, saved / TRAINER_PART))
 
     def _finish(self) -> None:
         """Wait for the orchestrator's last word, and for the last manifest."""
@@ -287,7 +292,7 @@ class Run:
         saved = self._save(step) if step % config.interval else None  # else the step itself has saved it
         if saved is not None:
             self.channel.emit("checkpoint_saved", step, path=saved)
-            self.completer.saved(step, saved, describe(saved, saved / TRAINER_PART))
+            self.completer.saved(step, saved, describe_part(saved, saved / TRAINER_PART))
         complete = self.completer.wait_for(step, worth=self.channel.has_client)
         self._say(f"asked to stop after step {step}" + ("" if complete else ", without a complete checkpoint of it"))
 

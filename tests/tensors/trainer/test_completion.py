@@ -12,7 +12,13 @@ import pytest
 
 from rlrun.config.models.checkpoint import CheckpointConfig
 from rlrun.protocol.files.attempts import first_attempt
-from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, describe, read_manifest, verify
+from rlrun.protocol.files.checkpoint_manifest import (
+    Manifest,
+    complete_checkpoints,
+    describe_part,
+    read_manifest,
+    verify_files,
+)
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Trouble, Volume
 from rlrun.trainer.checkpoints import completion
@@ -42,7 +48,7 @@ class Run:
         return path
 
     def saved(self, step: int, path: Path) -> None:
-        self.completer.saved(step, path, describe(path, path / "trainer"))
+        self.completer.saved(step, path, describe_part(path, path / "trainer"))
 
     def steps(self) -> list[int]:
         return [checkpoint.step for checkpoint in complete_checkpoints(self.paths)]
@@ -60,7 +66,7 @@ def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
     assert run.completer.close(60)
     assert run.steps() == [4]
     manifest = read_manifest(other)
-    verify(other, manifest)
+    verify_files(other, manifest)
     assert {entry.path for entry in manifest.files} == {"trainer/data", "orchestrator/data"}
     assert (manifest.world_size, manifest.config_hash) == (2, "h")
     assert run.completer.failure is None
@@ -157,7 +163,7 @@ def test_what_the_orchestrator_is_writing_at_that_moment_is_left_to_it(tmp_path:
     assert run.told.get(timeout=60) == 2
     renamed.unlink()
     renamed.write_text("of a later look")
-    assert [entry.path for entry in describe(path, path / "orchestrator")] == ["orchestrator/data"]
+    assert [entry.path for entry in describe_part(path, path / "orchestrator")] == ["orchestrator/data"]
     assert run.completer.close(60)
     assert run.completer.failure is None
 
@@ -205,7 +211,7 @@ def test_a_refused_checkpoint_is_tried_again_ever_more_rarely_until_one_is_writt
 def test_shards_that_are_not_what_the_ranks_wrote_are_not_made_complete(tmp_path: Path, damage: str, said: str) -> None:
     run = Run(tmp_path, with_orchestrator=False)
     path = run.part(2, "trainer")
-    files = describe(path, path / "trainer")
+    files = describe_part(path, path / "trainer")
     (path / "trainer" / "data").unlink()
     if damage == "short":
         (path / "trainer" / "data").write_text("trainer")

@@ -107,7 +107,9 @@ class Bench:
         paths.root.mkdir(exist_ok=True)
         document = {"trainer": config(run, self.root, **options).model_dump(mode="json")}
         paths.run_json.write_text(json.dumps(document))
-        shared.ask(self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root), key_digest=DIGEST))
+        shared.write_request(
+            self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root), key_digest=DIGEST)
+        )
         return paths
 
     def state(self, run: str, attempt: int = 1) -> SharedState:
@@ -147,7 +149,7 @@ def test_a_run_joins_with_an_attempt_of_its_own(bench: Bench) -> None:
 def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) -> None:
     paths = bench.ask("guest", 2)
     write_attempt(paths, first_attempt(world_size=1, config_hash="", attempt=2))
-    shared.answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
+    shared.write_answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
     bench.guests.look()
     assert bench.guests.next({}, free=True) is None
     left = bench.state("guest", 2)

@@ -26,9 +26,9 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.config.models.run import config_fingerprint
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, read_batch, write_batch
-from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.replay.again import replay
+from rlrun.replay.again import replay_step
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
@@ -89,7 +89,7 @@ def make_run(tmp_path: Path, source: Path, solo: Group, rewarded: Callable[..., 
         run.close(wait=True)
         for step in (2, 4):  # as the completing thread writes them once it is allowed to
             folder = paths.checkpoint(step, 1)
-            write_manifest(folder, Manifest(step, 1, 1, "h", tuple(describe(folder, folder / "trainer")), 0.0))
+            write_manifest(folder, Manifest(step, 1, 1, "h", tuple(describe_part(folder, folder / "trainer")), 0.0))
         return paths
 
     return make
@@ -117,7 +117,7 @@ def test_a_step_is_the_same_bit_for_bit_and_nothing_is_written(
 ) -> None:
     paths = make_run(**RUNS[kind])
     before = content(paths.root)
-    found = replay(paths.root, 4, sample="1", start=here)
+    found = replay_step(paths.root, 4, sample="1", start=here)
     assert content(paths.root) == before
     assert found.code == exit_codes.OK, found.text()
     assert found.plan.start == paths.checkpoint(2, 1)
@@ -138,14 +138,14 @@ def test_from_the_model_and_a_changed_batch_is_found_out(
     make_run: Callable[..., RunPaths], here: Callable[..., None]
 ) -> None:
     paths = make_run()
-    assert replay(paths.root, 1, start=here).code == exit_codes.OK
+    assert replay_step(paths.root, 1, start=here).code == exit_codes.OK
     batch = paths.batch(3, 1)
     whole = read_batch(batch)
     first, *others = whole.samples
     first = replace(first, advantages=first.advantages + first.loss_mask)
     changed = replace(whole, samples=(first, *others))
     write_batch(batch, changed)
-    found = replay(paths.root, 4, start=here)
+    found = replay_step(paths.root, 4, start=here)
     assert found.code == exit_codes.FAILURE
     assert "step 3 already: loss is different: by" in found.text()
     assert "step 4 is DIFFERENT" in found.text()
@@ -156,7 +156,7 @@ def test_without_anything_to_compare_with(make_run: Callable[..., RunPaths], her
     paths.metrics.write_text(
         "".join(line + "\n" for line in paths.metrics.read_text().splitlines() if '"step": 3' not in line)
     )
-    found = replay(paths.root, 3, start=here)
+    found = replay_step(paths.root, 3, start=here)
     assert found.code == exit_codes.DATA
     assert "nothing of it to compare with" in found.text()
 

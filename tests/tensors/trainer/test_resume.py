@@ -23,8 +23,8 @@ from rlrun.protocol.files.checkpoint_manifest import (
     ORCHESTRATOR_PART,
     TRAINER_PART,
     Manifest,
-    describe,
-    verify,
+    describe_part,
+    verify_files,
     write_manifest,
 )
 from rlrun.protocol.files.failures import RoleError
@@ -59,7 +59,7 @@ def add(paths: RunPaths, step: int, attempt: int = 1, *, complete: bool = True, 
         (path / part).mkdir(parents=True)
         (path / part / "data").write_text(f"{part} {step}")
     if complete:
-        entries = tuple(entry for part in parts for entry in describe(path, path / part))
+        entries = tuple(entry for part in parts for entry in describe_part(path, path / part))
         write_manifest(path, Manifest(step, attempt, 2, "h", entries, 0.0))
     return path
 
@@ -107,7 +107,7 @@ def unreadable(*folders: Path) -> Callable[[Path, Manifest], None]:
     def check(folder: Path, manifest: Manifest) -> None:
         if folder in folders:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(folder))
-        verify(folder, manifest)
+        verify_files(folder, manifest)
 
     return check
 

@@ -195,9 +195,9 @@ def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
     saver.wait()
     written = saver.finished()
     assert written is not None
-    checksum = checkpoint_manifest.checksum
+    checksum = checkpoint_manifest.file_checksum
     with monkeypatch.context() as watched:
-        watched.setattr(checkpoint_manifest, "checksum", lambda file: read.append(file) or checksum(file))
+        watched.setattr(checkpoint_manifest, "file_checksum", lambda file: read.append(file) or checksum(file))
         completer = Completer(
             paths,
             first_attempt(world_size=1, config_hash="h"),
@@ -210,9 +210,9 @@ def test_the_entries_are_of_what_was_written_and_nobody_reads_it_again(
         assert completer.close(30)
     assert completer.failure is None
     assert not read
-    assert set(written.files) == set(checkpoint_manifest.describe(path, path / checkpoint_manifest.TRAINER_PART))
+    assert set(written.files) == set(checkpoint_manifest.describe_part(path, path / checkpoint_manifest.TRAINER_PART))
     assert {file.path for file in written.files} == {"trainer/.metadata", "trainer/__0_0.distcp"}
-    checkpoint_manifest.verify(path, checkpoint_manifest.read_manifest(path))
+    checkpoint_manifest.verify_files(path, checkpoint_manifest.read_manifest(path))
 
 
 @pytest.mark.parametrize("background", [True, False])

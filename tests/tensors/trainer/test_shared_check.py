@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.protocol.files import checkpoint_manifest
-from rlrun.protocol.files.checkpoint_manifest import Manifest, ManifestError, describe
+from rlrun.protocol.files.checkpoint_manifest import Manifest, ManifestError, describe_part
 from rlrun.trainer.checkpoints.shared_check import SharedCheck, share_files
 
 FILES = ("trainer/__0_0.distcp", "trainer/__1_0.distcp", "trainer/__1_1.distcp", "trainer/__2_0.distcp")
@@ -76,7 +76,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def manifest_of(checkpoint: Path) -> Manifest:
-    return Manifest(2, 1, RANKS, "hash", tuple(describe(checkpoint, checkpoint)), 1.0)
+    return Manifest(2, 1, RANKS, "hash", tuple(describe_part(checkpoint, checkpoint)), 1.0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 5])
@@ -93,20 +93,20 @@ def test_every_file_is_read_once_and_by_the_rank_that_loads_it(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    checksum = checkpoint_manifest.checksum
+    checksum = checkpoint_manifest.file_checksum
 
     def noted(path: Path) -> int:
         read.append(str(path.relative_to(checkpoint)))
         return checksum(path)
 
     manifest = manifest_of(checkpoint)
-    monkeypatch.setattr(checkpoint_manifest, "checksum", noted)
+    monkeypatch.setattr(checkpoint_manifest, "file_checksum", noted)
     together(lambda check: check.verify(checkpoint, manifest))
     assert sorted(read) == sorted((*FILES, *MORE))
 
 
 def test_a_file_that_a_machine_sees_late_is_waited_for(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    late, checksum, manifest = {FILES[1], FILES[3]}, checkpoint_manifest.checksum, manifest_of(checkpoint)
+    late, checksum, manifest = {FILES[1], FILES[3]}, checkpoint_manifest.file_checksum, manifest_of(checkpoint)
 
     def seen(path: Path) -> int:
         if (name := str(path.relative_to(checkpoint))) in late:
@@ -114,13 +114,13 @@ def test_a_file_that_a_machine_sees_late_is_waited_for(checkpoint: Path, monkeyp
             raise FileNotFoundError(2, "No such file or directory", str(path))
         return checksum(path)
 
-    monkeypatch.setattr(checkpoint_manifest, "checksum", seen)
+    monkeypatch.setattr(checkpoint_manifest, "file_checksum", seen)
     together(lambda check: check.verify(checkpoint, manifest))
     assert not late
 
 
 def test_a_rank_that_cannot_read_its_file_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checksum, manifest = checkpoint_manifest.checksum, manifest_of(checkpoint)
+    checksum, manifest = checkpoint_manifest.file_checksum, manifest_of(checkpoint)
 
     def broken(path: Path) -> int:
         if path.name == "__2_0.distcp":
@@ -131,7 +131,7 @@ def test_a_rank_that_cannot_read_its_file_says_so(checkpoint: Path, monkeypatch:
         with pytest.raises(ManifestError, match=r"rank 2 cannot read .*__2_0.distcp: \[Errno 5\] Input/output error"):
             check.verify(checkpoint, manifest)
 
-    monkeypatch.setattr(checkpoint_manifest, "checksum", broken)
+    monkeypatch.setattr(checkpoint_manifest, "file_checksum", broken)
     together(lead)
 
 

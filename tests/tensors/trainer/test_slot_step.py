@@ -150,7 +150,7 @@ def test_step_waits_until_volume_takes_its_version(bench: Bench, monkeypatch: py
         save(tensors, path, **options)
 
     monkeypatch.setattr(hf_writer, "save_file", refused_twice)
-    monkeypatch.setattr(publisher, "pauses", lambda: repeat(0.0))
+    monkeypatch.setattr(publisher, "retry_pauses", lambda: repeat(0.0))
     for step in (1, 2):
         bench.step(step)
     assert len(tries) > 2

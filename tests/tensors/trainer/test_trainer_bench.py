@@ -41,15 +41,15 @@ def test_no_share_of_a_peak_is_told_of_a_cpu(solo: Group) -> None:
 
 PEAKS = """
 import torch
-from rlrun.trainer.bench import _peak, _reset_peak
+from rlrun.trainer.bench import _peak_memory, _reset_peak
 device = torch.device("cpu")
-_reset_peak(device)
-before = _peak(device)
+_reset_peak_memory(device)
+before = _peak_memory(device)
 block = torch.ones(2**24)
-full = _peak(device)
+full = _peak_memory(device)
 del block
-_reset_peak(device)
-print(full - before, _peak(device) - before)
+_reset_peak_memory(device)
+print(full - before, _peak_memory(device) - before)
 """
 
 

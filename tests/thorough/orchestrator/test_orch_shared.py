@@ -18,7 +18,7 @@ from rlrun.protocol.files import shared
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import Join, SharedState
-from rlrun.protocol.messages.api_key import caller, guest_proof, key_digest
+from rlrun.protocol.messages.api_key import calling_guest, guest_proof, key_digest
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
@@ -48,7 +48,7 @@ def guest_config(tmp_path: Path, tokenizer: Path, host: Channel) -> Orchestrator
 
 
 def answer(tmp_path: Path, state: Any, **about: Any) -> None:
-    shared.answer(RunPaths(tmp_path / "host"), SharedState(run="guest", attempt=2, state=state, **about))
+    shared.write_answer(RunPaths(tmp_path / "host"), SharedState(run="guest", attempt=2, state=state, **about))
 
 
 async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
@@ -58,8 +58,8 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
     paths = RunPaths(tmp_path / "host")
     async with contextlib.AsyncExitStack() as stack:
         entering = asyncio.ensure_future(stack.enter_async_context(connection))
-        await eventually(lambda: bool(shared.requests(paths)))
-        assert shared.requests(paths) == [
+        await eventually(lambda: bool(shared.read_requests(paths)))
+        assert shared.read_requests(paths) == [
             Join(run="guest", attempt=2, folder=str(tmp_path / "guest"), key_digest=key_digest(OWN_KEY))
         ]
         answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
@@ -71,7 +71,7 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
         assert connection.api_key == OWN_KEY
         answer(tmp_path, "Joined", slot=1, proof=PROOF)
         client = await entering
-        assert caller([f"Bearer {connection.api_key}"], API_KEY) == "guest", "the engines take it too"
+        assert calling_guest([f"Bearer {connection.api_key}"], API_KEY) == "guest", "the engines take it too"
         assert client.state is not None
         assert (client.state.attempt, client.state.base_step) == (2, 4)
         await client.batch_ready(5, str(tmp_path / "guest" / "5"))
@@ -85,7 +85,7 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
         ) as lost:
             await client.batch_ready(6, str(tmp_path / "guest" / "6"))
         assert lost.value.code == exit_codes.DATA
-    assert shared.requests(paths) == []
+    assert shared.read_requests(paths) == []
 
 
 async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
@@ -94,7 +94,7 @@ async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folde
     with pytest.raises(RoleError, match=r"has refused the run: trainer.lora.rank \(8\) is more") as refused:
         await connection.__aenter__()
     assert refused.value.code == exit_codes.CONFIGURATION
-    assert shared.requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"
+    assert shared.read_requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"
 
 
 async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
@@ -110,7 +110,7 @@ async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
     await asyncio.to_thread(host.close)
     with pytest.raises(RoleError, match=r"the trainer of host has not answered for .* is run host still there?"):
         await asyncio.wait_for(entering, 60)
-    assert shared.requests(RunPaths(tmp_path / "host")) == []
+    assert shared.read_requests(RunPaths(tmp_path / "host")) == []
 
 
 async def test_a_trainer_that_has_ended_with_a_word_is_not_waited_for(tmp_path: Path, tokenizer_folder: Path) -> None:

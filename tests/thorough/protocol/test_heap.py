@@ -39,7 +39,7 @@ def test_what_is_there_is_spared_after_what_is_garbage_is_gone() -> None:
     try:
         garbage = weakref.ref(_Node())
         kept = _Node()
-        heap.spare()
+        heap.freeze_loaded()
         assert garbage() is None
         assert gc.get_freeze_count() > 0
         assert not any(known is kept for known in gc.get_objects())

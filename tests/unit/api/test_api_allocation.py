@@ -1,4 +1,4 @@
-"""`spec.allocation` stands for the fields of trainer and engines, and a field that says otherwise is one message with both."""
+"""`spec.allocation_notice` stands for the fields of trainer and engines, and a field that says otherwise is one message with both."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.cli.sources.run_config import RlConfig
 from rlrun.config.loading.problems import ConfigError
-from rlrun.fit.advice import changed
-from rlrun.local.sizes import allocation
+from rlrun.fit.advice import change_spec
+from rlrun.local.sizes import allocation_notice
 
 MANIFEST = """apiVersion: rlrun.io/v1alpha1
 kind: RLRun
@@ -88,7 +88,7 @@ def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
         "run.yaml:9: spec: trainer.replicas (3) is 2 by allocation (sglang:d4t2+megatron:d8p1t2)",
         "run.yaml:11: spec: inference.replicas (2) is 4 by allocation (sglang:d4t2+megatron:d8p1t2)",
     ]
-    (notice,) = allocation(parse_manifest(MANIFEST, "run.yaml")[0].spec)
+    (notice,) = allocation_notice(parse_manifest(MANIFEST, "run.yaml")[0].spec)
     assert notice.notice
     assert notice.message == (
         "is trainer: 2 x 8 GPUs, tp 2, inference: 4 x 2 GPUs (tensorParallel 2, dataParallel 1); sglang is read as vllm; "
@@ -105,12 +105,12 @@ def test_a_pipeline_of_the_trainer_is_its_field_and_one_of_the_engines_is_in_ten
     run = spec("vllm:d2p2+megatron:d2p4t2")
     assert (run.trainer.parallelism.pp, run.trainer.parallelism.tp) == (4, 2)
     assert run.trainer.replicas * run.trainer.gpus_per_replica == 16
-    (notice,) = allocation(run)
+    (notice,) = allocation_notice(run)
     assert "tp 2, pp 4" in notice.message
     assert "p2 of the engines: no pipeline there, tensorParallel has them" in notice.message
     assert "of the trainer" not in notice.message
 
 
 def test_advice_about_memory_changes_the_fields() -> None:
-    run = changed(spec("vllm:d4+fsdp:d8"), {"spec.trainer.gpusPerReplica": 4})
+    run = change_spec(spec("vllm:d4+fsdp:d8"), {"spec.trainer.gpusPerReplica": 4})
     assert (run.allocation, run.trainer.gpus_per_replica, run.inference.replicas) == (None, 4, 4)

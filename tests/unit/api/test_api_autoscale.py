@@ -1,4 +1,4 @@
-"""`inference.autoscale`: where the number of engines is the operator's, and where it cannot be."""
+"""`inference.autoscale_notice`: where the number of engines is the operator's, and where it cannot be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.local.sizes import autoscale
+from rlrun.local.sizes import autoscale_notice
 
 ELASTIC = {"autoscale": {"min": 2, "max": 4}}
 
@@ -20,10 +20,10 @@ def spec(**blocks: Any) -> RLRunSpec:
 
 
 def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
-    (notice,) = autoscale(spec())
+    (notice,) = autoscale_notice(spec())
     assert (notice.key, notice.notice) == (("inference", "autoscale"), True)
     assert "autoscale.min (2) engines throughout" in notice.message
-    assert list(autoscale(spec(inference={"replicas": 2}))) == []
+    assert list(autoscale_notice(spec(inference={"replicas": 2}))) == []
     engines = resolve_spec(spec(), name="run", uid="uid", output_dir="/out").inference
     assert engines is not None
     assert engines.replicas == 2

@@ -1,4 +1,4 @@
-"""`trainer.elastic`: the sizes that a run may have, and where it can have one alone."""
+"""`trainer.elastic_notice`: the sizes that a run may have, and where it can have one alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.local.sizes import elastic
+from rlrun.local.sizes import elastic_notice
 
 
 def spec(trainer: dict[str, Any], **blocks: Any) -> RLRunSpec:
@@ -19,14 +19,14 @@ def spec(trainer: dict[str, Any], **blocks: Any) -> RLRunSpec:
 
 def test_one_machine_has_all_pods_and_says_which_sizes_a_cluster_may_use() -> None:
     run = spec({"elastic": {"min": 2}, "parallelism": {"tp": 2}})
-    (notice,) = elastic(run)
+    (notice,) = elastic_notice(run)
     assert (notice.key, notice.notice) == (("trainer", "elastic"), True)
     assert (
         "the trainer may have 2, 4 pods, not 3: parallelism: pp * dpReplicate * cp * tp (2) must divide"
         in notice.message
     )
     assert "on one machine it has replicas (4)" in notice.message
-    assert list(elastic(spec({}))) == []
+    assert list(elastic_notice(spec({}))) == []
     assert resolve_spec(run, name="run", uid="uid", output_dir="/out").trainer.replicas == 4
 
 

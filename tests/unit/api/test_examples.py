@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.api.manifest import parse_manifest, read_manifest
 from rlrun.api.resolve import resolve_spec
-from rlrun.environments.registry import load
+from rlrun.environments.registry import load_environment
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
@@ -18,7 +18,7 @@ def test_an_example_resolves(path: Path) -> None:
     run = read_manifest(path)
     config = resolve_spec(run.spec, name=run.metadata.name, uid="u", output_dir="/run")
     for environment in config.orchestrator.environments:
-        assert len(load(environment.id, environment.args).tasks("train"))
+        assert len(load_environment(environment.id, environment.args).tasks("train"))
     assert run.metadata.name == path.stem
 
 

@@ -17,7 +17,7 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.identity import claim, complete
+from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.protocol.files.paths import Role, RunPaths
 
 ROOT = Path(__file__).parents[3]
@@ -132,7 +132,9 @@ def test_nothing_is_written_before_all_is_right(here: Path) -> None:
 def test_the_file_is_read_alike_by_a_rank_that_torchrun_starts(here: Path) -> None:
     file = here / "trainer.toml"
     file.write_text(FILES["trainer"])
-    ranks = [claim(load_file(TrainerConfig, file, section="trainer", complete=complete)) for _ in range(2)]
+    ranks = [
+        claim_identity(load_file(TrainerConfig, file, section="trainer", complete=complete_role_file)) for _ in range(2)
+    ]
     assert ranks[0] == ranks[1] == started("trainer", FILES["trainer"])
 
 
@@ -164,7 +166,7 @@ def test_files_of_a_launcher_are_taken_as_they_are(example: Path, here: Path) ->
     file.write_text(config.model_dump_json())
     for role, model in MODELS.items():
         if (rendered := getattr(config, role)) is not None:
-            assert load_file(model, file, section=role, complete=complete) == rendered
+            assert load_file(model, file, section=role, complete=complete_role_file) == rendered
 
 
 @pytest.mark.parametrize("role", MODELS)

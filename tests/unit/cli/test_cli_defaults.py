@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlrun.cli.checks import fit, render
-from rlrun.defaults.team import applied, read_defaults
+from rlrun.defaults.team import apply_defaults, read_defaults
 
 SPEC = {
     "model": {"tiny": {}},
@@ -59,7 +59,7 @@ def test_a_lock_refuses_in_the_operators_words(tmp_path: Path, capsys: pytest.Ca
     assert render.run(["--defaults", given, run]) == 78
     text = str(CONFIG_MAP["data"]["defaults.team-a.yaml"])  # type: ignore[index]
     team = read_defaults(text, "rlrun-system/team", "defaults.team-a.yaml")
-    (words,) = applied(yaml.safe_load(Path(run).read_text()), team).refusals
+    (words,) = apply_defaults(yaml.safe_load(Path(run).read_text()), team).refusals
     assert words in capsys.readouterr().err
     for command, extra in ((render.run, []), (fit.run, ["--gpu-memory", "80Gi"])):
         assert command([run, "--defaults", given, *extra]) == 78

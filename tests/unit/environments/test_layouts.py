@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.layouts import LAYOUTS, boxed, convert, recognized
+from rlrun.environments.layouts import LAYOUTS, boxed_content, convert_row, recognize_layout
 
 ROWS: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": " How many? ", "answer": "Add 1000 to 234.\n#### 1,234"},
@@ -27,7 +27,7 @@ ASKED = {"gsm8k": "How many?", "geometry3k": "Find x."}
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_row_of_a_public_set_is_converted(name: Any) -> None:
-    made = convert(name, ROWS[name])
+    made = convert_row(name, ROWS[name])
     assert made["prompt"] == [{"role": "user", "content": ASKED.get(name, "Solve.")}]
     assert made["reward_model"]["ground_truth"] == TRUTHS[name]
     assert made["data_source"]
@@ -35,11 +35,14 @@ def test_a_row_of_a_public_set_is_converted(name: Any) -> None:
 
 
 def test_what_a_set_brings_beside_is_kept() -> None:
-    assert convert("math", ROWS["math"])["extra_info"]["level"] == "Level 5"
-    own = convert("math", ROWS["math"] | {"uid": "a", "data_source": "own"})
+    assert convert_row("math", ROWS["math"])["extra_info"]["level"] == "Level 5"
+    own = convert_row("math", ROWS["math"] | {"uid": "a", "data_source": "own"})
     assert (own["uid"], own["data_source"]) == ("a", "own")
-    assert convert("dapo", ROWS["dapo"])["uid"] == "9a9b6eb4"
-    assert convert("math", {"problem": "?", "solution": "no box", "answer": "7"})["reward_model"]["ground_truth"] == "7"
+    assert convert_row("dapo", ROWS["dapo"])["uid"] == "9a9b6eb4"
+    assert (
+        convert_row("math", {"problem": "?", "solution": "no box", "answer": "7"})["reward_model"]["ground_truth"]
+        == "7"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def test_what_a_set_brings_beside_is_kept() -> None:
 )
 def test_a_row_of_another_layout_is_refused(name: Any, row: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        convert(name, row)
+        convert_row(name, row)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +73,10 @@ def test_a_row_of_another_layout_is_refused(name: Any, row: dict[str, Any], says
     ],
 )
 def test_the_last_box_is_the_answer(text: str, found: str | None) -> None:
-    assert boxed(text) == found
+    assert boxed_content(text) == found
 
 
 def test_a_layout_is_recognized_by_its_columns() -> None:
-    assert recognized(ROWS["gsm8k"]) == "gsm8k"
-    assert recognized(ROWS["geometry3k"]) == "geometry3k"
-    assert recognized(["text"]) is None
+    assert recognize_layout(ROWS["gsm8k"]) == "gsm8k"
+    assert recognize_layout(ROWS["geometry3k"]) == "geometry3k"
+    assert recognize_layout(["text"]) is None

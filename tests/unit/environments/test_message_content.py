@@ -14,7 +14,7 @@ from rlrun.environments.adapters.openai_api import RequestError, read_request
 from rlrun.environments.bundled.dataset import messages_of, with_instruction
 from rlrun.environments.message_content import ContentError, check_prompt, content_text, unread_columns
 from rlrun.environments.protocol import Episode, Task
-from rlrun.environments.rewards.scorers import _question
+from rlrun.environments.rewards.scorers import _prompt_text
 from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
 from rlrun.orchestrator.sft.conversation import read_conversation
 
@@ -44,7 +44,7 @@ def read_policy(content: object) -> str:
 
 
 def read_judge(content: object) -> str:
-    return _question(Task("1", [{"role": "system", "content": "s"}, {"role": "user", "content": content}]))
+    return _prompt_text(Task("1", [{"role": "system", "content": "s"}, {"role": "user", "content": content}]))
 
 
 def read_reply(content: object) -> str:
@@ -103,7 +103,7 @@ def test_judge_gets_the_conversation_without_the_system_message() -> None:
         {"role": "assistant", "content": None, "tool_calls": [{}]},
         {"role": "user", "content": "second"},
     ]
-    assert _question(Task("1", prompt)) == "first\n\n\n\nsecond"
+    assert _prompt_text(Task("1", prompt)) == "first\n\n\n\nsecond"
 
 
 def test_instruction_follows_the_text_of_parts() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.environments import EnvironmentLoadError, load
+from rlrun.environments import EnvironmentLoadError, load_environment
 from rlrun.runtime import exit_codes
 
 
@@ -44,9 +44,9 @@ def test_what_is_written_is_played(tmp_path: Path) -> None:
     source, rows = write(tmp_path / "train.jsonl", gsm8k(*range(40), 3)), tmp_path / "rows.jsonl"
     words = ["--layout", "gsm8k", "--unique", "--instruction", "Box it."]
     assert main(["rows", "--path", str(source), *words, "--output", str(rows)]) == exit_codes.OK
-    written = load("dataset", {"path": str(rows)})
+    written = load_environment("dataset", {"path": str(rows)})
     args = {"path": str(source), "layout": "gsm8k", "unique": True, "instruction": "Box it."}
-    converted = load("dataset", args)
+    converted = load_environment("dataset", args)
     assert len(written.tasks("train")) + len(written.tasks("eval")) == 40
     task, same = written.tasks("train")[0], {task.answer: task for task in converted.tasks("train")}
     assert task.prompt == [{"role": "user", "content": f"What is {task.answer}?\n\nBox it."}]
@@ -60,11 +60,11 @@ def test_a_set_that_holds_its_rows_many_times_is_read_once(tmp_path: Path, capsy
         for i in range(30)
     ]
     args = {"path": str(write(tmp_path / "dapo.jsonl", rows * 3)), "layout": "dapo"}
-    environment = load("dataset", args)
+    environment = load_environment("dataset", args)
     ids = [task.id for split in ("train", "eval") for task in environment.tasks(split)]  # type: ignore[arg-type]
     assert sorted(ids) == sorted(f"x{i}" for i in range(30))
     assert "60 rows of" in capsys.readouterr().out
-    twice = load("dataset", args | {"unique": False})
+    twice = load_environment("dataset", args | {"unique": False})
     assert len(twice.tasks("train")) + len(twice.tasks("eval")) == 90
 
 
@@ -72,16 +72,16 @@ def test_a_question_that_is_no_text_is_named(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [{"question": 7, "answer": "#### 7"}, *gsm8k(1)])
     write(tmp_path / "test.jsonl", gsm8k(2))
     with pytest.raises(EnvironmentLoadError, match=r"train\.jsonl line 1: the question is no text: '7'"):
-        load("gsm8k", {"path": str(tmp_path)})
+        load_environment("gsm8k", {"path": str(tmp_path)})
 
 
 def test_csv_is_read_where_a_folder_has_nothing_else(tmp_path: Path) -> None:
     lines = "".join(f'"{i}?",{i}\n' for i in range(40))
     (tmp_path / "rows.csv").write_text("prompt,reward_model.ground_truth\n" + lines)
-    environment = load("dataset", {"path": str(tmp_path), "reward": "exact"})
+    environment = load_environment("dataset", {"path": str(tmp_path), "reward": "exact"})
     assert environment.tasks("train")[0].answer == "0"
     write(tmp_path / "rows.jsonl", [{"prompt": f"{i}?", "ground_truth": "other"} for i in range(40)])
-    assert load("dataset", {"path": str(tmp_path)}).tasks("train")[0].answer == "other"
+    assert load_environment("dataset", {"path": str(tmp_path)}).tasks("train")[0].answer == "other"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_cannot_be_converted_is_told_with_its_line(
 
 def test_a_known_layout_is_named_where_none_is_set(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentLoadError, match="these are of layout: gsm8k"):
-        load("dataset", {"path": str(write(tmp_path / "rows.jsonl", gsm8k(1, 2)))})
+        load_environment("dataset", {"path": str(write(tmp_path / "rows.jsonl", gsm8k(1, 2)))})
 
 
 def test_the_pages_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments import load
-from rlrun.environments.adapters.verifiers_legacy_playable import identities
+from rlrun.environments import load_environment
+from rlrun.environments.adapters.verifiers_legacy_playable import task_digests
 from rlrun.environments.distinct import check_distinct
 from rlrun.environments.protocol import Task
 
@@ -21,7 +21,7 @@ def task(number: int, prompt: str, answer: str | None, row: str = "") -> Task:
 
 
 def distinct(tasks: Sequence[Task]) -> int:
-    return len(set(identities(tasks).values()))
+    return len(set(task_digests(tasks).values()))
 
 
 def test_rows_with_one_prompt_and_other_answers_are_different_tasks() -> None:
@@ -40,8 +40,8 @@ def test_rows_of_a_prompt_with_one_answer_stay_in_one_split() -> None:
     tasks = [task(i, f"say {i % 5}", f"{i % 5}") for i in range(20)]
     assert distinct(tasks) == 5
     # As earlier releases did: the same rows are held out as before.
-    assert set(identities(tasks[:5]).values()) == set(
-        identities([replace(t, info={"row": "x"}) for t in tasks[:5]]).values()
+    assert set(task_digests(tasks[:5]).values()) == set(
+        task_digests([replace(t, info={"row": "x"}) for t in tasks[:5]]).values()
     )
 
 
@@ -54,7 +54,7 @@ def rows(path: Path, *answers: str) -> dict[str, Any]:
 
 
 def digest(id: str, args: dict[str, Any]) -> str:
-    environment = load(id, args)
+    environment = load_environment(id, args)
     return check_distinct({"train": environment.tasks("train"), "eval": environment.tasks("eval")})["train"]
 
 

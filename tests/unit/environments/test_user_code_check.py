@@ -31,7 +31,7 @@ def test_equal_subjects_share_one_process_and_have_the_same_result(monkeypatch: 
     little, much = Limits(memory_bytes=1), Limits(memory_bytes=2)
     subjects = [(bad, little), (good, little), (other, little), (good, little), (good, much), (bad, little)]
     notices: list[tuple[int, str]] = []
-    results = user_code_check.check(subjects, lambda index, text: notices.append((index, text)))
+    results = user_code_check.check_subjects(subjects, lambda index, text: notices.append((index, text)))
     assert [None if result is None else result.message for result in results] == [
         "does not load", None, None, None, None, "does not load"
     ]  # fmt: skip

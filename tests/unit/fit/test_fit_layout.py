@@ -14,7 +14,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.fit.architecture import Architecture, from_config
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.layout import layout_problems
-from rlrun.local.sizes import sizes
+from rlrun.local.sizes import size_findings
 
 QWEN3, QWEN2, MIXTURE = KNOWN["Qwen/Qwen3-0.6B"], KNOWN["Qwen/Qwen2.5-7B"], KNOWN["Qwen/Qwen3-30B-A3B"]
 
@@ -166,19 +166,19 @@ def test_a_sequence_has_positions() -> None:
 def test_findings_are_of_models_that_are_known(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "x"}))
     for model in ({"name": "team/unknown"}, {"path": str(tmp_path)}):
-        assert not [*sizes(spec(model=model, **trainer(3, tp=3)), ())]
+        assert not [*size_findings(spec(model=model, **trainer(3, tp=3)), ())]
     known = {"model": {"name": "Qwen/Qwen3-0.6B"}, **trainer(3, tp=3)}
-    assert [(found.key, found.notice) for found in sizes(spec(**known), ())] == [
+    assert [(found.key, found.notice) for found in size_findings(spec(**known), ())] == [
         (("trainer", "parallelism", "tp"), False)
     ]
-    assert not [*sizes(spec(**known), [("model", "name")])]
+    assert not [*size_findings(spec(**known), [("model", "name")])]
 
 
 def test_a_run_that_does_not_fit_is_a_notice_where_its_gpus_are_known() -> None:
     model = {"model": {"name": "Qwen/Qwen3-8B"}, **trainer(1)}
-    assert not [*sizes(spec(**model), ())]
-    assert not [*sizes(spec(**model, placement={"gpuProduct": "NVIDIA-X1"}), ())]
-    (found,) = sizes(spec(**model, placement={"gpuProduct": "NVIDIA-L4"}), ())
+    assert not [*size_findings(spec(**model), ())]
+    assert not [*size_findings(spec(**model, placement={"gpuProduct": "NVIDIA-X1"}), ())]
+    (found,) = size_findings(spec(**model, placement={"gpuProduct": "NVIDIA-L4"}), ())
     assert found.notice
     assert found.key == ("trainer",)
     assert "`rlrun fit`" in found.message
@@ -187,7 +187,7 @@ def test_a_run_that_does_not_fit_is_a_notice_where_its_gpus_are_known() -> None:
 def test_the_fewest_pods_of_an_elastic_trainer_have_to_fit_too() -> None:
     pods = {"replicas": 32, "gpusPerReplica": 1, "activationCheckpointing": "full"}
     base = {"model": {"name": "Qwen/Qwen3-8B"}, "placement": {"gpuProduct": "NVIDIA-L4"}}
-    assert not [*sizes(spec(**base, trainer=pods | {"elastic": {"min": 32}}), ())]
-    (found,) = sizes(spec(**base, trainer=pods | {"elastic": {"min": 2}}), ())
+    assert not [*size_findings(spec(**base, trainer=pods | {"elastic": {"min": 32}}), ())]
+    (found,) = size_findings(spec(**base, trainer=pods | {"elastic": {"min": 2}}), ())
     assert (found.key, found.notice) == (("trainer", "elastic"), True)
     assert found.message.startswith("does not fit with min (2) pods: each GPU needs about")

@@ -12,11 +12,11 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.fit import advice
-from rlrun.fit.advice import advise, changed
+from rlrun.fit.advice import advise_roles, change_spec
 from rlrun.fit.gpu_products import GIB
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.parts import Needs
-from rlrun.fit.report import Surroundings, document, lines, needs_of, refusals_of
+from rlrun.fit.report import Surroundings, needs_of, refusals_of, report_document, report_lines
 from rlrun.fit.trainer import FRAGMENTS, RESERVE
 
 ROOT = Path(__file__).parents[3]
@@ -120,7 +120,9 @@ def test_what_the_trainer_would_refuse_is_not_advised() -> None:
         dataclasses.replace(KNOWN[LARGE], whole_type="gemma3"), memory={"trainer": 60 * GIB, "inference": 60 * GIB}
     )
     run = spec(LARGE, trainer={"gpusPerReplica": 4, "microBatchTokens": 32_768})
-    advised = [path for change in advise(run, surroundings, needs_of(run, surroundings)) for path in change.fields]
+    advised = [
+        path for change in advise_roles(run, surroundings, needs_of(run, surroundings)) for path in change.fields
+    ]
     assert advised
     assert not any("parallelism.cp" in path for path in advised)
 
@@ -131,8 +133,8 @@ def test_a_refused_field_is_part_of_the_report() -> None:
     assert [one.field for one in found] == ["spec.trainer.parallelism.tp"]
     needs = needs_of(run, around())
     told = "  REFUSED: spec.trainer.parallelism.tp: 16 must divide the model's key-value heads (8); lower tp"
-    assert told in lines("a", needs, [], KNOWN[SMALL], found)
-    assert document("a", needs, [], KNOWN[SMALL], found)["fits"] is False
+    assert told in report_lines("a", needs, [], KNOWN[SMALL], found)
+    assert report_document("a", needs, [], KNOWN[SMALL], found)["fits"] is False
 
 
 def test_states_are_float32_and_shared_by_the_ranks_of_a_copy() -> None:
@@ -193,7 +195,7 @@ def test_auto_leaves_a_reserve() -> None:
 def test_what_auto_has_tried_is_not_advised() -> None:
     run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 65_536, "activationCheckpointing": "auto"})
     surroundings = around(gib=12)
-    found = advise(run, surroundings, needs_of(run, surroundings))
+    found = advise_roles(run, surroundings, needs_of(run, surroundings))
     assert found
     assert not any("activationCheckpointing" in path for change in found for path in change.fields)
 
@@ -224,7 +226,7 @@ def test_moments_in_host_memory_leave_two_buckets() -> None:
 def test_moments_are_moved_before_everything_is() -> None:
     run = spec(LARGE, trainer={"gpusPerReplica": 2})
     surroundings = around(LARGE, 60)
-    found = [[*change.fields] for change in advise(run, surroundings, needs_of(run, surroundings))]
+    found = [[*change.fields] for change in advise_roles(run, surroundings, needs_of(run, surroundings))]
     moved = [one[0] for one in found if one[0].endswith(("cpuOffload", "optimizer.offload"))]
     assert moved == ["spec.trainer.optimizer.offload", "spec.trainer.cpuOffload"]
 
@@ -325,11 +327,11 @@ def test_advice_is_there_and_fits_without_spoiling_the_other_role(
     run, surroundings = spec(model, **blocks), around(model, gib)
     before = needs_of(run, surroundings)
     assert not all(one.fits for one in before)
-    advice = advise(run, surroundings, before)
+    advice = advise_roles(run, surroundings, before)
     assert {change.role for change in advice} == {one.role for one in before if not one.fits}
     for change in advice:
         fields = {path: None if value == "removed" else value for path, value in change.fields.items()}
-        after = needs_of(changed(run, fields), surroundings)
+        after = needs_of(change_spec(run, fields), surroundings)
         assert next(one for one in after if one.role == change.role).fits
         fitted = {one.role for one in before if one.fits}
         assert fitted <= {one.role for one in after if one.fits}
@@ -348,14 +350,14 @@ def test_layers_are_compiled_on_gpus() -> None:
 def test_the_cheapest_change_comes_first() -> None:
     run = spec(trainer={"gpusPerReplica": 1, "microBatchTokens": 32_768, "compile": False})
     surroundings = around(gib=64)
-    first = advise(run, surroundings, needs_of(run, surroundings))[0]
+    first = advise_roles(run, surroundings, needs_of(run, surroundings))[0]
     assert first.fields == {"spec.trainer.activationCheckpointing": "selective"}
 
 
 def test_nothing_is_advised_where_nothing_helps() -> None:
     run = spec(LARGE, trainer={"gpusPerReplica": 1})
     surroundings = around(LARGE, 2)
-    assert advise(run, surroundings, needs_of(run, surroundings)) == []
+    assert advise_roles(run, surroundings, needs_of(run, surroundings)) == []
 
 
 COLOCATED: dict[str, Any] = {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}}
@@ -368,7 +370,7 @@ def test_an_engine_leaves_room_for_the_trainer_that_waits() -> None:
     greedy, surroundings = run(0.99), around(gib=40)
     needs = needs_of(greedy, surroundings)
     assert [(one.role, one.fits) for one in needs] == [("trainer", True), ("inference", False)]
-    assert advise(greedy, surroundings, needs)[0].fields == {"spec.inference.gpuMemoryUtilization": 0.95}
+    assert advise_roles(greedy, surroundings, needs)[0].fields == {"spec.inference.gpuMemoryUtilization": 0.95}
     assert all(one.fits for one in needs_of(run(0.95), surroundings))
 
 
@@ -381,7 +383,7 @@ def test_a_change_that_spoils_the_other_role_is_not_advised(monkeypatch: pytest.
     greedy = {"spec.inference.gpuMemoryUtilization": 0.99}
     tries = [advice._Try("a", good | greedy), advice._Try("b", good)]
     monkeypatch.setattr(advice, "_trainer_tries", lambda *_: iter(tries))
-    assert [change.fields for change in advise(run, surroundings, needs)] == [good]
+    assert [change.fields for change in advise_roles(run, surroundings, needs)] == [good]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from rlrun.fit.gpu_products import GIB
 from rlrun.fit.known_models import KNOWN
 from rlrun.fit.parts import Needs
 from rlrun.fit.report import Surroundings, needs_of
-from rlrun.fit.stages import cut, stages_of
+from rlrun.fit.stages import cut_layers, stages_of
 
 LARGE, MIXTURE = KNOWN["Qwen/Qwen3-8B"], KNOWN["Qwen/Qwen3-30B-A3B"]
 
@@ -33,7 +33,7 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(costs: list[float], stages: in
         bounds = [*zip((0, *ends), (*ends, len(costs)), strict=True)]
         return max(sum(costs[start:end]) + head * (end == len(costs)) for start, end in bounds)
 
-    runs = cut(costs, head, stages)
+    runs = cut_layers(costs, head, stages)
     assert [number for run in runs for number in run] == [*range(6)]
     assert all(runs)
     best = min(map(dearest, combinations(range(1, 6), stages - 1)))
@@ -41,12 +41,12 @@ def test_no_other_cut_has_a_cheaper_dearest_stage(costs: list[float], stages: in
 
 
 def test_the_first_stage_is_spared_where_cuts_are_equal() -> None:
-    assert [len(run) for run in cut([1] * 5, 0, 2)] == [2, 3]
+    assert [len(run) for run in cut_layers([1] * 5, 0, 2)] == [2, 3]
 
 
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="2 layers cannot be cut into 3 stages"):
-        cut([1, 1], 0, 3)
+        cut_layers([1, 1], 0, 3)
 
 
 def test_stages_have_the_whole_model_between_them() -> None:

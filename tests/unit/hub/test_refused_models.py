@@ -33,7 +33,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
         parts.append(part)
         return folder
 
-    monkeypatch.setattr(fetch, "_fetch", take)
+    monkeypatch.setattr(fetch, "_fetch_files", take)
     return parts
 
 

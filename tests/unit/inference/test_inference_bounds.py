@@ -20,7 +20,7 @@ from rlrun.protocol.messages.endpoints import (
     ENGINE_PARSE,
     ENGINE_STATUS,
 )
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, pack
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS, pack_document
 
 BLOCK = b" " * (1 << 16)
 BLOCKS = 4096
@@ -83,7 +83,7 @@ async def test_a_long_answer_that_was_asked_for_is_read() -> None:
 
     async def answer(_: web.Request) -> web.Response:
         head = {"model": "m", "choices": [{"tokens": tokens, "finish_reason": "stop", "weight_versions": spans}]}
-        return web.Response(body=pack(head, [array(INTEGERS, [7]) * tokens, array(FLOATS, [-0.5]) * tokens]))
+        return web.Response(body=pack_document(head, [array(INTEGERS, [7]) * tokens, array(FLOATS, [-0.5]) * tokens]))
 
     async with engine(answer) as client:
         (completion,) = await ask(client, max_tokens=tokens)

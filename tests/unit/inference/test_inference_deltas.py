@@ -17,9 +17,9 @@ from rlrun.inference.weights.receive import RefusedError
 from rlrun.inference.weights.staging import NoRoomError, Staging
 from rlrun.inference.weights.stored import StoredTensors
 from rlrun.protocol.files.paths import COMPLETE, RunPaths
-from rlrun.protocol.messages.buckets import TensorInfo, checksum, plan_buckets
+from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets, version_checksum
 from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
-from rlrun.protocol.messages.sparse import Bytes, encode
+from rlrun.protocol.messages.sparse import Bytes, encode_difference
 
 NAMES = ("a", "b", "c", "d")
 TENSORS = [TensorInfo(name=name, dtype="bfloat16", shape=[500]) for name in NAMES]
@@ -75,7 +75,7 @@ class Trainer:
             assert path is not None
             return path
         before, old, before_whole, before_delta = last
-        travels = [encode(a, b, most=len(b) // 2) for a, b in zip(old, now, strict=True)]
+        travels = [encode_difference(a, b, most=len(b) // 2) for a, b in zip(old, now, strict=True)]
         sent = [b if one is None else one for one, b in zip(travels, now, strict=True)]
         delta = self.paths.delta(step, self.attempt)
         delta.mkdir()
@@ -89,7 +89,7 @@ class Trainer:
             roots=2,
             checksums=[zlib.crc32(body) for body in now],
             sizes=[len(one) for one in sent],
-            base=checksum(zlib.crc32(body) for body in old),
+            base=version_checksum(zlib.crc32(body) for body in old),
             before=self.paths.delta(before, self.attempt).name if before_delta else None,
             whole_base=self.paths.version(before, self.attempt).name if before_whole else None,
             whole=None if path is None else path.name,

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rlrun.inspect.cluster import snapshot
+from rlrun.inspect.cluster import run_snapshot
 from rlrun.inspect.folder.reader import read_folder
-from rlrun.inspect.screen import words
-from rlrun.inspect.why import explain
+from rlrun.inspect.screen import explanation_text
+from rlrun.inspect.why import explain_run
 from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
 from rlrun.runtime import exit_codes
 from tests.unit.inspect.broken import BROKEN, NOW
@@ -149,8 +149,8 @@ CASES = {
 def told(case: Case, root: Path) -> str:
     """What `rlrun why` says. Args: root: a folder `runs/a` below the present one, not made yet."""
     if isinstance(case.make, str):
-        seen = snapshot(BROKEN[case.make][0], now=NOW)
+        seen = run_snapshot(BROKEN[case.make][0], now=NOW)
     else:
         case.make(folder := Folder(root))
         seen = read_folder(folder.root, NOW)
-    return words(explain(seen, NOW), NOW)
+    return explanation_text(explain_run(seen, NOW), NOW)

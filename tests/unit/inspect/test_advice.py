@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.api.lifecycle import FailureReason
 from rlrun.api.status import Phase
-from rlrun.inspect.advice import ADVICE, ON_THIS_MACHINE, advice
+from rlrun.inspect.advice import ADVICE, ON_THIS_MACHINE, find_advice
 from rlrun_operator.status import failure_reasons, reasons
 
 KNOWN = {*reasons.CONDITION_REASONS, *reasons.EVENT_REASONS, *failure_reasons.FAILURE_REASONS, *get_args(FailureReason)}
@@ -41,8 +41,8 @@ def test_what_a_person_should_hear_of_is_a_problem_and_what_ends_a_run_is_its_en
 
 def test_a_run_on_this_machine_is_told_of_no_cluster() -> None:
     assert not [reason for reason, told in ON_THIS_MACHINE.items() if "kubectl" in told.do or "NAMESPACE" in told.do]
-    assert advice("StorageFull", local=True) != advice("StorageFull", local=False)
+    assert find_advice("StorageFull", local=True) != find_advice("StorageFull", local=False)
 
 
 def test_a_reason_of_a_newer_operator_points_to_its_page() -> None:
-    assert "troubleshooting.md" in advice("NotKnownHere", local=False).do
+    assert "troubleshooting.md" in find_advice("NotKnownHere", local=False).do

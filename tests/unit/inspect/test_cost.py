@@ -14,8 +14,8 @@ import pytest
 
 from rlrun.cli.main import main
 from rlrun.cli.runs import common, look
-from rlrun.inspect.cost.account import of_folder, of_snapshot, sums
-from rlrun.inspect.cost.text import NO_GPUS, table
+from rlrun.inspect.cost.account import of_folder, of_snapshot, sum_uses
+from rlrun.inspect.cost.text import NO_GPUS, cost_table
 from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.kubectl import Answer
 from rlrun.inspect.snapshot import CostRow
@@ -145,7 +145,7 @@ def test_a_fork_does_not_pay_for_the_run_that_it_comes_from(tmp_path: Path) -> N
 def test_a_folder_without_gpus_has_hours_of_the_machine(tmp_path: Path) -> None:
     found = of_folder(a_folder(tmp_path / "a", {}), time.time())
     assert (found.gpus, found.seconds, found.rows[0].role) == (False, 300, "machine")
-    assert NO_GPUS in table([found], wide=True)
+    assert NO_GPUS in cost_table([found], wide=True)
 
 
 def test_the_status_says_what_an_hour_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,7 +169,7 @@ def test_a_torn_folder_is_an_account_of_nothing(tmp_path: Path) -> None:
 
 def test_a_use_of_a_newer_release_is_part_of_the_sum() -> None:
     rows = (CostRow(1, "trainer", (("new", 5), ("trained", 1))),)
-    assert sums(rows) == {"trained": 1, "new": 5}
+    assert sum_uses(rows) == {"trained": 1, "new": 5}
 
 
 def test_a_folder_in_a_snapshot_needs_no_cost(tmp_path: Path) -> None:

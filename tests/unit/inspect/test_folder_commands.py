@@ -17,9 +17,9 @@ import pytest
 from rlrun.cli.main import main
 from rlrun.inspect import logs
 from rlrun.inspect.folder.reader import read_folder
-from rlrun.inspect.screen import words
+from rlrun.inspect.screen import explanation_text
 from rlrun.inspect.source import NotFoundError
-from rlrun.inspect.why import explain
+from rlrun.inspect.why import explain_run
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.launcher import LauncherRecord, new_record, read_record, write_record
 from rlrun.protocol.files.paths import RunPaths
@@ -100,7 +100,7 @@ class Folder:
     def told(self, now: float | None = None) -> str:
         """What `rlrun why` says, on one line."""
         at = time.time() if now is None else now
-        return " ".join(words(explain(read_folder(self.root, at), at), at).split())
+        return " ".join(explanation_text(explain_run(read_folder(self.root, at), at), at).split())
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_a_log_is_followed_to_the_last_line_of_a_run_that_ends(tmp_path: Path) -
                 file.write(step)
 
     looks = iter([True, True, True, True, False])
-    found = logs.follow([logs.LogFile(path, "trainer")], lambda: next(looks), pause)
+    found = logs.follow_lines([logs.LogFile(path, "trainer")], lambda: next(looks), pause)
     assert [line for _, line in found] == ["one", "two", "last"]
 
 
@@ -480,8 +480,8 @@ def test_rank_beyond_the_ranks_is_refused(tmp_path: Path) -> None:
     folder.config |= {"replicas": 2, "processes_per_replica": 2}
     folder.write("run.json", {"trainer": folder.config})
     folder.write("logs/attempt_0001/trainer/trainer.log", "[rank3]: done\n")
-    assert logs.files(folder.root, logs.Wanted(("trainer",), 3, None, 10))
+    assert logs.list_log_files(folder.root, logs.Wanted(("trainer",), 3, None, 10))
     with pytest.raises(NotFoundError, match="got 4, and trainer has ranks 0 to 3 in attempt 1; write --rank 3"):
-        logs.files(folder.root, logs.Wanted(("trainer",), 4, None, 10))
+        logs.list_log_files(folder.root, logs.Wanted(("trainer",), 4, None, 10))
     with pytest.raises(NotFoundError, match="got 9, and inference has ranks 0 to 1 in attempt 1; write --rank 1"):
-        logs.files(folder.root, logs.Wanted(("inference",), 9, None, 10))
+        logs.list_log_files(folder.root, logs.Wanted(("inference",), 9, None, 10))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.inspect.advice import ADVICE
-from rlrun.inspect.cluster import snapshot
-from rlrun.inspect.why import explain
+from rlrun.inspect.cluster import run_snapshot
+from rlrun.inspect.why import explain_run
 from tests.unit.inspect.broken import NOW, condition, run
 
 ROOT = Path(__file__).parents[3]
@@ -78,13 +78,13 @@ def test_hints_for_kubectl_name_the_namespace() -> None:
 
 @pytest.mark.parametrize("reason", sorted(ADVICE))
 def test_advice_is_filled_with_the_run_its_namespace_and_its_host(reason: str) -> None:
-    seen = snapshot(run("Running", condition("Progressing", "False", reason, "it waits")), now=NOW)
-    told = explain(replace(seen, host="big"), NOW)
+    seen = run_snapshot(run("Running", condition("Progressing", "False", reason, "it waits")), now=NOW)
+    told = explain_run(replace(seen, host="big"), NOW)
     hints = [hint for one in told.now for hint in re.findall(r"`([^`]*)`", one.do)]
     assert [hint for hint in hints if re.search(r"\b(NAME|HOST|WHERE|NAMESPACE|ROLE)\b", hint)] == []
     assert [hint for hint in hints if re.match(OF_RUNS, hint) and " -n team" not in hint] == []
 
 
 def test_a_folder_with_a_space_is_quoted() -> None:
-    seen = replace(snapshot(run("Running"), now=NOW), place="folder", where="runs/my run")
+    seen = replace(run_snapshot(run("Running"), now=NOW), place="folder", where="runs/my run")
     assert seen.argument == "'runs/my run'"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.inspect.past.configurations import Change, attempts_kept, changes, edits, said
+from rlrun.inspect.past.configurations import Change, attempts_kept, changed_fields, describe_changes, list_edits
 from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.paths import RunPaths
 
@@ -35,8 +35,8 @@ def begin(paths: RunPaths, attempt: int, base_step: int, document: Json | None, 
 
 def read(paths: RunPaths, fork: ForkedFrom | None = None) -> tuple[str, list[Any]]:
     kept = attempts_kept(paths, lambda path: path.open("rb"), fork, lambda document: document)
-    found = edits(kept)
-    return said(kept, found), found
+    found = list_edits(kept)
+    return describe_changes(kept, found), found
 
 
 def test_a_change_is_told_with_attempt_step_and_both_values(paths: RunPaths) -> None:
@@ -116,20 +116,20 @@ def test_a_damaged_record_is_none(paths: RunPaths, content: str) -> None:
 
 def test_where_a_run_is_and_where_it_starts_is_no_change() -> None:
     after = config(uid="v", output_dir="/data", checkpoint={"resume": {"policy": "Latest"}})
-    assert changes(config(), after) == ()
+    assert changed_fields(config(), after) == ()
 
 
 def test_a_role_that_only_one_of_them_knows_is_left_out() -> None:
     before, after = config() | {"inference": {"max_steps": 20}}, config(max_steps=40)
     del after["inference"]
-    assert changes(before, after) == (Change("max_steps", "20", "40"),)
+    assert changed_fields(before, after) == (Change("max_steps", "20", "40"),)
 
 
 def test_a_field_of_one_role_names_the_role() -> None:
     after = config()
     after["orchestrator"]["max_steps"] = 40
     after["inference"] = {"max_model_len": 99}
-    assert changes(config(), after) == (
+    assert changed_fields(config(), after) == (
         Change("inference", "None", "–"),
         Change("max_model_len", "–", "99"),
         Change("orchestrator.max_steps", "20", "40"),

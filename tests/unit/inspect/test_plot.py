@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from rlrun.cli.main import main
-from rlrun.inspect.curves import curve, svg
+from rlrun.inspect.curves import draw_svg, metric_curve
 from rlrun.runtime import exit_codes
 
 
@@ -63,14 +63,14 @@ def test_a_metric_that_is_not_there_is_explained(runs: None, capsys: pytest.Capt
 
 def test_smoothing_is_the_mean_of_the_last_values_and_what_is_no_number_is_left_out() -> None:
     lines = [{"step": step, "m": value} for step, value in enumerate([1.0, 3.0, float("nan"), 5.0, "x", True])]
-    assert curve("l", lines, "m", 2).values == [1.0, 2.0, 4.0]
-    assert curve("l", lines, "m").steps == [0, 1, 3]
+    assert metric_curve("l", lines, "m", 2).values == [1.0, 2.0, 4.0]
+    assert metric_curve("l", lines, "m").steps == [0, 1, 3]
 
 
 def test_a_long_curve_keeps_every_peak_and_its_ends() -> None:
     values = [float(step % 7) for step in range(5000)]
     values[1234], values[4001] = 99.0, -99.0
-    found = curve("l", [{"step": step, "m": value} for step, value in enumerate(values)], "m")
+    found = metric_curve("l", [{"step": step, "m": value} for step, value in enumerate(values)], "m")
     assert 900 < len(found.steps) <= 1000
     assert list(found.steps) == sorted(set(found.steps))
     points = dict(zip(found.steps, found.values, strict=True))
@@ -79,4 +79,4 @@ def test_a_long_curve_keeps_every_peak_and_its_ends() -> None:
 
 
 def test_a_label_is_no_markup() -> None:
-    assert "<script>" not in svg("<script>", [curve("<script>", [{"step": 1, "m": 1.0}], "m")])
+    assert "<script>" not in draw_svg("<script>", [metric_curve("<script>", [{"step": 1, "m": 1.0}], "m")])

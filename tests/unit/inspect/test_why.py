@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlrun.inspect.cluster import snapshot
-from rlrun.inspect.screen import status, words
-from rlrun.inspect.why import explain
+from rlrun.inspect.cluster import run_snapshot
+from rlrun.inspect.screen import explanation_text, status_screen
+from rlrun.inspect.why import explain_run
 from rlrun.protocol.messages import annotations as said
 from tests.unit.inspect.broken import BROKEN, MINUTE_AGO, NOW, condition, failure, over, restarting, run
 
@@ -19,7 +19,7 @@ def flat(text: str) -> str:
 
 
 def told(found: Any, **parts: Any) -> str:
-    return flat(words(explain(snapshot(found, now=NOW, **parts), NOW), NOW))
+    return flat(explanation_text(explain_run(run_snapshot(found, now=NOW, **parts), NOW), NOW))
 
 
 def lease(seconds: float = 5.0, **annotations: str) -> Any:
@@ -32,7 +32,7 @@ def test_the_cause_of_a_broken_run_is_told(name: str) -> None:
     found, expected = BROKEN[name]
     text = told(found)
     assert [part for part in expected if flat(part) not in text] == []
-    shown = flat(status(snapshot(found, now=NOW), explain(snapshot(found, now=NOW), NOW), NOW))
+    shown = flat(status_screen(run_snapshot(found, now=NOW), explain_run(run_snapshot(found, now=NOW), NOW), NOW))
     assert [part for part in expected[:1] if flat(part).split(" (")[0] not in shown] == []
     assert "what to do" in text
 
@@ -59,7 +59,7 @@ def test_a_step_that_waits_for_long_is_looked_into() -> None:
 
 def test_what_the_lease_of_an_older_attempt_says_is_not_told() -> None:
     old = lease(**{said.ATTEMPT: "0", said.WAITING_ON: "something old", said.STEP: "99"})
-    seen = snapshot(run("Running"), lease=old, now=NOW)
+    seen = run_snapshot(run("Running"), lease=old, now=NOW)
     assert (seen.wait, seen.progress.step) == (None, 7)
 
 
@@ -71,13 +71,13 @@ def test_what_matters_most_is_first_and_each_cause_is_told_once() -> None:
         condition("InferenceAvailable", "False", "ImagePullFailed", "x"),
         condition("Progressing", "Unknown", "WaitingForFirstStep", "z"),
     )
-    causes = explain(snapshot(found, now=NOW), NOW).now
+    causes = explain_run(run_snapshot(found, now=NOW), NOW).now
     assert [one.what.partition(": ")[2] for one in causes] == [
         "ImagePullFailed",
         "Unschedulable",
         "WaitingForFirstStep",
     ]
-    assert [one.do for one in causes[:2]] == list(explain(snapshot(found, now=NOW), NOW).steps())
+    assert [one.do for one in causes[:2]] == list(explain_run(run_snapshot(found, now=NOW), NOW).steps())
 
 
 def test_failures_are_told_newest_first_and_only_the_newest_says_what_to_do() -> None:
@@ -85,7 +85,7 @@ def test_failures_are_told_newest_first_and_only_the_newest_says_what_to_do() ->
         failure("OOMKilled", "too much", code=137),
         failure("CudaError", "illegal access", attempt=2),
     )
-    explanation = explain(snapshot(restarting(older, newer), now=NOW), NOW)
+    explanation = explain_run(run_snapshot(restarting(older, newer), now=NOW), NOW)
     assert [one.what.split(":")[0] for one in explanation.before] == [
         "attempt 2 ended at step 6",
         "attempt 1 ended at step 6",
@@ -130,7 +130,7 @@ def test_a_status_full_of_nonsense_is_read_as_far_as_it_can_be() -> None:
         "message": "\x1b[2J",
         "conditions": [3],
     }
-    seen = snapshot(found, pods=[{"metadata": {"name": "p"}}], now=NOW)
+    seen = run_snapshot(found, pods=[{"metadata": {"name": "p"}}], now=NOW)
     assert (seen.attempt, seen.progress.total_steps, seen.message) == (0, 100, "\\x1b[2J")
     assert told(found)
 
@@ -154,12 +154,12 @@ def test_where_the_time_of_a_restart_went_is_told_longest_first() -> None:
     slow = "model took 60 s of 30 s: the volume is slow"
     running = run("Running", lastRestart=record | {"totalSeconds": 304, "slow": slow})
     told = "attempt 3 took 304 s to its first new step: containers 240 s, model 60 s, other 4 s"
-    assert f"the last restart: {told}; {slow}" in explain(snapshot(running, now=NOW), NOW).besides
-    assert f"start       {told}\n            {slow}" in status(
-        snapshot(running, now=NOW), explain(snapshot(running, now=NOW), NOW), NOW
+    assert f"the last restart: {told}; {slow}" in explain_run(run_snapshot(running, now=NOW), NOW).besides
+    assert f"start       {told}\n            {slow}" in status_screen(
+        run_snapshot(running, now=NOW), explain_run(run_snapshot(running, now=NOW), NOW), NOW
     )
-    assert not explain(snapshot(run("Failed", lastRestart=record), now=NOW), NOW).besides
-    young = snapshot(run("Running", lastRestart=record), now=NOW).start
+    assert not explain_run(run_snapshot(run("Failed", lastRestart=record), now=NOW), NOW).besides
+    young = run_snapshot(run("Running", lastRestart=record), now=NOW).start
     assert young is not None
     assert young.text.startswith("attempt 3 has no new step yet: containers 240 s")
-    assert snapshot(run("Running", lastRestart={"seconds": [], "totalSeconds": {}}), now=NOW).start is None
+    assert run_snapshot(run("Running", lastRestart={"seconds": [], "totalSeconds": {}}), now=NOW).start is None

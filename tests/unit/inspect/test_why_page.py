@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.runs.completion import ON_RUNS
-from rlrun.inspect.cluster import snapshot
-from rlrun.inspect.screen import words
-from rlrun.inspect.why import explain
+from rlrun.inspect.cluster import run_snapshot
+from rlrun.inspect.screen import explanation_text
+from rlrun.inspect.why import explain_run
 from tests.unit.inspect.broken import BROKEN, NOW
 
 ROOT = Path(__file__).parents[3]
@@ -26,7 +26,7 @@ def test_the_table_has_all_that_are_broken() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
 def test_a_row_says_what_the_command_says(row: list[str]) -> None:
     _, named, advised = row
-    text = " ".join(words(explain(snapshot(BROKEN[row[0]][0], now=NOW), NOW), NOW).split())
+    text = " ".join(explanation_text(explain_run(run_snapshot(BROKEN[row[0]][0], now=NOW), NOW), NOW).split())
     assert named.strip("`") in text
     assert advised in text
 

@@ -99,24 +99,24 @@ def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(judge, "check_model_folder", lambda *_, **__: ())
     monkeypatch.setattr(judge, "check_template_arguments", lambda *_, **__: ())
-    monkeypatch.setattr(judge, "sizes", lambda *_: ())
+    monkeypatch.setattr(judge, "size_findings", lambda *_: ())
     monkeypatch.setattr(judge, "check_user_code", check)
-    judge.findings(spec, here=True)
+    judge.find_problems(spec, here=True)
     refused.clear()
-    judge.findings(spec, here=True, left_out=[("model",)])
-    judge.findings(spec, here=True)
-    judge.findings(spec, here=True)
+    judge.find_problems(spec, here=True, left_out=[("model",)])
+    judge.find_problems(spec, here=True)
+    judge.find_problems(spec, here=True)
     assert asked == [1, 1, 1, 0], "one that was refused, or not looked at, is made again"
 
 
 def test_models_with_code_of_their_own_are_proved_each_time(folder: Path) -> None:
     model = ModelConfig(path=str(folder), trust_remote_code=True)
-    [proof] = architecture.proofs({KEY: model}, (), seq_len=64)
+    [proof] = architecture.list_proofs({KEY: model}, (), seq_len=64)
     architecture.keep_proofs([proof], ())
-    assert len(architecture.proofs({KEY: model}, (), seq_len=64)) == 1
+    assert len(architecture.list_proofs({KEY: model}, (), seq_len=64)) == 1
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "config.json"))
-    proved.keep("name")
+    proved.keep_proof("name")
     assert not proved.is_proved("name")

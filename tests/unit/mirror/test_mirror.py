@@ -16,9 +16,9 @@ from rlrun.mirror.main import Mirror
 from rlrun.protocol.files.checkpoint_manifest import (
     MANIFEST,
     Manifest,
-    describe,
+    describe_part,
     read_manifest,
-    verify,
+    verify_files,
     write_manifest,
 )
 from rlrun.protocol.files.paths import RunPaths
@@ -47,7 +47,7 @@ def checkpoint(paths: RunPaths, step: int, *, complete: bool = True) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(f"{step} {name}".encode() * 50)
     if complete:
-        files = (*describe(folder, folder / "trainer"), *describe(folder, folder / "orchestrator"))
+        files = (*describe_part(folder, folder / "trainer"), *describe_part(folder, folder / "orchestrator"))
         write_manifest(folder, Manifest(step, 1, 2, "hash", files, created_at=0.0))
     return folder
 
@@ -95,7 +95,7 @@ def test_what_is_complete_is_copied_with_its_marker_last(
     assert [path.rpartition("/")[2] for path in order].index(MANIFEST) == 4, "after its three files"
     back = tmp_path / "back"
     store.get(f"/bucket/runs/run/checkpoints/{whole.name}", str(back), recursive=True)
-    verify(back, read_manifest(back))
+    verify_files(back, read_manifest(back))
     order.clear()
     assert copies.copy_new()
     assert mirror(paths).copy_new(), "another process"

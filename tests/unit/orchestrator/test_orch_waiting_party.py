@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.inspect.snapshot import Progress, Snapshot, Wait
-from rlrun.inspect.why import explain
+from rlrun.inspect.why import explain_run
 from rlrun.orchestrator.progress.snapshot import Standing
 from rlrun.orchestrator.sft.pipeline import DataPipeline
 from rlrun.orchestrator.trainer.waiting import Since
@@ -91,4 +91,4 @@ def test_why_names_what_is_missing(role: str | None, phase: str | None, expected
         place="folder", name="a", where="runs/a", task="RL", phase="Running", reason=None, message=None, attempt=1,
         restarts=0, restarts_counted=0, max_restarts=None, progress=Progress(), wait=Wait("x", role, phase),
     )  # fmt: skip
-    assert [one.what for one in explain(run, 1.7e9).now] == [expected]
+    assert [one.what for one in explain_run(run, 1.7e9).now] == [expected]

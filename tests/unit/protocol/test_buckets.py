@@ -9,10 +9,10 @@ from rlrun.protocol.messages.buckets import (
     BUCKET_BYTES,
     MAX_ROOTS,
     TensorInfo,
-    checksum,
-    estimate,
+    estimate_hand_over,
     plan_buckets,
     root_ranks,
+    version_checksum,
 )
 
 GB = 1e9
@@ -77,7 +77,7 @@ def test_roots_are_spread_over_the_ranks() -> None:
 
 
 def test_the_order_of_buckets_is_in_the_checksum() -> None:
-    assert checksum([1, 2]) != checksum([2, 1])
+    assert version_checksum([1, 2]) != version_checksum([2, 1])
 
 
 def test_a_version_of_30_billion_parameters() -> None:
@@ -87,7 +87,7 @@ def test_a_version_of_30_billion_parameters() -> None:
     assert sum(tensor.size for tensor in tensors) == 61_064_245_248
     for roots in (1, 8):
         buckets = plan_buckets(tensors, roots=roots)
-        found = estimate(
+        found = estimate_hand_over(
             buckets,
             send_bytes_per_second=50 * GB,
             receive_bytes_per_second=50 * GB * roots,
@@ -98,7 +98,7 @@ def test_a_version_of_30_billion_parameters() -> None:
         assert sum(bucket.size > BUCKET_BYTES for bucket in buckets) == 2
         assert found.total / roots <= found.kept <= found.total / roots + found.largest
         assert found.seconds == pytest.approx(1.244 / roots, rel=0.07)
-    bound = estimate(buckets, send_bytes_per_second=50 * GB, receive_bytes_per_second=25 * GB)
+    bound = estimate_hand_over(buckets, send_bytes_per_second=50 * GB, receive_bytes_per_second=25 * GB)
     assert bound.seconds == pytest.approx(2.44, rel=0.01), "an engine that takes less is the bound"
-    ethernet = estimate(buckets, send_bytes_per_second=1.25 * GB, receive_bytes_per_second=1.25 * GB)
+    ethernet = estimate_hand_over(buckets, send_bytes_per_second=1.25 * GB, receive_bytes_per_second=1.25 * GB)
     assert ethernet.seconds == pytest.approx(48.9, rel=0.01)

@@ -10,7 +10,13 @@ import pytest
 
 from rlrun.protocol.files.attempts import earlier_attempts, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.files.batch import BatchError, read_batch, write_batch
-from rlrun.protocol.files.checkpoint_manifest import Manifest, ManifestError, describe, read_manifest, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import (
+    Manifest,
+    ManifestError,
+    describe_part,
+    read_manifest,
+    write_manifest,
+)
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from tests.support.damage import damages
@@ -29,7 +35,7 @@ def manifest(paths: RunPaths) -> tuple[Path, Read, type[Exception]]:
     folder = paths.checkpoint(2, 1)
     (folder / "trainer").mkdir(parents=True)
     (folder / "trainer" / "a").write_bytes(b"shard")
-    write_manifest(folder, Manifest(2, 1, 1, "h", tuple(describe(folder, folder)), 1.0))
+    write_manifest(folder, Manifest(2, 1, 1, "h", tuple(describe_part(folder, folder)), 1.0))
     return folder / "manifest.json", lambda: read_manifest(folder), ManifestError
 
 

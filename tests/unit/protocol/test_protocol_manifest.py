@@ -12,9 +12,9 @@ from rlrun.protocol.files.checkpoint_manifest import (
     Manifest,
     ManifestError,
     complete_checkpoints,
-    describe,
+    describe_part,
     read_manifest,
-    verify,
+    verify_files,
     write_manifest,
 )
 from rlrun.protocol.files.paths import RunPaths
@@ -30,14 +30,14 @@ def checkpoint(tmp_path: Path) -> Path:
     ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    files = describe(folder, folder / "trainer") + describe(folder, folder / "orchestrator")
+    files = describe_part(folder, folder / "trainer") + describe_part(folder, folder / "orchestrator")
     write_manifest(folder, Manifest(20, 1, 2, "hash", tuple(files), 1.5))
     return folder
 
 
 def test_a_whole_checkpoint_is_verified(checkpoint: Path) -> None:
     manifest = read_manifest(checkpoint)
-    verify(checkpoint, manifest)
+    verify_files(checkpoint, manifest)
     assert [entry.path for entry in manifest.files] == ["trainer/rank0", "trainer/sub/rank1", "orchestrator/s"]
     assert (manifest.step, manifest.attempt, manifest.world_size, manifest.config_hash) == (20, 1, 2, "hash")
 
@@ -56,7 +56,7 @@ def test_a_truncated_file(checkpoint: Path) -> None:
     file = checkpoint / "trainer/rank0"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ManifestError, match="trainer/rank0 has 1399999 bytes instead of 1400000"):
-        verify(checkpoint, read_manifest(checkpoint))
+        verify_files(checkpoint, read_manifest(checkpoint))
 
 
 def test_a_flipped_bit(checkpoint: Path) -> None:
@@ -65,13 +65,13 @@ def test_a_flipped_bit(checkpoint: Path) -> None:
     content[1_300_000] ^= 1
     file.write_bytes(content)
     with pytest.raises(ManifestError, match="trainer/rank0 has another checksum"):
-        verify(checkpoint, read_manifest(checkpoint))
+        verify_files(checkpoint, read_manifest(checkpoint))
 
 
 def test_a_missing_file(checkpoint: Path) -> None:
     (checkpoint / "orchestrator/s").unlink()
     with pytest.raises(ManifestError, match="orchestrator/s is missing"):
-        verify(checkpoint, read_manifest(checkpoint))
+        verify_files(checkpoint, read_manifest(checkpoint))
 
 
 @pytest.mark.parametrize(

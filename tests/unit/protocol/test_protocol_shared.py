@@ -15,21 +15,21 @@ DIGEST = key_digest("the-guests-key")
 def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
     host = shared.host_paths(tmp_path / "guest", "host")
     assert host.root == tmp_path / "host"
-    assert shared.requests(host) == []
+    assert shared.read_requests(host) == []
     for attempt in (1, 2):
         join = Join(run="guest", attempt=attempt, folder=str(tmp_path / "guest"), key_digest=DIGEST)
-        shared.ask(host, join)
-        assert shared.requests(host) == [join]
+        shared.write_request(host, join)
+        assert shared.read_requests(host) == [join]
     assert [path.relative_to(host.shared) for path in host.shared.rglob("*.*")] == [Path("guest/join.json")]
     shared.take_back(host, "guest")
     shared.take_back(host, "guest")
-    assert shared.requests(host) == []
+    assert shared.read_requests(host) == []
 
 
 def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
     good = Join(run="b", attempt=1, folder="/runs/b", key_digest=DIGEST)
-    shared.ask(host, good)
+    shared.write_request(host, good)
     for guest, text in (
         ("half", '{"run": "ha'),
         ("other", good.model_dump_json()),
@@ -37,14 +37,14 @@ def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
     ):
         shared.join_file(host, guest).parent.mkdir()
         shared.join_file(host, guest).write_text(text)
-    assert shared.requests(host) == [good]
+    assert shared.read_requests(host) == [good]
 
 
 def test_an_answer_is_to_one_attempt(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
     assert shared.read_state(host, "guest", 2) is None
     state = SharedState(run="guest", attempt=2, slot=1, state="Joined", step=4)
-    shared.answer(host, state)
+    shared.write_answer(host, state)
     assert shared.read_state(host, "guest", 2) == state
     assert shared.read_state(host, "guest", 3) is None
     shared.state_file(host, "guest").write_text("{")

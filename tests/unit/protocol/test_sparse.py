@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlrun.protocol.messages import sparse
-from rlrun.protocol.messages.sparse import Bytes, DeltaError, apply, encode
+from rlrun.protocol.messages.sparse import Bytes, DeltaError, apply_difference, encode_difference
 
 
 def body(size: int) -> Bytes:
@@ -21,7 +21,7 @@ def changed(base: Bytes, places: list[int]) -> Bytes:
 
 def rebuilt(delta: Bytes, base: Bytes) -> Bytes:
     target = base.copy()
-    apply(delta, target)
+    apply_difference(delta, target)
     return target
 
 
@@ -46,23 +46,23 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_changed_is_rebuilt_from_few_bytes(places: list[int], most: int) -> None:
     base = body(400_000)
     new = changed(base, places)
-    delta = encode(base, new, most=len(base) + 1000)
+    delta = encode_difference(base, new, most=len(base) + 1000)
     assert delta is not None
     assert 0 < len(delta) <= most
     assert np.array_equal(rebuilt(delta, base), new)
-    assert encode(base, new, most=len(delta) - 1) is None
+    assert encode_difference(base, new, most=len(delta) - 1) is None
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 40, 150_001])
 def test_any_number_of_bytes(size: int) -> None:
     base = body(size)
-    same = encode(base, base.copy(), most=0)
+    same = encode_difference(base, base.copy(), most=0)
     assert same is not None
     assert len(same) == 0
     assert np.array_equal(rebuilt(same, base), base)
     if size:
         new = changed(base, [size - 1])
-        delta = encode(base, new, most=size + 100)
+        delta = encode_difference(base, new, most=size + 100)
         assert delta is not None
         assert np.array_equal(rebuilt(delta, base), new)
 
@@ -70,7 +70,7 @@ def test_any_number_of_bytes(size: int) -> None:
 def test_numbers_are_compared_by_bits() -> None:
     base = np.array([0.0, np.nan, 1.0], np.float32).view(np.uint8)
     new = np.array([-0.0, np.nan, 1.0], np.float32).view(np.uint8)
-    delta = encode(base, new, most=100)
+    delta = encode_difference(base, new, most=100)
     assert delta is not None
     assert len(delta)
     assert np.array_equal(rebuilt(delta, base), new)
@@ -80,7 +80,7 @@ def test_numbers_are_compared_by_bits() -> None:
 def test_damage_is_an_error_or_other_bytes(every: int) -> None:
     """No read or write outside of the bucket: what is not an error, the checksum of the result shows."""
     base = body(40_000)
-    delta = encode(base, changed(base, list(range(0, 40_000, every))), most=40_000)
+    delta = encode_difference(base, changed(base, list(range(0, 40_000, every))), most=40_000)
     assert delta is not None
     for cut in (0, 5, 12, len(delta) // 2, len(delta) - 1):
         if cut:

@@ -15,7 +15,7 @@ from rlrun.orchestrator.groups.filters import Rules
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.batch import Batch
 from rlrun.replay.advantage import ESTIMATORS, OFF, explain_advantage, outcomes_of
-from rlrun.replay.sample import report, text
+from rlrun.replay.sample import report_sample, report_text
 
 REWARDS = ((1.0, 0.0, 0.0, 0.25), (0.5, 2.0), (0.125, 0.375, 0.75))
 CHANGES: dict[str, Any] = {
@@ -113,7 +113,7 @@ def test_the_arithmetic_has_the_numbers_put_in() -> None:
     assert why is not None
     assert why.stages[1].text == "grpo: 1 - group mean 0.3125, divided by group std 0.473243"
     assert why.stages[1].value == pytest.approx((1 - 0.3125) / 0.47324, rel=1e-4)
-    said = text(report(made, 0, settings(advantage)), None)
+    said = report_text(report_sample(made, 0, settings(advantage)), None)
     assert "rewards of its group: 1, 0, 0, 0.25" in said
     assert "advantage 1.45274 in the batch; estimated again: equal" in said
     assert "3 tokens by version 2 (1 behind)" in said
@@ -125,7 +125,7 @@ def test_other_settings_than_those_of_the_batch_are_found_out() -> None:
     why = explain_advantage(made, 0, settings(AdvantageConfig(name="rloo")))
     assert why is not None
     assert not why.equal
-    assert "which differs" in text(report(made, 0, settings(AdvantageConfig(name="rloo"))), None)
+    assert "which differs" in report_text(report_sample(made, 0, settings(AdvantageConfig(name="rloo"))), None)
 
 
 def test_a_filter_is_named_and_its_rollout_counts_for_the_others() -> None:
@@ -154,4 +154,4 @@ def test_a_batch_of_an_older_release_tells_its_outcomes_by_its_samples() -> None
 def test_demonstrations_have_no_estimator() -> None:
     made = batch(AdvantageConfig(name="grpo"))
     assert explain_advantage(made, 0, {}) is None
-    assert "none is estimated" in text(report(made, 0, {}), None)
+    assert "none is estimated" in report_text(report_sample(made, 0, {}), None)

@@ -18,10 +18,10 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.config.models.run import config_fingerprint
 from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
-from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.replay.compare import rows, table, weights_verdict
-from rlrun.replay.find import ReplayError, find, read_run, spans
+from rlrun.replay.compare import compare_quantities, rows_table, weights_verdict
+from rlrun.replay.find import ReplayError, find_step, read_run, show_spans
 from rlrun.replay.sample import index_of
 from rlrun.runtime import exit_codes
 
@@ -53,7 +53,7 @@ def checkpoint(paths: RunPaths, step: int, attempt: int) -> None:
     folder = paths.checkpoint(step, attempt)
     (folder / "trainer").mkdir(parents=True)
     (folder / "trainer" / "shard").write_text("x")
-    write_manifest(folder, Manifest(step, attempt, 1, "h", tuple(describe(folder, folder / "trainer")), 0.0))
+    write_manifest(folder, Manifest(step, attempt, 1, "h", tuple(describe_part(folder, folder / "trainer")), 0.0))
 
 
 @pytest.fixture
@@ -74,19 +74,19 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_the_nearest_start_of_the_lineage(paths: RunPaths) -> None:
-    plan = find(paths.root, 7)
+    plan = find_step(paths.root, 7)
     assert (plan.start, plan.start_step) == (paths.checkpoint(6, 2), 6)
     assert plan.batches == ((7, paths.batch(7, 2)),)
     assert (plan.attempt.attempt, plan.end, plan.reconfigured) == (2, None, True)
     assert plan.lines == {7: {"step": 7, "loss": 3.5}}
-    plan = find(paths.root, 6)
+    plan = find_step(paths.root, 6)
     assert (plan.start, plan.end) == (paths.checkpoint(4, 1), paths.checkpoint(6, 2))
     assert plan.batches == ((5, paths.batch(5, 2)), (6, paths.batch(6, 2)))
 
 
 def test_a_missing_batch_is_named_with_what_keeps_it(paths: RunPaths) -> None:
     with pytest.raises(ReplayError, match=r"rollouts/step_00000001\.a0001 is not on the volume") as error:
-        find(paths.root, 3)
+        find_step(paths.root, 3)
     assert error.value.code == exit_codes.DATA
     assert "orchestrator.recordRollouts: true keeps all of them" in str(error.value)
     assert "can be computed again: 5 to 7" in str(error.value)
@@ -96,21 +96,21 @@ def test_a_sample_needs_only_the_batch_of_its_step(paths: RunPaths) -> None:
     shutil.rmtree(paths.checkpoint(6, 2))
     shutil.rmtree(paths.batch(5, 2))
     with pytest.raises(ReplayError, match="cannot be computed again"):
-        find(paths.root, 7)
-    assert find(paths.root, 7, computes=False).batches == ((7, paths.batch(7, 2)),)
+        find_step(paths.root, 7)
+    assert find_step(paths.root, 7, computes=False).batches == ((7, paths.batch(7, 2)),)
     with pytest.raises(ReplayError, match=r"the batch of step 5 is not on the volume; .*batches are there: 6 to 7"):
-        find(paths.root, 5, computes=False)
+        find_step(paths.root, 5, computes=False)
 
 
 def test_a_damaged_checkpoint_is_named(paths: RunPaths) -> None:
     (paths.checkpoint(6, 2) / "trainer" / "shard").unlink()
     with pytest.raises(ReplayError, match=r"step_00000006.a0002: trainer/shard is missing"):
-        find(paths.root, 7)
+        find_step(paths.root, 7)
 
 
 def test_a_step_that_is_not_trained_yet(paths: RunPaths) -> None:
     with pytest.raises(ReplayError, match="has not trained step 9 yet; its newest is 7") as error:
-        find(paths.root, 9)
+        find_step(paths.root, 9)
     assert error.value.code == exit_codes.USAGE
 
 
@@ -146,16 +146,16 @@ def test_a_sample_has_three_names() -> None:
 def test_bits_are_compared_where_they_can_be_equal() -> None:
     stored = {"loss": 1.0, "grad_norm": 2.0, "param_checksum": 5.0, "entropy": 0.0}
     computed = {"loss": 1.0, "grad_norm": 2.0005, "param_checksum": 6.0, "entropy": 1e-6, "time/step": 1.0, "new": 1.0}
-    exact = rows(3, stored, computed, tolerance=None)
+    exact = compare_quantities(3, stored, computed, tolerance=None)
     assert [row.name for row in exact] == ["loss", "grad_norm", "param_checksum", "entropy", "new"]
     assert [row.verdict for row in exact] == ["equal", "different", "different", "different", "unknown"]
-    near = rows(3, stored, computed, tolerance=1e-3)
+    near = compare_quantities(3, stored, computed, tolerance=1e-3)
     assert [row.verdict for row in near] == ["equal", "within", "unknown", "within", "unknown"]
-    assert [row.verdict for row in rows(3, stored, {"loss": 1.1}, tolerance=1e-3)] == ["different"]
-    assert "within the tolerance: by 0.0005" in table(near)[2]
+    assert [row.verdict for row in compare_quantities(3, stored, {"loss": 1.1}, tolerance=1e-3)] == ["different"]
+    assert "within the tolerance: by 0.0005" in rows_table(near)[2]
     assert weights_verdict({"different": 1, "largest": 1e-7}, tolerance=None) == "different"
     assert weights_verdict({"different": 1, "largest": 1e-7}, tolerance=1e-3) == "within"
 
 
 def test_steps_in_words() -> None:
-    assert (spans([1, 2, 3, 7]), spans([])) == ("1 to 3, 7", "none")
+    assert (show_spans([1, 2, 3, 7]), show_spans([])) == ("1 to 3, 7", "none")

@@ -13,7 +13,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.api.variation import Variation
 from rlrun.cli.main import main
 from rlrun.protocol.files.attempts import first_attempt
-from rlrun.protocol.files.checkpoint_manifest import Manifest, describe, write_manifest
+from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.forked import ForkedFrom, fork_document, read_fork
 from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.replay import fork
@@ -49,14 +49,14 @@ def test_variables_of_pods_are_not_kept() -> None:
 def changed(*changes: str) -> tuple[dict[str, Any], RLRunSpec]:
     text = QUICKSTART.read_text()
     before = parse_manifest(text, "x")[0].spec
-    after = parse_manifest(text, "x", Variation(fork._options(changes)))[0].spec
-    return fork._changed(before, after), after
+    after = parse_manifest(text, "x", Variation(fork._read_options(changes)))[0].spec
+    return fork._changed_fields(before, after), after
 
 
 def test_changes_are_named_with_both_values() -> None:
     found, after = changed("trainer.optimizer.lr=1e-3", "spec.maxSteps=200", "checkpoint.resume.policy=Never")
     assert found == {"maxSteps": (120, 200), "trainer.optimizer.lr": (1.5e-4, 1e-3)}
-    fork._refuse(found, after, 20)
+    fork._refuse_fork(found, after, 20)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_changes_are_named_with_both_values() -> None:
 def test_what_a_state_cannot_follow_is_refused(change: str, field: str) -> None:
     found, after = changed(change)
     with pytest.raises(ReplayError, match=f"{field} cannot be changed: the state") as error:
-        fork._refuse(found, after, 20)
+        fork._refuse_fork(found, after, 20)
     assert error.value.code == exit_codes.CONFIGURATION
 
 
@@ -87,9 +87,9 @@ def test_every_fixed_field_is_one_of_a_manifest() -> None:
 def test_nothing_left_to_train_and_a_change_that_is_none() -> None:
     found, after = changed("maxSteps=20")
     with pytest.raises(ReplayError, match="maxSteps is 20, and the checkpoint is of step 20"):
-        fork._refuse(found, after, 20)
+        fork._refuse_fork(found, after, 20)
     with pytest.raises(ReplayError, match="write FIELD=VALUE"):
-        fork._options(["maxSteps"])
+        fork._read_options(["maxSteps"])
 
 
 @pytest.fixture
@@ -102,27 +102,27 @@ def recorded(tmp_path: Path) -> Recorded:
         for name in names:
             (folder / name).mkdir(parents=True)
             (folder / name / "file").write_text("x")
-        entries = [entry for name in names for entry in describe(folder, folder / name)]
+        entries = [entry for name in names for entry in describe_part(folder, folder / name)]
         write_manifest(folder, Manifest(step, 1, 1, "h", tuple(entries), 0.0))
     found = tuple(Artifact(step, 1, paths.checkpoint(step, 1)) for step in parts)
     return Recorded(paths, config(tmp_path), None, first_attempt(world_size=1, config_hash="h"), found, {})
 
 
 def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) -> None:
-    assert fork._checkpoint(recorded, 4).step == 4
+    assert fork._find_checkpoint(recorded, 4).step == 4
     with pytest.raises(ReplayError, match=r"of steps 4, 8; the nearest before it is --step 4;") as error:
-        fork._checkpoint(recorded, 6)
+        fork._find_checkpoint(recorded, 6)
     assert error.value.code == exit_codes.USAGE
     with pytest.raises(ReplayError, match=r"step_00000008.a0001 has no orchestrator part"):
-        fork._checkpoint(recorded, None)
+        fork._find_checkpoint(recorded, None)
     (recorded.paths.checkpoint(4, 1) / "trainer" / "file").write_text("y")
     with pytest.raises(ReplayError, match=r"cannot be used: .*another checksum"):
-        fork._checkpoint(recorded, 4)
+        fork._find_checkpoint(recorded, 4)
 
 
 def test_a_folder_without_a_manifest_says_what_to_do(recorded: Recorded) -> None:
     with pytest.raises(ReplayError, match=r"a run keeps its manifest from this release on; .* --manifest FILE"):
-        fork._specs(recorded.paths, "a", (), None)
+        fork._read_specs(recorded.paths, "a", (), None)
 
 
 def test_names_fit(recorded: Recorded) -> None:

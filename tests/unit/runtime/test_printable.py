@@ -16,8 +16,8 @@ from loguru import logger
 
 from rlrun.api.status import RLRunStatus
 from rlrun.config.loading.problems import Problem
-from rlrun.defaults.words import shorten
-from rlrun.environments.bounds import clipped
+from rlrun.defaults.words import shorten_text
+from rlrun.environments.bounds import clip_text
 from rlrun.environments.process.log import Log
 from rlrun.pod.role.termination_message import failure_text
 from rlrun.protocol.files.failures import telling_lines
@@ -99,14 +99,14 @@ def test_the_status_shows_it_and_every_text_in_it_has_a_bound() -> None:
     assert status_builder.status_document(RLRunStatus.model_validate(document)) == document, (
         "what is written is not written again"
     )
-    assert shorten(HOSTILE).startswith(r"good\x1b]0;owned\x07 \x1b[2J")
+    assert shorten_text(HOSTILE).startswith(r"good\x1b]0;owned\x07 \x1b[2J")
 
 
 @pytest.mark.parametrize(
     "shown",
     [
         str(Problem("run.yaml", "spec.x", HOSTILE)),
-        clipped(HOSTILE),
+        clip_text(HOSTILE),
         *telling_lines(HOSTILE + "\nnext"),
         failure_text(1, said=None, full=None, lines=[HOSTILE]),
         failure_text(1, said=HOSTILE, full=None, lines=[]),

@@ -28,11 +28,11 @@ def test_at_least_sixty_kinds_are_planted() -> None:
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.kind)
 def test_secret_is_removed_from_text(planted: Planted) -> None:
-    shown = redact.text(f"before the first line\n{planted.text}\nafter the last line", [])
+    shown = redact.redact_text(f"before the first line\n{planted.text}\nafter the last line", [])
     assert_absent(planted, shown)
     assert shown.startswith("before the first line\n")
     assert shown.endswith("\nafter the last line")
-    assert redact.text(shown, []) == shown
+    assert redact.redact_text(shown, []) == shown
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_secret_is_removed_from_lines_of_a_log(planted: Planted) -> None:
 
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_text_stays(text: str) -> None:
-    assert redact.text(text, []) == text
+    assert redact.redact_text(text, []) == text
     assert LogLines({}).clean(text) == text
-    assert redact.configuration({"model": {"name": text}}, []) == {"model": {"name": text}}
+    assert redact.redact_configuration({"model": {"name": text}}, []) == {"model": {"name": text}}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_ordinary_text_stays(text: str) -> None:
 def test_value_of_own_secret_variable_is_removed_in_any_encoding(encode) -> None:  # type: ignore[no-untyped-def]
     value = "correct horse/battery"
     known = redact.known_secrets({"TEAM_PASSWORD": value, "HOME": "/home/someone"})
-    shown = redact.certain(f"sent {encode(value)} from /home/someone", known)
+    shown = redact.redact_certain(f"sent {encode(value)} from /home/someone", known)
     assert shown == f"sent {redact.REMOVED} from /home/someone"
 
 
@@ -95,7 +95,7 @@ FREE = "xk-plain-words"
     ],
 )
 def test_unknown_free_value_is_hidden(config: dict[str, object]) -> None:
-    shown = json.dumps(redact.configuration(config, []))
+    shown = json.dumps(redact.redact_configuration(config, []))
     assert FREE not in shown
     assert redact.HIDDEN in shown
 
@@ -181,11 +181,11 @@ def test_unknown_free_value_is_hidden(config: dict[str, object]) -> None:
     ],
 )
 def test_known_value_of_a_configuration_stays(config: dict[str, object]) -> None:
-    assert redact.configuration(config, []) == config
+    assert redact.redact_configuration(config, []) == config
 
 
 def test_number_under_the_name_of_a_secret_is_removed() -> None:
-    assert redact.document({"password": 12345678, "max_tokens": 12345678}, []) == {
+    assert redact.redact_document({"password": 12345678, "max_tokens": 12345678}, []) == {
         "password": redact.REMOVED,
         "max_tokens": 12345678,
     }
@@ -216,7 +216,7 @@ def test_cost_grows_with_the_length_of_a_text(unit: str) -> None:
     def seconds(count: int) -> float:
         text = unit * count
         start = time.process_time()
-        redact.text(text, [])
+        redact.redact_text(text, [])
         return time.process_time() - start
 
     small, large = min(seconds(1000) for _ in range(3)), seconds(16_000)
@@ -225,12 +225,12 @@ def test_cost_grows_with_the_length_of_a_text(unit: str) -> None:
 
 def test_key_of_a_mapping_is_cleaned() -> None:
     token = BY_KIND["hugging-face"].secret
-    assert token not in json.dumps(redact.document({token: 1.0}, []))
+    assert token not in json.dumps(redact.redact_document({token: 1.0}, []))
 
 
 def test_folder_of_a_shell_is_no_secret() -> None:
     known = redact.known_secrets({"PWD": "/work/project", "OLDPWD": "/work/other", "DB_PWD": "correct-horse"})
     assert (
-        redact.text("read /work/project/run.yaml with correct-horse", known)
+        redact.redact_text("read /work/project/run.yaml with correct-horse", known)
         == f"read /work/project/run.yaml with {redact.REMOVED}"
     )

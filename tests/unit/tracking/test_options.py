@@ -54,11 +54,11 @@ def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(missing, "find_spec", lambda name: None)
     config = tracking(wandb={}, tensorboard={}, mlflow={}, trackio={})
     environ = {"WANDB_API_KEY": "k"}
-    assert dict(missing.problems(config, environ, in_image=True))["wandb"] == (
+    assert dict(missing.missing_trackers(config, environ, in_image=True))["wandb"] == (
         "needs the package wandb, which this image lacks; set orchestrator.image to one that has it, as the trainer's image of a release "
         "has, or remove tracking.wandb"
     )
-    assert dict(missing.problems(config, environ)) == {
+    assert dict(missing.missing_trackers(config, environ)) == {
         "wandb": f"needs the package wandb, which is not installed; install it: {install_extras('wandb')}",
         "tensorboard": f"needs the package tensorboard, which is not installed; install it: {install_extras('tensorboard')}",
         "trackio": f"needs the package trackio, which is not installed; install it: {install_extras('trackio')}",
@@ -68,10 +68,10 @@ def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyP
     keys = tmp_path / "netrc"
     only = tracking(wandb={})
     monkeypatch.setitem(missing.PACKAGES, "wandb", "json")  # type: ignore[index]
-    assert [name for name, _ in missing.problems(only, {"NETRC": str(keys)})] == ["wandb"]
+    assert [name for name, _ in missing.missing_trackers(only, {"NETRC": str(keys)})] == ["wandb"]
     keys.write_text("machine api.wandb.ai login user password k\n")
     for fine in ({"NETRC": str(keys)}, environ, {"WANDB_MODE": "offline"}, {"WANDB_MODE": "disabled"}):
-        assert missing.problems(only, fine) == []
+        assert missing.missing_trackers(only, fine) == []
     assert enabled_trackers(only, {"WANDB_MODE": "disabled"}) == []
 
 

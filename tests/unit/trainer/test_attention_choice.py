@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from rlrun.config.models.parallel import GPU_KERNELS, AttentionKernel
-from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose
+from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose_kernel
 from rlrun.fit.kernel_table import BACKENDS, FEATURES, ORDER, Feature, Kernel
 
 ALL: dict[Kernel, str] = {"fa3": "3.0.0", "fa4": "4.0.0b4", "flash2": "2.8.3"}
@@ -65,28 +65,28 @@ def needs(*features: Feature, head_dim: int = 128) -> Needs:
     ],
 )
 def test_auto_takes_the_first_that_computes_the_model(machine: Machine, demands: Needs, expected: str) -> None:
-    assert choose("auto", demands, machine).kernel == expected
+    assert choose_kernel("auto", demands, machine).kernel == expected
 
 
 def test_the_choice_says_what_was_passed_over_and_why() -> None:
     machine = gpu(9, packages={"fa3": "3.0.0"}, missing={"fa4": NOT_INSTALLED["fa4"]})
-    assert str(choose("auto", needs("value heads", head_dim=64), machine)).startswith(
+    assert str(choose_kernel("auto", needs("value heads", head_dim=64), machine)).startswith(
         "attention flex: flex is the first that a GPU (compute capability 9.0) and the model allow; "
         "not fa3: the model's attention has values of another head size than keys, which fa3 does not compute; not fa4: "
     )
     found_later = machine.without("fa3", "it refuses this model's attention (RuntimeError: no cap)")
-    assert str(choose("auto", needs(), found_later)) == (
+    assert str(choose_kernel("auto", needs(), found_later)) == (
         "attention varlen: varlen is the first that a GPU (compute capability 9.0) and the model allow; "
         "not fa3: it refuses this model's attention (RuntimeError: no cap); not fa4: flash_attn.cute is not installed"
     )
     with pytest.raises(
         AttentionError, match=r"trainer\.attention \(fa3\): it refuses this model's attention \(RuntimeError"
     ):
-        choose("fa3", needs(), found_later)
-    assert str(choose("auto", needs(), machine)) == (
+        choose_kernel("fa3", needs(), found_later)
+    assert str(choose_kernel("auto", needs(), machine)) == (
         "attention fa3: fa3 (flash-attn-3 3.0.0) is the first that a GPU (compute capability 9.0) and the model allow"
     )
-    assert str(choose("flex", needs(), machine)) == "attention flex: flex as trainer.attention says"
+    assert str(choose_kernel("flex", needs(), machine)) == "attention flex: flex as trainer.attention says"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_a_kernel_that_cannot_is_refused_with_the_way_out(
     asked: Any, machine: Machine, demands: Needs, told: str
 ) -> None:
     with pytest.raises(AttentionError, match=re.escape(told)):
-        choose(asked, demands, machine)
+        choose_kernel(asked, demands, machine)
 
 
 @pytest.mark.parametrize("asked", get_args(AttentionKernel))
@@ -155,7 +155,7 @@ def test_a_choice_always_supports_what_is_asked_of_it(
     for feature in [None, *FEATURES]:
         demands = needs(*([feature] if feature else []))
         try:
-            found = choose(asked, demands, machine).kernel
+            found = choose_kernel(asked, demands, machine).kernel
         except AttentionError:
             assert asked != "auto"
             continue

@@ -9,7 +9,7 @@ import pytest
 
 from rlrun.inspect.cost.account import of_folder
 from rlrun.inspect.folder.reader import read_folder
-from rlrun.inspect.why import explain
+from rlrun.inspect.why import explain_run
 from rlrun.runtime.printable import printable
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import Client, Folder, client, made, metrics_line, rollout
@@ -46,7 +46,7 @@ def test_one_run_says_what_rlrun_why_says(run: Folder, asked: Client) -> None:
     found = asked.json(f"/api/runs/{run.id}")
     assert found["wait"]["text"] == "trainer: training step 11"
     seen = read_folder(run.root, 0)
-    assert found["why"]["headline"] == explain(seen, 0).headline
+    assert found["why"]["headline"] == explain_run(seen, 0).headline
     assert found["why"]["now"][0]["what"] == "the next step waits for the trainer"
     assert (found["firstStep"], found["lastStep"]) == (1, 10)
     assert found["attempts"] == [{"attempt": 1, "firstStep": 1, "lastStep": 10}]

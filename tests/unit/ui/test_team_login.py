@@ -19,7 +19,7 @@ from rlrun.ui.static_files import StaticFiles
 from rlrun.ui.team.api_server import RefusedError
 from rlrun.ui.team.callers import ACCESS_REVIEWS, TOKEN_REVIEWS, Caller, Callers, Rights, SignedOutError, TooManyError
 from rlrun.ui.team.gate import Gate
-from rlrun.ui.team.peers import networks, peer_of
+from rlrun.ui.team.peers import parse_networks, peer_of
 from rlrun.ui.team.server import Settings, make_team_app
 from tests.support.made_runs import Client, Reply
 from tests.support.team_cluster import ANN, API_SERVER, BOB, TeamCluster, two_teams
@@ -400,7 +400,7 @@ def test_guesses_are_told_when_to_come_again(teams: TeamCluster, static: StaticF
 
 
 def test_behind_a_trusted_proxy_each_user_has_tries_of_their_own(teams: TeamCluster, static: StaticFiles) -> None:
-    here = networks(["127.0.0.1"])
+    here = parse_networks(["127.0.0.1"])
     asked = Client(gate(teams, static, trusted=here))
     found = [log_in(asked, f"guess-{n}", **{"x-forwarded-for": f"10.9.9.{n}, 192.0.2.7"}).status for n in range(11)]
     assert found == [401] * 10 + [429], "what a sender writes before the proxy's entry counts for nothing"
@@ -467,7 +467,7 @@ def test_parts_that_the_pages_account_may_not_read_name_no_namespace(
 def test_a_sender_is_who_trusted_proxies_say(client: str | None, forwarded: list[str], peer: str) -> None:
     headers = [(b"x-forwarded-for", one.encode()) for one in forwarded]
     scope = {"type": "http", "client": client and (client, 1), "headers": headers}
-    assert peer_of(scope, networks(["10.0.0.0/8", "fd00::/8"])) == peer
+    assert peer_of(scope, parse_networks(["10.0.0.0/8", "fd00::/8"])) == peer
 
 
 def test_a_user_with_too_many_pages_is_told_so(

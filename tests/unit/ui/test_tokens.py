@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.tokens import HIDDEN, hidden, pieces
+from rlrun.ui.tokens import HIDDEN, hide_secrets, token_pieces
 from tests.support.made_runs import SHAPED, Folder, byte_tokenizer, client, made, sample
 
 
@@ -69,7 +69,7 @@ def test_a_secret_across_tokens_is_hidden(run: Folder, static: StaticFiles) -> N
     found = client(run.root, static=static)[0].json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)
     texts = found["sequences"][0]["texts"]
     assert "".join(texts) == f"key {HIDDEN * len(SHAPED)} end"
-    assert hidden(["ab", "cd", "ef"], lambda _: [(1, 3)]) == [HIDDEN, HIDDEN, "ef"]
+    assert hide_secrets(["ab", "cd", "ef"], lambda _: [(1, 3)]) == [HIDDEN, HIDDEN, "ef"]
 
 
 def test_pieces_join_to_the_text() -> None:
@@ -78,4 +78,4 @@ def test_pieces_join_to_the_text() -> None:
     def decode(ids: Sequence[int]) -> str:
         return "".join(words[at] for at in ids).replace("▁", " ").removeprefix(" ")
 
-    assert pieces([0, 1, 2], decode) == ["two", " words", "."]
+    assert token_pieces([0, 1, 2], decode) == ["two", " words", "."]

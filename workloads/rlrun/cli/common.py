@@ -28,7 +28,7 @@ def report_missing(error: ModuleNotFoundError) -> int:
     Raises:
         ModuleNotFoundError: the module is of no extra.
     """
-    message = extras.explain(error)
+    message = extras.explain_import(error)
     if message is None:
         raise error
     print(f"error: {message}", file=sys.stderr)

@@ -69,7 +69,7 @@ def eval_parser() -> Parser:
 
 
 def synthesize_parser() -> Parser:
-    """The command line of `synthesize`."""
+    """The command line of `run_synthesis`."""
     p = Parser(
         "synthesize",
         "Write a policy's rollouts as a data set of chats, which `sft` reads (data.sources: [{path: data.jsonl}]). "
@@ -167,7 +167,7 @@ def eval_main(argv: Sequence[str] | None = None) -> int:
 
 
 def synthesize_main(argv: Sequence[str] | None = None) -> int:
-    """Run `synthesize`; returns the exit code."""
+    """Run `run_synthesis`; returns the exit code."""
     return piped(lambda: call_with_own_options("synthesize", arguments(argv), run_synthesize, shown="synthesize"))
 
 
@@ -177,10 +177,10 @@ def run_eval(argv: Sequence[str]) -> int:
     if (served := _served(argv, eval_parser())) is not None:
         if isinstance(served, int):
             return served
-        from rlrun.evaluate.main import evaluate
+        from rlrun.evaluate.main import run_evaluation
 
         asked = _served_request(served, work=served.options.output, split="eval", training_sampling=False)
-        return evaluate(asked, command=shlex.join(["rlrun", "eval", *argv]))
+        return run_evaluation(asked, command=shlex.join(["rlrun", "eval", *argv]))
     if "@" in argv or _describes(argv):
         from rlrun.cli.rl import start
         from rlrun.cli.sources.run_config import EvalConfig
@@ -191,12 +191,12 @@ def run_eval(argv: Sequence[str]) -> int:
     options = p.parse_args(rest)
     options.varied = varied
 
-    from rlrun.evaluate.main import evaluate, preview
+    from rlrun.evaluate.main import preview_command, run_evaluation
 
     request = _request(options, work=options.output, steps=options.steps, newest=False, split="eval")
     if options.dry_run:
-        return preview("eval", request)
-    return evaluate(request, command=shlex.join(["rlrun", "eval", *argv]))
+        return preview_command("eval", request)
+    return run_evaluation(request, command=shlex.join(["rlrun", "eval", *argv]))
 
 
 def _describes(argv: Sequence[str]) -> bool:
@@ -206,7 +206,7 @@ def _describes(argv: Sequence[str]) -> bool:
 
 
 def run_synthesize(argv: Sequence[str]) -> int:
-    """Run `synthesize`; returns the exit code."""
+    """Run `run_synthesis`; returns the exit code."""
     if (served := _served(argv, synthesize_parser())) is not None:
         return served if isinstance(served, int) else _synthesize_served(served, argv)
     if "@" in argv:
@@ -223,15 +223,15 @@ def run_synthesize(argv: Sequence[str]) -> int:
     if options.base and options.step is not None:
         p.error("--base and --step are two policies; choose one")
 
-    from rlrun.evaluate.main import preview, synthesize
+    from rlrun.evaluate.main import preview_command, run_synthesis
 
     output: Path = options.output.absolute()
     work = output.with_name(f"{output.name}.parts")
     steps = None if options.step is None else [options.step]
     request = _request(options, work=work, steps=steps, newest=True, split=options.split)
     if options.dry_run:
-        return preview("synthesize", request)
-    return synthesize(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
+        return preview_command("synthesize", request)
+    return run_synthesis(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
 
 
 def _synthesize_command(argv: Sequence[str]) -> str:
@@ -259,13 +259,13 @@ def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
 
 
 def _synthesize_served(served: Served, argv: Sequence[str]) -> int:
-    from rlrun.evaluate.main import synthesize
+    from rlrun.evaluate.main import run_synthesis
 
     options = served.options
     output: Path = options.output.absolute()
     work = output.with_name(f"{output.name}.parts")
     request = _served_request(served, work=work, split=options.split, training_sampling=True)
-    return synthesize(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
+    return run_synthesis(request, output, min_reward=options.min_reward, command=_synthesize_command(argv))
 
 
 def _served_request(served: Served, *, work: Path | None, split: str, training_sampling: bool) -> ServedRequest:

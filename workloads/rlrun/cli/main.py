@@ -28,7 +28,7 @@ class _Later:
     def found(self) -> Callable[[Sequence[str]], int]:
         """Import the module; the function."""
         module, _, function = self._place.partition(":")
-        with heap.importing():
+        with heap.without_collector():
             run: Callable[[Sequence[str]], int] = getattr(importlib.import_module(f"rlrun.cli.{module}"), function)
         return run
 

@@ -58,7 +58,7 @@ def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str)
 
 
 def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
-    from rlrun.local.judge import judge_layer, nothing, stopped
+    from rlrun.local.judge import judge_layer, omit_nothing, report_and_stop
     from rlrun.local.main import add_options, run_spec
 
     parser = Options(prog, add_help=False, usage=argparse.SUPPRESS)
@@ -91,8 +91,8 @@ def _start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str
         return error.code
     except ConfigError as error:
         return report(error)
-    judged = judge_layer(model, given.layer, leave_out=nothing if bench is None else not_benched)
-    code = stopped(judged)
+    judged = judge_layer(model, given.layer, leave_out=omit_nothing if bench is None else not_benched)
+    code = report_and_stop(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     config = judged.run

@@ -25,7 +25,7 @@ from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleC
 from rlrun.local.preflight import free_port, has_gpus
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.identity import claim
+from rlrun.protocol.files.identity import claim_identity
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes, extras
 from rlrun.runtime.bootstrap import module_command
@@ -74,7 +74,7 @@ def _become(role: Role, words: Sequence[str]) -> NoReturn:
     except OSError as error:
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(exit_codes.STORAGE)
-    if (lack := extras.lacking(NEEDED[role], gpu=has_gpus())) is not None:
+    if (lack := extras.explain_lacking(NEEDED[role], gpu=has_gpus())) is not None:
         print(f"error: {lack}", file=sys.stderr)
         sys.exit(extras.EXIT_CODE)
     os.execve(command[0], command, env)
@@ -106,7 +106,7 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
     notices(layer.notices)
     attempt = _attempt(env)
     _check(config)
-    config = claim(config)
+    config = claim_identity(config)
     file = _config_file(role, config, argv, attempt)
     if isinstance(config, TrainerConfig):
         from rlrun.trainer.ranks.launch import torchrun_command

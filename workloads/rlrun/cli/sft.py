@@ -16,7 +16,7 @@ from rlrun.cli.rl import start
 from rlrun.cli.sources.run_config import SftConfig
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
-from rlrun.local.judge import judge_manifest, stopped
+from rlrun.local.judge import judge_manifest, report_and_stop
 from rlrun.protocol.files.identity import UNCLAIMED
 from rlrun.runtime import exit_codes
 
@@ -53,7 +53,7 @@ def _bench(manifest: Path, words: Sequence[str]) -> int:
     judged = judge_manifest(
         text, str(manifest), here=True, leave_out=not_benched, variation=Variation(varied, os.environ)
     )
-    code = stopped(judged)
+    code = report_and_stop(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     found = judged.run

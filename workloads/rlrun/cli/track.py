@@ -16,7 +16,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.tracking.backends.missing import problems
+from rlrun.tracking.backends.missing import missing_trackers
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import take_tracking, with_options
 from rlrun.tracking.sink import main as run_sink
@@ -49,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if tracking is None or not names:
         print("rlrun track: the run names no tracker; add one, such as --tensorboard", file=sys.stderr)
         return exit_codes.USAGE
-    if found := problems(tracking, os.environ):
+    if found := missing_trackers(tracking, os.environ):
         for name, message in found:
             print(f"rlrun track: tracking.{name} {message}", file=sys.stderr)
         return exit_codes.CONFIGURATION

@@ -11,8 +11,8 @@ import yaml
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import ConfigError, Problem
-from rlrun.defaults.team import TeamDefaults, applied, is_locked, read_defaults, refusal
-from rlrun.defaults.words import shorten
+from rlrun.defaults.team import TeamDefaults, apply_defaults, is_locked, read_defaults, refuse_locked
+from rlrun.defaults.words import shorten_text
 from rlrun.runtime.json_types import Json
 
 EVERYWHERE = "defaults.yaml"
@@ -43,7 +43,7 @@ class Laid:
         own = metadata.get("namespace") if isinstance(metadata, dict) else None
         name = self.namespace or str(own or "default")
         self.found = self.defaults.get(name) or self.defaults.get("")
-        result = applied(document, self.found)
+        result = apply_defaults(document, self.found)
         self.taken, self.refusals = result.taken, result.refusals
         return dict(result.run)
 
@@ -53,11 +53,11 @@ class Laid:
             return
         written = spec.model_dump(mode="json", by_alias=True)
         for path in self.taken:
-            value, own = self.found.values[path], _at(written, path)
+            value, own = self.found.values[path], _value_at(written, path)
             if isinstance(value, _SCALARS) and isinstance(own, _SCALARS) and own != value:
                 self.taken = tuple(each for each in self.taken if each != path)
                 if is_locked(self.found, path):
-                    self.refusals = (*self.refusals, refusal(self.found, path, own))
+                    self.refusals = (*self.refusals, refuse_locked(self.found, path, own))
 
     def problems(self, source: str) -> list[Problem]:
         """Refusals of the manifest that was read last, in the operator's words."""
@@ -68,7 +68,7 @@ class Laid:
         if self.found is None:
             return [Problem(source, "", "the defaults have nothing for its namespace")]
         where = f"by the defaults of ConfigMap {self.found.config_map}"
-        shown = {path: shorten(str(self.found.values[path]), 120) for path in self.taken}
+        shown = {path: shorten_text(str(self.found.values[path]), 120) for path in self.taken}
         ends = {path: "; it is locked" if is_locked(self.found, path) else "" for path in self.taken}
         return [Problem(source, f"spec.{path}", f"is {text}, {where}{ends[path]}") for path, text in shown.items()]
 
@@ -87,20 +87,20 @@ def read_given(path: Path, namespace: str = "") -> Laid:
     try:
         documents = [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(str(path), "", f"is no YAML: {shorten(str(error), 300)}")]) from None
+        raise ConfigError([Problem(str(path), "", f"is no YAML: {shorten_text(str(error), 300)}")]) from None
     for document in documents:
-        found = _texts(document, path)
+        found = _read_texts(document, path)
         if found is not None:
             name, texts = found
-            return Laid({_namespace(key): read_defaults(text, name, key) for key, text in texts.items()}, namespace)
+            return Laid({_key_namespace(key): read_defaults(text, name, key) for key, text in texts.items()}, namespace)
     raise ConfigError([Problem(str(path), "", _EXPECTED)])
 
 
-def _texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None:
+def _read_texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None:
     """Name of the ConfigMap, and the text of each key; None: the document is something else."""
     if document.get("kind") == "ConfigMap":
         metadata, data = document.get("metadata") or {}, document.get("data") or {}
-        texts = {key: str(value) for key, value in data.items() if key == EVERYWHERE or _namespace(key)}
+        texts = {key: str(value) for key, value in data.items() if key == EVERYWHERE or _key_namespace(key)}
         return (f"{metadata.get('namespace', 'default')}/{metadata.get('name')}", texts) if texts else None
     given = document.get("runDefaults")
     if isinstance(given, dict):
@@ -115,14 +115,14 @@ def _texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None:
     return None
 
 
-def _namespace(key: str) -> str:
+def _key_namespace(key: str) -> str:
     """Namespace that a key is for; empty: all, or it is no key of defaults."""
     if not (key.startswith("defaults") and key.endswith(".yaml")):
         return ""
     return key.removeprefix("defaults").removesuffix(".yaml").strip(".")
 
 
-def _at(block: object, path: str) -> object:
+def _value_at(block: object, path: str) -> object:
     for name in path.split("."):
         block = block.get(name) if isinstance(block, dict) else None
     return block

@@ -11,7 +11,7 @@ from rlrun.api.resource import RLRun, RLRunSpec
 from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.layers import Reader
 from rlrun.config.loading.problems import ConfigError
-from rlrun.defaults.words import bounded
+from rlrun.defaults.words import bound_message
 from rlrun.runtime.json_types import Manifest
 
 log = logging.getLogger(__name__)
@@ -32,21 +32,21 @@ class Reading:
 def read_spec(document: Manifest) -> Reading:
     """The specification of an RLRun."""
     try:
-        return _validated(document)
+        return _validate_spec(document)
     except Exception as error:  # the only place that reads what users write: whatever a reader does not bear is an invalid specification
         log.exception("run %s: its specification could not be read", document["metadata"].get("name"))
         return Reading(None, problems=f"the specification cannot be read ({type(error).__name__}): simplify spec")
 
 
-def _validated(document: Manifest) -> Reading:
+def _validate_spec(document: Manifest) -> Reading:
     try:
         return Reading(RLRun.model_validate(document, strict=True).spec)
     except ValidationError:
         pass
     layer = Reader(RLRun, "", camel_only=True).read(document)
-    ignored = bounded(problem.path for problem in layer.problems)
+    ignored = bound_message(problem.path for problem in layer.problems)
     layer.problems.clear()
     try:
         return Reading(validate_layer(RLRun, layer).spec, ignored=ignored)
     except ConfigError as error:
-        return Reading(None, problems=bounded(str(problem) for problem in error.problems))
+        return Reading(None, problems=bound_message(str(problem) for problem in error.problems))

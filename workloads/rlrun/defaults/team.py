@@ -18,7 +18,7 @@ from rlrun.api.resource import API_VERSION, KIND
 from rlrun.api.status import DefaultsStatus
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.defaults.judgement import read_spec
-from rlrun.defaults.words import bounded, shorten
+from rlrun.defaults.words import bound_message, shorten_text
 from rlrun.runtime.json_types import Json, Manifest
 
 _ROLES = ("trainer", "inference", "orchestrator")
@@ -102,21 +102,23 @@ def read_defaults(text: str, config_map: str, key: str) -> TeamDefaults:
     try:
         content = _Content.model_validate(yaml.safe_load(text) or {})
     except yaml.YAMLError as error:
-        return TeamDefaults(config_map, mark, problems=f"{source}: it is no YAML: {shorten(str(error), 300)}")
+        return TeamDefaults(config_map, mark, problems=f"{source}: it is no YAML: {shorten_text(str(error), 300)}")
     except ValidationError as error:
         found = [
-            f"{'.'.join(map(str, e['loc'])) or 'it'} ({shorten(str(e['input']), 80)}): {e['msg']}"
+            f"{'.'.join(map(str, e['loc'])) or 'it'} ({shorten_text(str(e['input']), 80)}): {e['msg']}"
             for e in error.errors()
         ]
-        return TeamDefaults(config_map, mark, problems=f"{source}: {bounded(found)}; it has spec and locked alone")
-    leaves = dict(_leaves(content.spec))
-    problems = [*_unknown(leaves), *_unlockable(content.locked, leaves)]
-    problems = problems or _judged(content.spec)
-    said = f"{source}: {bounded(problems)}" if problems else ""
+        return TeamDefaults(
+            config_map, mark, problems=f"{source}: {bound_message(found)}; it has spec and locked alone"
+        )
+    leaves = dict(_leaf_values(content.spec))
+    problems = [*_unknown_keys(leaves), *_unlockable_fields(content.locked, leaves)]
+    problems = problems or _judge_values(content.spec)
+    said = f"{source}: {bound_message(problems)}" if problems else ""
     return TeamDefaults(config_map, mark, {} if said else leaves, frozenset(content.locked), said)
 
 
-def applied(run: Manifest, defaults: TeamDefaults | None) -> Applied:
+def apply_defaults(run: Manifest, defaults: TeamDefaults | None) -> Applied:
     """A run laid over its namespace's defaults: what it says counts, but for fields that are locked."""
     if defaults is None:
         return Applied(run)
@@ -127,22 +129,22 @@ def applied(run: Manifest, defaults: TeamDefaults | None) -> Applied:
         return Applied(run)
     result, taken, refusals = spec, [], []
     for path, value in defaults.values.items():
-        if not _concerns(path, spec):
+        if not _concerns_run(path, spec):
             continue
         names = path.split(".")
-        found, own = _at(spec, names)
+        found, own = _value_at(spec, names)
         if not found:
-            result = _with(result, names, value)
+            result = _with_value(result, names, value)
             taken.append(path)
         elif own != value and _is_locked(path, defaults.locked):
-            refusals.append(refusal(defaults, path, own))
+            refusals.append(refuse_locked(defaults, path, own))
     return Applied({**run, "spec": result} if taken else run, tuple(taken), tuple(refusals))
 
 
-def refusal(defaults: TeamDefaults, path: str, own: object) -> str:
+def refuse_locked(defaults: TeamDefaults, path: str, own: object) -> str:
     """Words for a run's own value of a locked field."""
-    fix = f"remove it, or write {shorten(str(defaults.values[path]), 120)}"
-    return f"{path} ({shorten(str(own), 120)}) is locked by ConfigMap {defaults.config_map}; {fix}"
+    fix = f"remove it, or write {shorten_text(str(defaults.values[path]), 120)}"
+    return f"{path} ({shorten_text(str(own), 120)}) is locked by ConfigMap {defaults.config_map}; {fix}"
 
 
 def is_locked(defaults: TeamDefaults, path: str) -> bool:
@@ -157,17 +159,17 @@ def status_of(defaults: TeamDefaults | None, taken: tuple[str, ...]) -> Defaults
     return DefaultsStatus(config_map=defaults.config_map, mark=defaults.mark, fields=list(taken[:_SHOWN]))
 
 
-def _leaves(block: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+def _leaf_values(block: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     """Paths and values; lists, and blocks that count as one, are values."""
     for name, value in block.items():
         path = f"{above}{name}"
         if isinstance(value, dict) and value and name not in _WHOLE:
-            yield from _leaves(value, f"{path}.")
+            yield from _leaf_values(value, f"{path}.")
         else:
             yield path, value
 
 
-def _unknown(leaves: Mapping[str, object]) -> list[str]:
+def _unknown_keys(leaves: Mapping[str, object]) -> list[str]:
     allowed = ", ".join(ALLOWED)
     wrong = [p for p in leaves if not any(p == a or p.startswith(f"{a}.") for a in ALLOWED)]
     return (
@@ -177,7 +179,7 @@ def _unknown(leaves: Mapping[str, object]) -> list[str]:
     )
 
 
-def _unlockable(locked: tuple[str, ...], leaves: Mapping[str, object]) -> list[str]:
+def _unlockable_fields(locked: tuple[str, ...], leaves: Mapping[str, object]) -> list[str]:
     return [
         f"locked ({path}): spec has no value there; give it one, or take it out of locked"
         for path in locked
@@ -185,7 +187,7 @@ def _unlockable(locked: tuple[str, ...], leaves: Mapping[str, object]) -> list[s
     ]
 
 
-def _judged(spec: Mapping[str, object]) -> list[str]:
+def _judge_values(spec: Mapping[str, object]) -> list[str]:
     """Problems of a small run that has these values."""
     metadata = {"name": "defaults", "uid": "", "generation": 0}
     run = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": {**_EXAMPLE, **spec}}
@@ -193,7 +195,7 @@ def _judged(spec: Mapping[str, object]) -> list[str]:
     return [said for said in (judgement.problems, judgement.ignored and f"not known: {judgement.ignored}") if said]
 
 
-def _concerns(path: str, spec: Json) -> bool:
+def _concerns_run(path: str, spec: Json) -> bool:
     """False for a field that this kind of run has no use for, and would be refused with."""
     root, _, rest = path.partition(".")
     trainer, storage, placement = spec.get("trainer"), spec.get("storage"), spec.get("placement")
@@ -220,7 +222,7 @@ def _is_locked(path: str, locked: frozenset[str] | tuple[str, ...]) -> bool:
     return any(path == each or path.startswith(f"{each}.") for each in locked)
 
 
-def _at(block: object, names: list[str]) -> tuple[bool, object]:
+def _value_at(block: object, names: list[str]) -> tuple[bool, object]:
     """True and the value at a path, or where the way there ends in something else than a block."""
     for name in names:
         if not isinstance(block, dict):
@@ -231,7 +233,7 @@ def _at(block: object, names: list[str]) -> tuple[bool, object]:
     return True, block
 
 
-def _with(block: Json, names: list[str], value: object) -> Json:
+def _with_value(block: Json, names: list[str], value: object) -> Json:
     """A copy with a value at a path."""
     name, *rest = names
-    return {**block, name: _with(block.get(name) or {}, rest, value) if rest else value}
+    return {**block, name: _with_value(block.get(name) or {}, rest, value) if rest else value}

@@ -37,7 +37,7 @@ def listen(name: str) -> None:
             faulthandler.enable(file, all_threads=True)
 
 
-def told(folder: Path, name: str) -> str:
+def crash_report(folder: Path, name: str) -> str:
     """Report of a process that called `listen(name)`; empty when it did not crash, or could not write."""
     try:
         return (folder / name).read_text(errors="replace")
@@ -61,20 +61,20 @@ def crash_lines(lines: list[str]) -> list[str] | None:
     dump = lines[begin + 1 : end]
     current = next((i for i, line in enumerate(dump) if line.startswith(_CURRENT)), None)
     if current is None:
-        threads = _threads(dump)
+        threads = _thread_lines(dump)
         return [lines[begin], *([_NATIVE, *chain(*reversed(threads))] if threads else dump)]
     after = next((i for i in range(current + 1, len(dump)) if dump[i].startswith(_THREAD)), len(dump))
     return [lines[begin], *dump[current:after], *dump[:current], *dump[after:]]
 
 
-def _threads(dump: list[str]) -> list[list[str]]:
+def _thread_lines(dump: list[str]) -> list[list[str]]:
     """Lines of each thread that has frames, in the order of the dump."""
     begins = [i for i, line in enumerate(dump) if line.startswith(_THREAD)]
     threads = [dump[begin:end] for begin, end in zip(begins, [*begins[1:], len(dump)], strict=True)]
     return [lines for lines in threads if any(_EMPTY not in line for line in lines[1:])]
 
 
-def how(code: int) -> str:
+def describe_end(code: int) -> str:
     """Way a process ended, in words.
 
     Args:

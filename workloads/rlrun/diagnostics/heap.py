@@ -15,7 +15,7 @@ _FULL = 2
 """The generation of a full collection."""
 
 
-def spare() -> None:
+def freeze_loaded() -> None:
     """Call once all is loaded: what is there now is garbage at once, or never.
 
     Packages and tasks are hundreds of thousands of objects, and every full collection would visit all of them: a fifth of the CPU of a
@@ -28,7 +28,7 @@ def spare() -> None:
 
 
 @contextmanager
-def importing() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Keep the collector out of imports, and what these leave behind out of all later collections.
 
     What is imported stays. To look through it again and again takes a sixth of what the import of torch computes, a quarter of vLLM's.
@@ -63,7 +63,7 @@ class Slices:
 
     def begin(self) -> None:
         """Spare what is there, and collect in slices from now on. Not for a process that runs code of others, who may count on cycles."""
-        spare()
+        freeze_loaded()
         # Kept open: the collector may run when the process has no descriptor left.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._bytes = self.resident_bytes()

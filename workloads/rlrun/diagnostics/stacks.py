@@ -49,12 +49,12 @@ def listen() -> None:
     faulthandler.register(SIGNAL, file=file, all_threads=False)
 
 
-def patience(grace_seconds: float) -> float:
+def seconds_until_stacks(grace_seconds: float) -> float:
     """Seconds from the request to stop to the question what a role does: long before it is killed."""
     return min(PATIENCE_SECONDS, grace_seconds / 4)
 
 
-def listens(pid: int, file: Path) -> bool:
+def is_listening(pid: int, file: Path) -> bool:
     """True if a process would answer `SIGNAL` into `file`; any other would be ended by it, or mean something else.
 
     Of a role that refuses inspection (see `privacy`) only its caught signals can be seen: it has called `listen` before.
@@ -81,7 +81,7 @@ def _is(descriptor: Path, wanted: os.stat_result) -> bool:
         return False
 
 
-def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
+def request_stacks(pids: Iterable[int], file: Path, *, why: str) -> bytes:
     """Let processes write their stacks, one after the other; those that do not listen are left alone.
 
     Args:
@@ -95,7 +95,7 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
     Raises:
         OSError: the file cannot be written.
     """
-    listening = [pid for pid in pids if listens(pid, file)]
+    listening = [pid for pid in pids if is_listening(pid, file)]
     if not listening:
         return b""
     began = file.stat().st_size
@@ -106,14 +106,14 @@ def ask(pids: Iterable[int], file: Path, *, why: str) -> bytes:
             if file.stat().st_size - began > MAX_BYTES or time.monotonic() > deadline:
                 out.write(f"\n== process {pid}: not asked any more\n".encode())
                 continue
-            out.write(f"\n== process {pid}: {_command(pid)}\n".encode())
+            out.write(f"\n== process {pid}: {_command_line(pid)}\n".encode())
             size = file.stat().st_size  # before it is asked: it may have answered when its asker goes on
             try:
                 signal_main_thread(pid, SIGNAL)
             except OSError:
                 out.write(b"it has ended\n")
                 continue
-            if not _answered(file, size):
+            if not _wait_for_answer(file, size):
                 out.write(b"no answer: it is frozen, or inside a system call that hangs\n")
     with file.open("rb") as written:
         written.seek(began)
@@ -131,7 +131,7 @@ def signal_main_thread(pid: int, number: signal.Signals) -> None:
         raise OSError(ctypes.get_errno(), f"cannot ask process {pid}")
 
 
-def _answered(file: Path, size: int) -> bool:
+def _wait_for_answer(file: Path, size: int) -> bool:
     """Wait until the file has grown beyond `size` bytes and grows no more; False when it does not grow."""
     begin = size
     asked = changed = time.monotonic()
@@ -146,7 +146,7 @@ def _answered(file: Path, size: int) -> bool:
             return size > begin
 
 
-def _command(pid: int) -> str:
+def _command_line(pid: int) -> str:
     try:
         words = (Path("/proc") / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     except OSError:

@@ -1,6 +1,6 @@
 """Cause of a process's end in its output: one line, the place in the code, and a word that the failure policy knows. Pure.
 
-The word travels as the first of the termination message (`tagged`, `tag_of`), so that people and the operator read the same line.
+The word travels as the first of the termination message (`tag_message`, `tag_of`), so that people and the operator read the same line.
 """
 
 from __future__ import annotations
@@ -98,17 +98,17 @@ def symptom_of(text: str) -> Symptom | None:
     every = [line for line in text.splitlines() if line.strip()]
     old = max(0, len(every) - LOOKED_AT)
     lines = every[old:]
-    raised = list(_tracebacks(lines))
+    raised = list(_traceback_ends(lines))
     for reason, pattern in _TELLING:
         for i, line in enumerate(lines):
             if pattern.search(line) and not (reason == STORAGE_ERROR and _SHARED_MEMORY.search(line)):
                 own = next((end.where for end in raised if end.index == i), None)
-                return Symptom(reason, _shown(line), own, old + i)
+                return Symptom(reason, _show_frame(line), own, old + i)
     causes = [end for end in raised if not _AFTERMATH.search(end.line)] or raised
     if not causes:
         return None
     last = causes[-1]
-    return Symptom(None, _shown(last.line), last.where, old + last.index)
+    return Symptom(None, _show_frame(last.line), last.where, old + last.index)
 
 
 def between_ranks(error: BaseException) -> bool:
@@ -126,7 +126,7 @@ def lost_peer(error: BaseException | None) -> bool:
     )
 
 
-def tagged(reason: str | None, message: str) -> str:
+def tag_message(reason: str | None, message: str) -> str:
     """The message with its reason in front, once."""
     return message if reason is None or _TAG.match(message) else f"{reason}: {message}"
 
@@ -137,7 +137,7 @@ def tag_of(message: str) -> tuple[str | None, str]:
     return (found.group(1), message[found.end() :]) if found is not None else (None, message)
 
 
-def _tracebacks(lines: Sequence[str]) -> Iterator[_Raised]:
+def _traceback_ends(lines: Sequence[str]) -> Iterator[_Raised]:
     """The ends of Python's tracebacks, in order. Ranks of a group print at the same time; torch puts the rank before each line."""
     open_: dict[str, list[tuple[str, str, str]]] = {}
     for i, line in enumerate(lines):
@@ -148,10 +148,10 @@ def _tracebacks(lines: Sequence[str]) -> Iterator[_Raised]:
         elif prefix in open_ and (frame := _FRAME.match(rest)) is not None:
             open_[prefix].append((frame.group(1), frame.group(2), frame.group(3)))
         elif prefix in open_ and rest and not rest[0].isspace():
-            yield _Raised(i, rest, _own(open_.pop(prefix)))
+            yield _Raised(i, rest, _innermost_frame(open_.pop(prefix)))
 
 
-def _own(frames: Sequence[tuple[str, str, str]]) -> str | None:
+def _innermost_frame(frames: Sequence[tuple[str, str, str]]) -> str | None:
     """The innermost frame that is not a library's; where all are: the innermost."""
     mine = [frame for frame in frames if not _LIBRARY.search(frame[0])] or list(frames)
     if not mine:
@@ -161,7 +161,7 @@ def _own(frames: Sequence[tuple[str, str, str]]) -> str | None:
     return f"{'/'.join(parts[-3:])}:{line} in {function}"
 
 
-def _shown(line: str) -> str:
+def _show_frame(line: str) -> str:
     found = _RANK.match(line)
     text = (line[found.end() :] if found is not None else line).strip()
     return text if len(text) <= LINE_MAX else text[: LINE_MAX - 1] + "…"

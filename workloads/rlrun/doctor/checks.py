@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlrun.doctor.facts import Facts
-from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.gpu_products import GIB, show_gib
 from rlrun.runtime.extras import install_cpu_engine, install_extras, uninstall_package
 
 State = Literal["ok", "note", "fail"]
@@ -31,21 +31,21 @@ class Check:
     """Fix; empty where none is needed."""
 
 
-def checks(facts: Facts) -> list[Check]:
+def list_checks(facts: Facts) -> list[Check]:
     """Everything about a machine, in the order in which a run needs it."""
     return [
-        _python(facts),
-        *_packages(facts),
-        *_gpus(facts),
-        _compiler(facts),
+        _check_python(facts),
+        *_check_packages(facts),
+        *_check_gpus(facts),
+        _check_compiler(facts),
         _shared_memory(facts),
-        *_limits(facts),
-        _hub(facts),
-        _cluster(facts),
+        *_check_limits(facts),
+        _check_hub(facts),
+        _check_cluster(facts),
     ]
 
 
-def abilities(facts: Facts, found: Sequence[Check]) -> list[str]:
+def list_abilities(facts: Facts, found: Sequence[Check]) -> list[str]:
     """Ability of the machine."""
     broken = {check.name for check in found if check.state == "fail"}
     where = f"{facts.torch.gpus} GPUs" if facts.torch.gpus else "CPUs"
@@ -59,7 +59,7 @@ def abilities(facts: Facts, found: Sequence[Check]) -> list[str]:
     return [*can, "check manifests (rlrun validate, rlrun fit)"]
 
 
-def _python(facts: Facts) -> Check:
+def _check_python(facts: Facts) -> Check:
     shown = ".".join(map(str, facts.python))
     low, high = PYTHONS
     if low <= facts.python <= high:
@@ -67,7 +67,7 @@ def _python(facts: Facts) -> Check:
     return Check("python", "fail", shown, f"use Python {low[0]}.{low[1]} to {high[0]}.{high[1]}")
 
 
-def _packages(facts: Facts) -> Iterator[Check]:
+def _check_packages(facts: Facts) -> Iterator[Check]:
     torch = facts.torch
     if torch.error is not None:
         yield Check("torch", "fail", f"cannot be used: {torch.error}", install_extras("trainer"))
@@ -95,7 +95,7 @@ def _packages(facts: Facts) -> Iterator[Check]:
         yield Check("vllm", "fail", "is not installed", install_extras("gpu") if facts.gpus else install_cpu_engine())
 
 
-def _gpus(facts: Facts) -> Iterator[Check]:
+def _check_gpus(facts: Facts) -> Iterator[Check]:
     torch = facts.torch
     if not facts.gpus:
         yield Check("GPUs", "note", "none: runs with gpusPerReplica: 0 work here, on CPUs")
@@ -117,7 +117,7 @@ def _gpus(facts: Facts) -> Iterator[Check]:
         )
 
 
-def _compiler(facts: Facts) -> Check:
+def _check_compiler(facts: Facts) -> Check:
     if facts.compiler is not None:
         return Check("C++ compiler", "ok", facts.compiler)
     return Check("C++ compiler", "note", "none: trainer.compile is off, on GPUs too", "install g++")
@@ -126,23 +126,23 @@ def _compiler(facts: Facts) -> Check:
 def _shared_memory(facts: Facts) -> Check:
     size = facts.shared_memory or 0
     if size >= SHARED_MEMORY_BYTES:
-        return Check("shared memory", "ok", gib(size))
+        return Check("shared memory", "ok", show_gib(size))
     return Check(
         "shared memory",
         "note",
-        f"{gib(size)} in /dev/shm: runs with several ranks or GPUs may fail",
+        f"{show_gib(size)} in /dev/shm: runs with several ranks or GPUs may fail",
         "docker run --shm-size=8g, or mount -o remount,size=8g /dev/shm",
     )
 
 
-def _limits(facts: Facts) -> Iterator[Check]:
+def _check_limits(facts: Facts) -> Iterator[Check]:
     if facts.free_disk >= FREE_DISK_BYTES:
-        yield Check("disk", "ok", f"{gib(facts.free_disk)} free")
+        yield Check("disk", "ok", f"{show_gib(facts.free_disk)} free")
     else:
         yield Check(
             "disk",
             "note",
-            f"{gib(facts.free_disk)} free",
+            f"{show_gib(facts.free_disk)} free",
             "choose another --output-dir, or make room: checkpoints are large",
         )
     if facts.open_files < 0 or facts.open_files >= OPEN_FILES:
@@ -160,7 +160,7 @@ def _limits(facts: Facts) -> Iterator[Check]:
         yield Check("ports", "fail", "none is free from 15000 to 28999", "end programs that listen there")
 
 
-def _hub(facts: Facts) -> Check:
+def _check_hub(facts: Facts) -> Check:
     if facts.hub is not None:
         return Check("hub", "ok", f"{facts.hub} answers")
     return Check(
@@ -171,7 +171,7 @@ def _hub(facts: Facts) -> Check:
     )
 
 
-def _cluster(facts: Facts) -> Check:
+def _check_cluster(facts: Facts) -> Check:
     if facts.kubectl == "yes":
         return Check("cluster", "ok", "you may create RLRuns")
     if facts.kubectl is None:

@@ -69,7 +69,7 @@ class Facts:
     """Answer of `kubectl auth can-i create rlruns.rlrun.io`: yes, no, or an error; None: there is no kubectl."""
 
 
-def gather(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:
+def gather_facts(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:
     """Ask this machine.
 
     Args:
@@ -77,31 +77,31 @@ def gather(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:
         variables: the environment.
     """
     machine = Machine.here()
-    packages = {name: version for name in PACKAGES if (version := _version(name)) is not None}
+    packages = {name: version for name in PACKAGES if (version := _package_version(name)) is not None}
     return Facts(
         python=sys.version_info[:2],
         packages=packages,
-        torch=_torch() if "torch" in packages else Torch(error="it is not installed"),
+        torch=_torch_facts() if "torch" in packages else Torch(error="it is not installed"),
         gpus=len(machine.uuids),
-        taken=_taken(machine, variables),
+        taken=_taken_gpus(machine, variables),
         compiler=next((name for name in COMPILERS if shutil.which(name)), None),
         shared_memory=shutil.disk_usage(_SHARED_MEMORY).total if _SHARED_MEMORY.is_dir() else None,
         free_disk=shutil.disk_usage(next(path for path in (folder, *folder.absolute().parents) if path.is_dir())).free,
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        port=_port(),
-        hub=_hub(variables),
-        kubectl=_kubectl(),
+        port=_free_port(),
+        hub=_hub_facts(variables),
+        kubectl=_kubectl_facts(),
     )
 
 
-def _version(name: str) -> str | None:
+def _package_version(name: str) -> str | None:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _torch() -> Torch:
+def _torch_facts() -> Torch:
     try:
         asked = subprocess.run(
             (sys.executable, SAFE_PATH, "-c", _ASK_TORCH),
@@ -119,7 +119,7 @@ def _torch() -> Torch:
         return Torch(error=f"{type(error).__name__}: {error}")
 
 
-def _taken(machine: Machine, variables: Mapping[str, str]) -> dict[int, str]:
+def _taken_gpus(machine: Machine, variables: Mapping[str, str]) -> dict[int, str]:
     """GPUs that a run has; each lock is tried for a moment, as a run that starts would."""
     if not machine.uuids:
         return {}
@@ -138,7 +138,7 @@ def _taken(machine: Machine, variables: Mapping[str, str]) -> dict[int, str]:
     return found
 
 
-def _port() -> bool:
+def _free_port() -> bool:
     try:
         free_port()
     except PreflightError:
@@ -146,7 +146,7 @@ def _port() -> bool:
     return True
 
 
-def _hub(variables: Mapping[str, str]) -> str | None:
+def _hub_facts(variables: Mapping[str, str]) -> str | None:
     if variables.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         return None
     address = urlsplit(variables.get("HF_ENDPOINT") or _HUB)
@@ -158,7 +158,7 @@ def _hub(variables: Mapping[str, str]) -> str | None:
         return None
 
 
-def _kubectl() -> str | None:
+def _kubectl_facts() -> str | None:
     if shutil.which("kubectl") is None:
         return None
     command = ("kubectl", "auth", "can-i", "create", "rlruns.rlrun.io", "--request-timeout=10s")

@@ -1,6 +1,6 @@
 """Environments: tasks, one episode with a model, and its score.
 
-`protocol` is the contract, `registry.load` finds an environment by id, `episode.run_episode` plays one with a deadline;
+`protocol` is the contract, `registry.load_environment` finds an environment by id, `episode.run_episode` plays one with a deadline;
 `agent` and `openai_*` serve programs that are written for OpenAI's client; the rest are the shipped environments and the adapter for
 `verifiers` tasksets. Nothing here imports torch or vllm.
 """
@@ -21,7 +21,7 @@ from rlrun.environments.protocol import (
     Task,
     UnplayableTaskError,
 )
-from rlrun.environments.registry import EnvironmentLoadError, known, load
+from rlrun.environments.registry import EnvironmentLoadError, known_environments, load_environment
 
 __all__ = [
     "AgentEnvironment",
@@ -39,8 +39,8 @@ __all__ = [
     "Split",
     "Task",
     "UnplayableTaskError",
-    "known",
-    "load",
+    "known_environments",
+    "load_environment",
     "run_episode",
     "run_program",
 ]

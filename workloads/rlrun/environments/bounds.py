@@ -39,7 +39,7 @@ class BoundsError(ValueError):
     """Error for a value of an episode that is above a bound or no JSON; names the place, the value and the bound."""
 
 
-def clipped(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
+def clip_text(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
     """A text that any file can hold and any terminal show (see `printable`), its middle left out where it is longer than `limit`."""
     plain = str.__str__(text)
     if len(plain) > limit:
@@ -48,28 +48,28 @@ def clipped(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
     return printable(plain, lines=True)
 
 
-def describe(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An exception in words, whatever its class does when it is looked at; the leaves of a group one by one. Never raises."""
     try:
-        return _described(error)
+        return _exception_text(error)
     except BaseException:
         return "an exception that cannot be described"
 
 
-def _described(error: BaseException) -> str:
-    name = clipped(type.__getattribute__(type(error), "__name__"), MAX_NAME_CHARACTERS)
+def _exception_text(error: BaseException) -> str:
+    name = clip_text(type.__getattribute__(type(error), "__name__"), MAX_NAME_CHARACTERS)
     if issubclass(type(error), SystemExit | KeyboardInterrupt):
         return f"{name}({_text_of(error)})"
     text = _text_of(error)
     if isinstance(error, BaseExceptionGroup):
-        leaves = "; ".join(describe(inner) for inner in error.exceptions[:4])
-        return clipped(f"{name}: {text}: {leaves}")
+        leaves = "; ".join(describe_exception(inner) for inner in error.exceptions[:4])
+        return clip_text(f"{name}: {text}: {leaves}")
     return f"{name}: {text}" if text else name
 
 
 def _text_of(error: BaseException) -> str:
     try:
-        return clipped(str(error))
+        return clip_text(str(error))
     except BaseException as failure:  # its __str__ is the environment's code as well
         return f"(its text cannot be read: {type.__getattribute__(type(failure), '__name__')})"
 
@@ -80,9 +80,9 @@ _id = attrgetter("id")
 def name_of(owner: object) -> str:
     """`owner.id` as printable text, for any value."""
     try:
-        return clipped(str(_id(owner)), MAX_NAME_CHARACTERS)
+        return clip_text(str(_id(owner)), MAX_NAME_CHARACTERS)
     except BaseException as error:
-        return f"(its id cannot be read: {describe(error)})"
+        return f"(its id cannot be read: {describe_exception(error)})"
 
 
 # ---- JSON
@@ -114,22 +114,22 @@ def plain_json(value: object, where: str) -> object:
         BoundsError: it is none, or above a bound.
     """
     try:
-        return _plain(value, _Left(), 0)
+        return _plain_value(value, _Left(), 0)
     except _FaultError as fault:
         raise BoundsError(f"{where}{''.join(reversed(fault.path))} {fault}") from None
 
 
-def _plain(value: object, left: _Left, depth: int) -> object:
+def _plain_value(value: object, left: _Left, depth: int) -> object:
     left.values -= 1
     if left.values < 0:
         raise _FaultError(f"holds more than {MAX_VALUES} values; bring fewer")
     kind = type(value)
     if issubclass(kind, str):
-        return _text(str.__str__(value), left)
+        return _plain_text(str.__str__(value), left)
     if value is None or kind is bool:
         return value
     if issubclass(kind, int):
-        return _integer(int.__index__(value))  # type: ignore[arg-type]
+        return _plain_integer(int.__index__(value))  # type: ignore[arg-type]
     if issubclass(kind, float):
         number = float.__float__(value)  # type: ignore[arg-type]
         if not math.isfinite(number):
@@ -143,7 +143,7 @@ def _plain(value: object, left: _Left, depth: int) -> object:
         return _plain_items(list.__iter__(value), left, depth)  # type: ignore[arg-type]
     if issubclass(kind, tuple):
         return _plain_items(tuple.__iter__(value), left, depth)  # type: ignore[arg-type]
-    name = clipped(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
+    name = clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
     raise _FaultError(f"is of type {name}, which is not JSON; bring texts, numbers, lists and dictionaries")
 
 
@@ -151,7 +151,7 @@ def _plain_items(items: Iterable[object], left: _Left, depth: int) -> list[objec
     found: list[object] = []
     for item in items:
         try:
-            found.append(_plain(item, left, depth + 1))
+            found.append(_plain_value(item, left, depth + 1))
         except _FaultError as fault:
             fault.path.append(f"[{len(found)}]")
             raise
@@ -161,26 +161,26 @@ def _plain_items(items: Iterable[object], left: _Left, depth: int) -> list[objec
 def _plain_dict(value: dict[object, object], left: _Left, depth: int) -> dict[str, object]:
     found: dict[str, object] = {}
     for key, item in dict.items(value):
-        name = _key(key, left)
+        name = _plain_key(key, left)
         try:
-            found[name] = _plain(item, left, depth + 1)
+            found[name] = _plain_value(item, left, depth + 1)
         except _FaultError as fault:
-            fault.path.append(f"[{clipped(name, 80)!r}]")
+            fault.path.append(f"[{clip_text(name, 80)!r}]")
             raise
     return found
 
 
-def _key(key: object, left: _Left) -> str:
+def _plain_key(key: object, left: _Left) -> str:
     kind = type(key)
     if issubclass(kind, str):
-        return _text(str.__str__(key), left)
+        return _plain_text(str.__str__(key), left)
     if kind is int:
-        return str(_integer(int.__index__(key)))  # type: ignore[arg-type]
-    name = clipped(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
+        return str(_plain_integer(int.__index__(key)))  # type: ignore[arg-type]
+    name = clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
     raise _FaultError(f"has a key of type {name}, which is not JSON; keys are texts")
 
 
-def _text(text: str, left: _Left) -> str:
+def _plain_text(text: str, left: _Left) -> str:
     left.characters -= len(text)
     if left.characters < 0:
         raise _FaultError(f"and what comes before it have more than {MAX_TEXT_CHARACTERS} characters; bring less")
@@ -192,7 +192,7 @@ def _text(text: str, left: _Left) -> str:
     return text
 
 
-def _integer(number: int) -> int:
+def _plain_integer(number: int) -> int:
     if number.bit_length() > _MAX_INTEGER_BITS:
         raise _FaultError(
             f"is an integer of {number.bit_length()} bits (at most {_MAX_INTEGER_BITS}); bring it as a text"
@@ -213,7 +213,7 @@ def plain_episode(episode: Episode) -> Episode:
         raise BoundsError("messages must be a list of dictionaries")
     replies = episode.replies
     if type(replies) is not int or replies < 1:
-        raise BoundsError(f"replies must be a whole number of at least 1, not {_shown(replies)}")
+        raise BoundsError(f"replies must be a whole number of at least 1, not {_show_value(replies)}")
     return Episode(plain_messages(episode.messages), replies, plain_dict(episode.info, "info"))
 
 
@@ -224,7 +224,7 @@ def plain_messages(messages: object) -> list[Message]:
         BoundsError: names what is not.
     """
     if not issubclass(type(messages), list | tuple):
-        raise BoundsError(f"messages must be a list of dictionaries, not {_shown(messages)}")
+        raise BoundsError(f"messages must be a list of dictionaries, not {_show_value(messages)}")
     count = list.__len__(messages) if isinstance(messages, list) else tuple.__len__(messages)  # type: ignore[arg-type]
     if count > MAX_MESSAGES:
         raise BoundsError(f"messages has {count} entries (at most {MAX_MESSAGES}); bring fewer")
@@ -232,7 +232,7 @@ def plain_messages(messages: object) -> list[Message]:
     assert isinstance(found, list)
     for index, message in enumerate(found):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise BoundsError(f"messages[{index}] must be a dictionary with a role, not {_shown(message)}")
+            raise BoundsError(f"messages[{index}] must be a dictionary with a role, not {_show_value(message)}")
     return found
 
 
@@ -243,7 +243,7 @@ def plain_dict(value: object, where: str) -> dict[str, object]:
         BoundsError: names what is not.
     """
     if not issubclass(type(value), dict):
-        raise BoundsError(f"{where} must be a dictionary, not {_shown(value)}")
+        raise BoundsError(f"{where} must be a dictionary, not {_show_value(value)}")
     found = plain_json(value, where)
     assert isinstance(found, dict)
     return found
@@ -257,20 +257,20 @@ def plain_score(score: Score) -> Score:
     """
     reward, metrics = score.reward, score.metrics
     if not isinstance(metrics, Mapping):
-        raise BoundsError(f"metrics must be a dictionary of numbers, not {_shown(metrics)}")
+        raise BoundsError(f"metrics must be a dictionary of numbers, not {_show_value(metrics)}")
     found: dict[str, float] = {}
     for name in metrics:
-        if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS or clipped(name) != name:
+        if not isinstance(name, str) or len(name) > MAX_NAME_CHARACTERS or clip_text(name) != name:
             raise BoundsError(
-                f"a metric's name must be a text of at most {MAX_NAME_CHARACTERS} characters, not {_shown(name)}"
+                f"a metric's name must be a text of at most {MAX_NAME_CHARACTERS} characters, not {_show_value(name)}"
             )
         if len(found) >= MAX_METRICS:
             raise BoundsError(f"there are more than {MAX_METRICS} metrics; bring fewer")
-        found[str.__str__(name)] = number(metrics[name], f"metric {clipped(name)!r}", MAX_METRIC)
-    return Score(number(reward, "reward", MAX_REWARD), found)
+        found[str.__str__(name)] = bounded_number(metrics[name], f"metric {clip_text(name)!r}", MAX_METRIC)
+    return Score(bounded_number(reward, "reward", MAX_REWARD), found)
 
 
-def number(value: object, what: str, limit: float) -> float:
+def bounded_number(value: object, what: str, limit: float) -> float:
     """A finite number of at most `limit`, in either direction, as a float.
 
     Raises:
@@ -285,17 +285,19 @@ def number(value: object, what: str, limit: float) -> float:
         except (TypeError, ValueError):
             pass  # no number, or more than one
     if math.isnan(found) or (math.isinf(found) and not issubclass(type(value), int)):
-        raise BoundsError(f"the {what} must be a finite number, not {_shown(value)}")
+        raise BoundsError(f"the {what} must be a finite number, not {_show_value(value)}")
     if abs(found) > limit:
-        raise BoundsError(f"the {what} must be between {-limit:g} and {limit:g}, not {_shown(value)}; scale it down")
+        raise BoundsError(
+            f"the {what} must be between {-limit:g} and {limit:g}, not {_show_value(value)}; scale it down"
+        )
     return found
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     """A value in words; of one whose text is the environment's own, its type."""
     kind = type(value)
     if value is None or kind in (float, bool) or (kind is int and int.bit_length(value) <= 128):  # type: ignore[arg-type]
         return repr(value)
     if kind is str:
-        return repr(clipped(str.__getitem__(value, slice(0, 80))))  # type: ignore[index]
-    return clipped(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
+        return repr(clip_text(str.__getitem__(value, slice(0, 80))))  # type: ignore[index]
+    return clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)

@@ -90,7 +90,7 @@ class ChatServer:
         """
         document = await self._request("POST", "chat/completions", body)
         try:
-            return _reply(document)
+            return _read_reply(document)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             said = self._short(json.dumps(document))
             raise ServerError(f"the answer of {self._url('chat/completions')} is no chat completion: {said}") from None
@@ -146,14 +146,14 @@ class ChatServer:
             raise ServerError(f"{url} answers with no JSON: {self._short(text)}") from None
 
     def _refused(self, url: str, response: Any, data: bytes) -> ServerError:
-        said, status = self._short(_words(data)), response.status
+        said, status = self._short(_error_message(data)), response.status
         if status in (301, 302, 303, 307, 308):
             said = f"it redirects to {response.headers.get('Location', 'nowhere')}"
         return ServerError(
             f"{url} answers status {status}{f': {said}' if said else ''}",
             status=status,
             passing=status in PASSING or status >= 500,
-            retry_after=_seconds(response.headers.get("Retry-After")),
+            retry_after=_retry_seconds(response.headers.get("Retry-After")),
             said=said,
         )
 
@@ -170,7 +170,7 @@ def chat_body(model: str, messages: Sequence[object], **fields: object) -> dict[
     return {"model": model, "messages": list(messages), **given}
 
 
-def _reply(document: Any) -> Reply:
+def _read_reply(document: Any) -> Reply:
     choice = document["choices"][0]
     message, reason = choice["message"], choice.get("finish_reason") or "stop"
     usage = document.get("usage") or {}
@@ -188,7 +188,7 @@ def _reply(document: Any) -> Reply:
     )
 
 
-def _words(data: bytes) -> str:
+def _error_message(data: bytes) -> str:
     """Message of an error's body, in any of the forms that servers have."""
     text = data.decode(errors="replace")
     try:
@@ -202,7 +202,7 @@ def _words(data: bytes) -> str:
     return found if isinstance(found, str) else json.dumps(found)
 
 
-def _seconds(text: str | None) -> float | None:
+def _retry_seconds(text: str | None) -> float | None:
     """Seconds of a `Retry-After` header, which is a number or a date."""
     if not text:
         return None

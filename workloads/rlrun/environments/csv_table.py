@@ -38,7 +38,7 @@ class CsvTable:
         try:
             for cells in reader:
                 if self._columns is None and cells:
-                    self._columns = _header(cells)
+                    self._columns = _read_header(cells)
                 elif cells:
                     self._starts.append(before[0])
                     self._lines.append(before[1])
@@ -67,7 +67,7 @@ class CsvTable:
                 place = row
                 for part in outer:
                     inner = place.setdefault(part, {})
-                    assert isinstance(inner, dict)  # see `_header`
+                    assert isinstance(inner, dict)  # see `_read_header`
                     place = inner
                 place[name] = cell
         return row
@@ -97,7 +97,7 @@ class _Counted:
             raise ValueError(f"line {self.lines}: it is no UTF-8; save the file as UTF-8") from None
 
 
-def _header(cells: list[str]) -> list[str]:
+def _read_header(cells: list[str]) -> list[str]:
     """Names of the columns. Raises ValueError: one is empty, or there twice."""
     names = [cell.strip() for cell in cells]
     for i, name in enumerate(names):

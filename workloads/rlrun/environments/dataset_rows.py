@@ -171,13 +171,13 @@ class Rows:
 
     def __init__(self, config: DataSetConfig, field: str) -> None:
         self.label = config.label
-        files = _files(config, field)
+        files = _list_files(config, field)
         self._names = [path.name for path in files]
-        self._tables = [_open(path, field) for path in files]
+        self._tables = [_open_rows(path, field) for path in files]
         self._ends = list(accumulate(len(table) for table in self._tables))
         if not self._ends[-1]:
             raise RoleError(f"{field}: {self.label} has no rows", exit_codes.DATA)
-        self.fingerprint = _fingerprint(files, self._ends)
+        self.fingerprint = _files_fingerprint(files, self._ends)
         """Digest by which the files are recognized as those of an earlier attempt."""
 
     def __len__(self) -> int:
@@ -205,7 +205,7 @@ class Rows:
         return table, index - (self._ends[table - 1] if table else 0)
 
 
-def _open(path: Path, field: str) -> Table:
+def _open_rows(path: Path, field: str) -> Table:
     try:
         if path.suffix == ".csv":
             return CsvTable(path)
@@ -216,7 +216,7 @@ def _open(path: Path, field: str) -> Table:
         raise RoleError(f"{field}: cannot read {path}: {error}", exit_codes.DATA) from error
 
 
-def _files(config: DataSetConfig, field: str) -> list[Path]:
+def _list_files(config: DataSetConfig, field: str) -> list[Path]:
     if config.path is not None:
         root = Path(config.path)
         if root.is_file():
@@ -230,7 +230,7 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
             absent = FileNotFoundError(root) if root.is_absolute() else None  # a pod's volume may have it
             raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA) from absent
     else:
-        root = download(config.name or "", field, config.revision)
+        root = download_set(config.name or "", field, config.revision)
     found = sorted(
         path
         for pattern in PATTERNS
@@ -249,15 +249,15 @@ def _files(config: DataSetConfig, field: str) -> list[Path]:
 
 
 def _in_split(path: Path, root: Path, split: str | None) -> bool:
-    words = {part for piece in path.relative_to(root).with_suffix("").parts for part in _words(piece)}
+    words = {part for piece in path.relative_to(root).with_suffix("").parts for part in _split_words(piece)}
     return split is None or split in words or split in path.relative_to(root).parts
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return "".join(char if char.isalnum() else " " for char in text).split()
 
 
-def download(name: str, field: str, revision: str | None = None) -> Path:
+def download_set(name: str, field: str, revision: str | None = None) -> Path:
     """The folder with a data set of the hub, fetched unless it is in the hub's cache.
 
     Args:
@@ -272,7 +272,7 @@ def download(name: str, field: str, revision: str | None = None) -> Path:
     return fetch_rows(repository, PATTERNS)
 
 
-def _fingerprint(files: Sequence[Path], ends: Sequence[int]) -> str:
+def _files_fingerprint(files: Sequence[Path], ends: Sequence[int]) -> str:
     """Over names, rows, sizes, and the first and last 64 KiB of every file."""
     digest = hashlib.sha256()
     for path, end in zip(files, ends, strict=True):

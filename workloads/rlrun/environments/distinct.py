@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
-from rlrun.environments.bounds import clipped, name_of
+from rlrun.environments.bounds import clip_text, name_of
 from rlrun.environments.message_content import ContentError, check_prompt
 from rlrun.environments.protocol import Split, Task
 from rlrun.environments.splits import GeneratedTasks
@@ -58,9 +58,9 @@ def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
             try:
                 check_prompt(task.prompt)
             except ContentError as error:
-                refused.append(f"{_named(name_of(task), [f'{split}[{index}]'])}: {error}")
+                refused.append(f"{_name_tasks(name_of(task), [f'{split}[{index}]'])}: {error}")
     if refused:
-        raise PromptError(f"{_tasks(len(refused))} cannot be played: {_listed(refused)}")
+        raise PromptError(f"{_show_tasks(len(refused))} cannot be played: {_list_ids(refused)}")
 
 
 def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
@@ -82,7 +82,9 @@ def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
         SharedTaskError: two are the same.
     """
     digests = {split: hashlib.blake2b(f"{len(tasks)}".encode(), digest_size=8) for split, tasks in splits.items()}
-    known = {split: list(_known(split, tasks, digests[split])) for split, tasks in splits.items() if _at_hand(tasks)}
+    known = {
+        split: list(_readable_tasks(split, tasks, digests[split])) for split, tasks in splits.items() if _at_hand(tasks)
+    }
     for split, found in known.items():
         _refuse_equal_ids(split, found)
     if {"train", "eval"} <= set(known):
@@ -91,7 +93,7 @@ def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
     for split, tasks in splits.items():
         if isinstance(tasks, GeneratedTasks) and len(tasks):
             for task in (tasks[0], tasks[len(tasks) - 1]):
-                digests[split].update(_digested(task.id, [task.prompt, task.answer]))
+                digests[split].update(_digest_value(task.id, [task.prompt, task.answer]))
     return {split: digest.hexdigest() for split, digest in digests.items()}
 
 
@@ -99,7 +101,7 @@ _Known = tuple[str, str, bytes]
 """Place, id, and a digest of the task's content; b"": it is no JSON."""
 
 
-def unproven(tasks: Sequence[Task]) -> bool:
+def needs_proof(tasks: Sequence[Task]) -> bool:
     """True if the ids of a sequence have to be compared as its tasks are played."""
     return not _at_hand(tasks) and not isinstance(tasks, GeneratedTasks)
 
@@ -108,7 +110,7 @@ def _at_hand(tasks: Sequence[Task]) -> bool:
     return type(tasks) in (list, tuple) or isinstance(tasks, AtHand)
 
 
-def _known(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b) -> Iterator[_Known]:
+def _readable_tasks(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b) -> Iterator[_Known]:
     """Yield the tasks that can be read, and add each to the digest of the split."""
     for index in islice(range(len(tasks)), CHECKED):
         try:
@@ -116,11 +118,11 @@ def _known(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b) -> Iter
         except ValueError:
             continue
         id = name_of(task)
-        digest.update(_digested(id, [task.prompt, task.answer]))
-        yield f"{split}[{index}]", id, _digested(task.prompt, task.answer, task.info)
+        digest.update(_digest_value(id, [task.prompt, task.answer]))
+        yield f"{split}[{index}]", id, _digest_value(task.prompt, task.answer, task.info)
 
 
-def _digested(*values: object) -> bytes:
+def _digest_value(*values: object) -> bytes:
     """16 bytes over JSON values; b"" if they are not JSON."""
     try:
         text = json.dumps(values, sort_keys=True)
@@ -133,11 +135,11 @@ def _refuse_equal_ids(split: Split, found: Sequence[_Known]) -> None:
     places: dict[str, list[str]] = {}
     for place, id, _ in found:
         places.setdefault(id, []).append(place)
-    shared = [_named(id, own) for id, own in places.items() if len(own) > 1]
+    shared = [_name_tasks(id, own) for id, own in places.items() if len(own) > 1]
     if shared:
         raise SharedTaskError(
-            f"{_tasks(len(shared))} of the {split} split {'have' if len(shared) > 1 else 'has'} an id that names another task too: "
-            f"{_listed(shared)}; give each task an id of its own"
+            f"{_show_tasks(len(shared))} of the {split} split {'have' if len(shared) > 1 else 'has'} an id that names another task too: "
+            f"{_list_ids(shared)}; give each task an id of its own"
         )
 
 
@@ -148,12 +150,13 @@ def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, stric
     shared = []
     for place, id, content in held_out:
         if id in ids:
-            shared.append(_named(id, [ids[id], place]))
+            shared.append(_name_tasks(id, [ids[id], place]))
         elif (same := contents.get(content)) is not None and content in asked and (strict or len(contents) > 1):
-            shared.append(f"{_quoted(id)} ({place}, which asks the same as {_quoted(same[1])}, {same[0]})")
+            shared.append(f"{_quote_ids(id)} ({place}, which asks the same as {_quote_ids(same[1])}, {same[0]})")
     if shared:
         raise SharedTaskError(
-            f"the train and the eval split share {_tasks(len(shared))}: {_listed(shared)}; evaluation would ask what was trained on: "
+            f"the train and the eval split share {_show_tasks(len(shared))}: {_list_ids(shared)}; "
+            "evaluation would ask what was trained on: "
             "leave them out of one split (or, where they only look the same, give them different ids and say in info how they differ)"
         )
 
@@ -169,18 +172,18 @@ def _by_content(found: Sequence[_Known], *, strict: bool) -> dict[bytes, _Known]
     return {content: known for content, known in first.items() if content not in several}
 
 
-def _tasks(count: int) -> str:
+def _show_tasks(count: int) -> str:
     return f"{count} task{'s' if count > 1 else ''}"
 
 
-def _quoted(id: str) -> str:
-    return repr(clipped(id, _NAME_CHARACTERS))
+def _quote_ids(id: str) -> str:
+    return repr(clip_text(id, _NAME_CHARACTERS))
 
 
-def _named(id: str, places: Sequence[str]) -> str:
+def _name_tasks(id: str, places: Sequence[str]) -> str:
     shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
-    return f"{_quoted(id)} ({shown})"
+    return f"{_quote_ids(id)} ({shown})"
 
 
-def _listed(found: Sequence[str]) -> str:
+def _list_ids(found: Sequence[str]) -> str:
     return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")

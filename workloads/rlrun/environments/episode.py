@@ -6,7 +6,7 @@ from asyncio import CancelledError, current_task, timeout
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from rlrun.environments.bounds import BoundsError, describe, name_of, plain_episode, plain_score
+from rlrun.environments.bounds import BoundsError, describe_exception, name_of, plain_episode, plain_score
 from rlrun.environments.protocol import (
     ComparesGroups,
     Environment,
@@ -74,7 +74,7 @@ async def run_episode(
         async with deadline:
             episode = await env.run(task, watched)
             doing = "episode"
-            _check(episode)
+            _check_result(episode)
             doing = "score()"
             async with scoring:
                 score = await env.score(task, episode)
@@ -89,7 +89,9 @@ async def run_episode(
         if isinstance(error, CancelledError) and this is not None and this.cancelling():
             raise
         late = timeout_seconds if deadline.expired() else reward_seconds if scoring.expired() else None
-        kind, message = _sorted(error, doing, late, of_score=not deadline.expired(), of_model=watched.raised_in(error))
+        kind, message = _sort_exception(
+            error, doing, late, of_score=not deadline.expired(), of_model=watched.raised_in(error)
+        )
         raise EpisodeError(kind, name_of(env), name_of(task), message) from error
 
 
@@ -119,14 +121,14 @@ async def compare_group(
         if isinstance(error, CancelledError) and this is not None and this.cancelling():
             raise
         late = reward_seconds if deadline.expired() else None
-        kind, message = _sorted(error, doing, late, of_score=True, of_model=False)
+        kind, message = _sort_exception(error, doing, late, of_score=True, of_model=False)
         raise EpisodeError(kind, name_of(env), name_of(task), message) from error
 
 
 _Doing = Literal["run()", "episode", "score()", "compare()", "numbers"]
 
 
-def _sorted(
+def _sort_exception(
     error: BaseException, doing: _Doing, late: float | None, *, of_score: bool, of_model: bool
 ) -> tuple[ErrorKind, str]:
     """Kind of an exception by its cause, and the message to report.
@@ -143,18 +145,22 @@ def _sorted(
             return "timeout", f"{doing} did not finish within {round(late, 3):g} seconds"
         return "timeout", f"{doing} did not finish: the episode's {round(late, 3):g} seconds were over"
     if of_model:
-        return "model", f"the model client failed: {describe(error)}"
-    if unplayable := next((cause for cause in _causes(error) if issubclass(type(cause), UnplayableTaskError)), None):
-        return "task", f"{doing} raised {describe(unplayable)}"
+        return "model", f"the model client failed: {describe_exception(error)}"
+    if unplayable := next(
+        (cause for cause in _exception_causes(error) if issubclass(type(cause), UnplayableTaskError)), None
+    ):
+        return "task", f"{doing} raised {describe_exception(unplayable)}"
     kind: ErrorKind = "reward" if doing in ("score()", "compare()", "numbers") else "environment"
     if doing in ("episode", "numbers"):
-        return kind, str(error) if isinstance(error, BoundsError) else f"what it returned raised {describe(error)}"
+        return kind, str(error) if isinstance(
+            error, BoundsError
+        ) else f"what it returned raised {describe_exception(error)}"
     if isinstance(error, CancelledError):
         return kind, f"{doing} raised CancelledError, though nobody had cancelled the episode"
-    return kind, f"{doing} raised {describe(error)}"
+    return kind, f"{doing} raised {describe_exception(error)}"
 
 
-def _check(episode: Episode) -> None:
+def _check_result(episode: Episode) -> None:
     if not issubclass(type(episode), Episode):
         raise BoundsError(f"run() must return an Episode with at least one reply, not {type(episode).__name__}")
     if type(episode.replies) is int and episode.replies < 1:
@@ -188,10 +194,10 @@ class _WatchedModel:
 
     def raised_in(self, error: BaseException) -> bool:
         """True if `error` is the client's own exception, was raised because of it, or is a group with it inside."""
-        return self._error is not None and any(cause is self._error for cause in _causes(error))
+        return self._error is not None and any(cause is self._error for cause in _exception_causes(error))
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def _exception_causes(error: BaseException) -> Iterator[BaseException]:
     """An exception and all that led to it, each once: user code can chain exceptions in a circle."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()

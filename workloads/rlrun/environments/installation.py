@@ -126,7 +126,7 @@ def _name_at(path: Path) -> str:
     return str(name)
 
 
-def install(
+def install_environment(
     source: Source,
     folder: Path,
     *,
@@ -153,7 +153,7 @@ def install(
     try:
         say(f"making a virtual environment in {folder}")
         has_pip = importlib.util.find_spec("pip") is not None
-        _run(
+        _run_installer(
             [python, "-I", "-m", "venv", *(["--without-pip"] if has_pip else []), str(folder)],
             f"{python} makes no venv",
         )
@@ -166,9 +166,9 @@ def install(
             wanted = source.requirement
             if source.index is not None:
                 say(f"fetching {wanted} from {source.index}")
-                wanted = _fetch(pip, source, Path(fetched))
+                wanted = _fetch_wheel(pip, source, Path(fetched))
             say(f"installing {source.requirement} with its packages")
-            _run(
+            _run_installer(
                 [*pip, "install", "--quiet", wanted, *beside, WORKER_REQUIREMENT],
                 f"pip cannot install {source.requirement}",
             )
@@ -188,20 +188,22 @@ def _make_way(folder: Path, *, replace: bool) -> None:
     shutil.rmtree(folder)
 
 
-def _fetch(pip: Sequence[str], source: Source, folder: Path) -> str:
+def _fetch_wheel(pip: Sequence[str], source: Source, folder: Path) -> str:
     """The package's wheel, from its index alone."""
     index = ["--index-url", str(source.index), "--no-deps", "--only-binary", ":all:"]
     failed = f"{source.index} has no wheel of {source.requirement}"
     # Other places that pip is set to look at must not offer the name. Variables such as PIP_CERT stay.
     environ = {name: value for name, value in os.environ.items() if name not in _OTHER_PLACES}
     environ["PIP_CONFIG_FILE"] = os.devnull
-    _run([*pip, "download", "--quiet", *index, "--dest", str(folder), source.requirement], failed, environ)
+    _run_installer([*pip, "download", "--quiet", *index, "--dest", str(folder), source.requirement], failed, environ)
     (wheel,) = folder.iterdir()
     return str(wheel)
 
 
 def _looked_at(name: str, interpreter: Path) -> Installed:
-    said = _run([str(interpreter), "-c", _PROBE, name], f"{interpreter} does not find {name} after it was installed")
+    said = _run_installer(
+        [str(interpreter), "-c", _PROBE, name], f"{interpreter} does not find {name} after it was installed"
+    )
     found = json.loads(said)
     modules = tuple(map(str, found["modules"]))
     if not modules:
@@ -210,7 +212,7 @@ def _looked_at(name: str, interpreter: Path) -> Installed:
     return Installed(name, str(found["version"]), interpreter, modules, None if verifiers is None else str(verifiers))
 
 
-def _run(command: Sequence[str], failed: str, environ: Mapping[str, str] | None = None) -> str:
+def _run_installer(command: Sequence[str], failed: str, environ: Mapping[str, str] | None = None) -> str:
     """Standard output of a command."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environ)

@@ -28,7 +28,7 @@ class Layout:
     """True if the set holds its rows several times."""
 
 
-def convert(name: LayoutName, row: Row) -> dict[str, object]:
+def convert_row(name: LayoutName, row: Row) -> dict[str, object]:
     """A row of a public set as one of `dataset`.
 
     Raises:
@@ -36,14 +36,14 @@ def convert(name: LayoutName, row: Row) -> dict[str, object]:
     """
     layout = LAYOUTS[name]
     if missing := [column for column in layout.columns if row.get(column) is None]:
-        hint = f"; it looks like layout: {found}" if (found := recognized(row)) else ""
+        hint = f"; it looks like layout: {found}" if (found := recognize_layout(row)) else ""
         raise ValueError(
             f"layout {name}: there is no column {missing[0]!r} (columns: {', '.join(row) or 'none'}){hint}"
         )
     return layout.convert(row)
 
 
-def recognized(columns: Collection[str]) -> LayoutName | None:
+def recognize_layout(columns: Collection[str]) -> LayoutName | None:
     """The one layout that has these columns, if there is one; the most columns decide."""
     fitting = [name for name, layout in LAYOUTS.items() if set(layout.columns) <= set(columns)]
     return max(fitting, key=lambda name: len(LAYOUTS[name].columns), default=None)
@@ -51,7 +51,7 @@ def recognized(columns: Collection[str]) -> LayoutName | None:
 
 def no_prompt(columns: Collection[str]) -> str:
     """The problem of a row without the column `prompt`, in words."""
-    hint = f"; these are of layout: {found}" if (found := recognized(columns)) else ""
+    hint = f"; these are of layout: {found}" if (found := recognize_layout(columns)) else ""
     return f"there is no column 'prompt' (columns: {', '.join(columns) or 'none'}){hint}"
 
 
@@ -66,7 +66,7 @@ def has_box(text: str) -> bool:
     return _BOX.search(text) is not None
 
 
-def boxed(text: str) -> str | None:
+def boxed_content(text: str) -> str | None:
     r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution; None: there is none that is closed."""
     starts = list(_BOX.finditer(text))
     if not starts:
@@ -91,7 +91,7 @@ def final_answer(answer: str) -> str:
     return found[1].replace(",", "")
 
 
-def _row(source: str, question: object, truth: object, extra: Mapping[str, object]) -> dict[str, object]:
+def _make_row(source: str, question: object, truth: object, extra: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(question, str) or not question.strip():
         raise ValueError(f"the problem is no text: {str(question)[:80]!r}")
     return {
@@ -108,20 +108,20 @@ def _with_own(row: Row, made: dict[str, object]) -> dict[str, object]:
     return made | {name: row[name] for name in ("data_source", "ability", "uid") if row.get(name) is not None}
 
 
-def _gsm8k(row: Row) -> dict[str, object]:
+def _convert_gsm8k(row: Row) -> dict[str, object]:
     extra = {"question": row["question"], "answer": row["answer"]}
-    return _with_own(row, _row("openai/gsm8k", row["question"], final_answer(str(row["answer"])), extra))
+    return _with_own(row, _make_row("openai/gsm8k", row["question"], final_answer(str(row["answer"])), extra))
 
 
-def _math(row: Row) -> dict[str, object]:
-    truth = row.get("answer") or boxed(str(row["solution"]))
+def _convert_math(row: Row) -> dict[str, object]:
+    truth = row.get("answer") or boxed_content(str(row["solution"]))
     if truth is None:
         raise ValueError("the solution has no \\boxed{...}, and there is no column 'answer'")
     extra = {name: row[name] for name in ("solution", "level", "type", "subject", "unique_id") if name in row}
-    return _with_own(row, _row("DigitalLearningGmbH/MATH-lighteval", row["problem"], truth, extra))
+    return _with_own(row, _make_row("DigitalLearningGmbH/MATH-lighteval", row["problem"], truth, extra))
 
 
-def _dapo(row: Row) -> dict[str, object]:
+def _convert_dapo(row: Row) -> dict[str, object]:
     truth = row["reward_model"].get("ground_truth") if isinstance(row["reward_model"], Mapping) else None
     if truth is None:
         raise ValueError("reward_model has no field 'ground_truth'")
@@ -131,20 +131,20 @@ def _dapo(row: Row) -> dict[str, object]:
     return index | dict(row)
 
 
-def _deepscaler(row: Row) -> dict[str, object]:
+def _convert_deepscaler(row: Row) -> dict[str, object]:
     extra = {"solution": row["solution"]} if row.get("solution") else {}
-    return _with_own(row, _row("agentica-org/DeepScaleR-Preview-Dataset", row["problem"], row["answer"], extra))
+    return _with_own(row, _make_row("agentica-org/DeepScaleR-Preview-Dataset", row["problem"], row["answer"], extra))
 
 
-def _geometry3k(row: Row) -> dict[str, object]:
+def _convert_geometry3k(row: Row) -> dict[str, object]:
     question = re.sub(r"\s*<image>\s*", " ", str(row["problem"]))
-    return _with_own(row, _row("hiyouga/geometry3k", question, row["answer"], {}))
+    return _with_own(row, _make_row("hiyouga/geometry3k", question, row["answer"], {}))
 
 
 LAYOUTS: Mapping[LayoutName, Layout] = {
-    "gsm8k": Layout(("question", "answer"), _gsm8k),
-    "math": Layout(("problem", "solution"), _math),
-    "dapo": Layout(("prompt", "reward_model", "data_source"), _dapo, repeats=True),
-    "deepscaler": Layout(("problem", "answer"), _deepscaler),
-    "geometry3k": Layout(("images", "problem", "answer"), _geometry3k),
+    "gsm8k": Layout(("question", "answer"), _convert_gsm8k),
+    "math": Layout(("problem", "solution"), _convert_math),
+    "dapo": Layout(("prompt", "reward_model", "data_source"), _convert_dapo, repeats=True),
+    "deepscaler": Layout(("problem", "answer"), _convert_deepscaler),
+    "geometry3k": Layout(("images", "problem", "answer"), _convert_geometry3k),
 }

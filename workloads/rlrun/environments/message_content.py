@@ -43,7 +43,7 @@ def content_text(content: object, where: str = "content") -> str:
     if isinstance(content, Mapping):
         return _part_text(content, where)
     if not isinstance(content, list | tuple):
-        raise ContentError(f"{where} is {_shown(content)}; it must be a text, or parts of type text")
+        raise ContentError(f"{where} is {_show_value(content)}; it must be a text, or parts of type text")
     return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
@@ -51,15 +51,15 @@ def _part_text(part: object, where: str) -> str:
     if isinstance(part, str):
         return part
     if not isinstance(part, Mapping):
-        raise ContentError(f"{where} is {_shown(part)}; it must be a part of type text")
+        raise ContentError(f"{where} is {_show_value(part)}; it must be a part of type text")
     kind = part.get("type")
     media = media_columns(part)
     if kind not in _TEXT_TYPES or media:
-        named = _shown(kind if kind not in _TEXT_TYPES else media[0])
+        named = _show_value(kind if kind not in _TEXT_TYPES else media[0])
         raise ContentError(f"{where} has content of type {named}; only parts of type text are read: remove the part")
     text = part.get("text")
     if not isinstance(text, str):
-        raise ContentError(f"{where}.text is {_shown(text)}; it must be a text")
+        raise ContentError(f"{where}.text is {_show_value(text)}; it must be a text")
     return text
 
 
@@ -128,6 +128,6 @@ def _is_empty(value: object) -> bool:
     return value is None or value is False or (isinstance(value, str | bytes | Mapping | Sequence) and not value)
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     text = printable(repr(value))
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."

@@ -128,7 +128,7 @@ class Score:
 
 @runtime_checkable
 class Environment(Protocol):
-    """Environment as `registry.load` returns it. One instance plays many episodes at once: an episode's state is local to `run`."""
+    """Environment of `registry.load_environment`. One instance plays many episodes at once: an episode's state is local to `run`."""
 
     id: str
     """Name of the environment in errors, metrics and journals."""

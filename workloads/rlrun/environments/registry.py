@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from rlrun.config.suggest import did_you_mean
 from rlrun.custom import add_code_folder
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
-from rlrun.environments.bounds import describe
+from rlrun.environments.bounds import describe_exception
 from rlrun.environments.protocol import SPLITS, Environment
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -60,7 +60,7 @@ class _Shipped(Generic[ArgsT]):
             for split in SPLITS:
                 environment.tasks(split)[0]
         except (RoleError, ValueError, KeyError) as error:
-            raise EnvironmentLoadError(f"environment {id!r}: {error}") from _elsewhere(error)
+            raise EnvironmentLoadError(f"environment {id!r}: {error}") from _missing_here(error)
         return environment
 
 
@@ -70,25 +70,25 @@ def _reverse_text() -> _Bundled:
     return _Shipped[ReverseTextArgs](ReverseTextArgs, ReverseText)
 
 
-def _arithmetic() -> _Bundled:
+def _make_arithmetic() -> _Bundled:
     from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
 
     return _Shipped[ArithmeticArgs](ArithmeticArgs, Arithmetic)
 
 
-def _calculator() -> _Bundled:
+def _make_calculator() -> _Bundled:
     from rlrun.environments.bundled.calculator import Calculator, CalculatorArgs
 
     return _Shipped[CalculatorArgs](CalculatorArgs, Calculator)
 
 
-def _gsm8k() -> _Bundled:
+def _make_gsm8k() -> _Bundled:
     from rlrun.environments.bundled.dataset import Gsm8k, Gsm8kArgs
 
     return _Shipped[Gsm8kArgs](Gsm8kArgs, Gsm8k)
 
 
-def _dataset() -> _Bundled:
+def _make_dataset() -> _Bundled:
     from rlrun.environments.bundled.dataset import Dataset, DatasetArgs
 
     return _Shipped[DatasetArgs](DatasetArgs, Dataset)
@@ -96,20 +96,20 @@ def _dataset() -> _Bundled:
 
 SHIPPED: Mapping[str, Callable[[], _Bundled]] = {
     "reverse-text": _reverse_text,
-    "arithmetic": _arithmetic,
-    "calculator": _calculator,
-    "gsm8k": _gsm8k,
-    "dataset": _dataset,
+    "arithmetic": _make_arithmetic,
+    "calculator": _make_calculator,
+    "gsm8k": _make_gsm8k,
+    "dataset": _make_dataset,
 }
 """Bundled environments by id. Each is imported when it is used: the process of an environment loads one, most often none of these."""
 
 
-def known() -> dict[str, str]:
+def known_environments() -> dict[str, str]:
     """Bundled environments: id -> one line with its task and its reward."""
     return {id: bundled().title for id, bundled in SHIPPED.items()}
 
 
-def load(id: str, args: Mapping[str, object]) -> Environment:
+def load_environment(id: str, args: Mapping[str, object]) -> Environment:
     """The environment that `id` names, made with `args`.
 
     A shipped id; `package.module:function`, called as `function(**args)`; or `verifiers:<taskset id>`, run in process
@@ -128,7 +128,7 @@ def load(id: str, args: Mapping[str, object]) -> Environment:
     return bundled().load(id, args)
 
 
-def _elsewhere(error: Exception) -> BaseException | None:
+def _missing_here(error: Exception) -> BaseException | None:
     """The cause, where a run's pods may have what is missing here: a package, or data of an absolute path or of a hub out of reach."""
     if isinstance(error.__cause__, ImportError):
         return error.__cause__
@@ -164,7 +164,7 @@ def _load_function(id: str, args: Mapping[str, object]) -> Environment:
         module = importlib.import_module(module_name)
     except BaseException as error:
         raise EnvironmentLoadError(
-            f"environment {id!r}: importing {module_name!r} failed with {describe(error)}. "
+            f"environment {id!r}: importing {module_name!r} failed with {describe_exception(error)}. "
             "The package must be installed where the environment runs"
         ) from error
     function = getattr(module, function_name, None)
@@ -183,7 +183,9 @@ def _load_function(id: str, args: Mapping[str, object]) -> Environment:
     try:
         environment = function(**args)
     except BaseException as error:
-        raise EnvironmentLoadError(f"environment {id!r}: {function_name}() raised {describe(error)}") from error
+        raise EnvironmentLoadError(
+            f"environment {id!r}: {function_name}() raised {describe_exception(error)}"
+        ) from error
     if not isinstance(environment, Environment):
         lacking = [name for name in ("id", "tasks", "run", "score") if not hasattr(environment, name)]
         raise EnvironmentLoadError(

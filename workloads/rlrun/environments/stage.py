@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol, overload
 
-from rlrun.environments.bounds import clipped, describe, name_of
-from rlrun.environments.distinct import check_distinct, check_prompts, unproven
+from rlrun.environments.bounds import clip_text, describe_exception, name_of
+from rlrun.environments.distinct import check_distinct, check_prompts, needs_proof
 from rlrun.environments.episode import EpisodeError, ErrorKind, compare_group, run_episode
 from rlrun.environments.protocol import (
     SPLITS,
@@ -165,7 +165,7 @@ class InProcessStage:
         """Notices of the environment about its data."""
         if not isinstance(self._environment, ReportsNotices):
             return []
-        return [clipped(str(notice)) for notice in islice(self._environment.notices, MAX_NOTICES)]
+        return [clip_text(str(notice)) for notice in islice(self._environment.notices, MAX_NOTICES)]
 
     def check_tasks(self) -> None:
         """Check the tasks that are at hand.
@@ -180,7 +180,7 @@ class InProcessStage:
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         problem = self._problem(task)
-        if unproven(self._tasks[task.split]):
+        if needs_proof(self._tasks[task.split]):
             self._refuse_known_id(task, name_of(problem))
         episode, score = await run_episode(
             self._environment, problem, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds
@@ -205,7 +205,7 @@ class InProcessStage:
             doing = "copying"
             return deepcopy(problem)
         except BaseException as error:
-            message = f"{doing} the task raised {describe(error)}"
+            message = f"{doing} the task raised {describe_exception(error)}"
             # Rows that cannot be used raise ValueError; other errors, such as those of a network, may pass.
             kind: ErrorKind = "task" if doing == "reading" and issubclass(type(error), ValueError) else "environment"
             raise EpisodeError(kind, self.id, str(task), message) from error

@@ -39,13 +39,13 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, object]]
     return _CALL.sub(take, text).strip() if "<tool_call>" in text else text, calls
 
 
-def describe(functions: Sequence[dict[str, object]]) -> str:
+def describe_tools(functions: Sequence[dict[str, object]]) -> str:
     """Descriptions of callable functions for a model.
 
     Args:
         functions: `name`, `description` and `parameters` (a JSON schema) of each.
     """
-    return _DESCRIPTION.format(tools="\n".join(_dump(function) for function in functions))
+    return _DESCRIPTION.format(tools="\n".join(_dump_json(function) for function in functions))
 
 
 def without_tools(
@@ -62,10 +62,10 @@ def without_tools(
     """
     plain = [_as_text(message) for message in messages]
     if results_as != "tool":
-        plain = _merged([_as_user(message) for message in plain])
+        plain = _merge_schemas([_as_user(message) for message in plain])
     if not tools:
         return plain
-    described = describe([tool.get("function", tool) for tool in tools])
+    described = describe_tools([tool.get("function", tool) for tool in tools])
     if plain and plain[0]["role"] == described_in:
         parts = [plain[0]["content"], described] if described_in == "system" else [described, plain[0]["content"]]
         return [{"role": described_in, "content": "\n\n".join(filter(None, parts))}, *plain[1:]]
@@ -79,7 +79,7 @@ def _as_user(message: Message) -> Message:
     return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
 
 
-def _merged(messages: Sequence[Message]) -> list[Message]:
+def _merge_schemas(messages: Sequence[Message]) -> list[Message]:
     merged: list[Message] = []
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] == "user":
@@ -95,7 +95,7 @@ def _as_text(message: Message) -> Message:
     parts = [message.get("content") or ""]
     for call in calls:
         function = call["function"]
-        written = _dump({"name": function["name"], "arguments": arguments_of(function)})
+        written = _dump_json({"name": function["name"], "arguments": arguments_of(function)})
         parts.append(f"<tool_call>{written}</tool_call>")
     return {"role": message["role"], "content": "\n".join(filter(None, parts))}
 
@@ -111,6 +111,6 @@ def arguments_of(function: dict[str, object]) -> object:
     return arguments
 
 
-def _dump(value: object) -> str:
+def _dump_json(value: object) -> str:
     """Write JSON as models do: letters that are not ASCII as they are."""
     return json.dumps(value, ensure_ascii=False)

@@ -67,7 +67,7 @@ class Account:
 
     def _measures(self) -> tuple[str, ...]:
         over = [part for part in self._parts if part.policy in self._over]
-        return tuple(report.short(report.results(self._plan, over)))
+        return tuple(report.short_lines(report.results_document(self._plan, over)))
 
     def progress(self) -> Progress:
         """Current progress."""

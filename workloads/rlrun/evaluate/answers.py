@@ -62,7 +62,7 @@ class Line:
     tools: Sequence[Tool] = ()
 
 
-def fingerprint(
+def answer_fingerprint(
     policy: Policy, environment: EnvironmentConfig, sampling: CompleteSampling, *, seq_len: int, split: Split
 ) -> str:
     """12 hex digits over what an answer depends on: deadlines and limits are none of it."""
@@ -110,7 +110,7 @@ class AnswerFile:
     def _take(self, whole: bytes) -> None:
         """Add whole lines; an answer is worth more than a failure, whichever came later. A damaged line counts as not asked."""
         lines = [line for line in whole.split(b"\n") if line.strip()]
-        documents = [document for line in lines if (document := _parse(line)) is not None]
+        documents = [document for line in lines if (document := _parse_answer(line)) is not None]
         if damaged := len(lines) - len(documents):
             logger.warning(f"{self.path.parent}: {damaged} damaged line(s) left out; their questions are asked again")
         for document in documents:
@@ -125,12 +125,12 @@ class AnswerFile:
 
     def missing(self, wanted: Iterable[Question]) -> list[Question]:
         """The questions without an answer; those whose tries have failed are among them."""
-        return [question for question in wanted if "error" in self._lines.get(_key(question), {"error": ""})]
+        return [question for question in wanted if "error" in self._lines.get(_answer_key(question), {"error": ""})]
 
     def add(self, *answered: tuple[Question, Answer]) -> None:
         """Append answers with one flush; it blocks. When it returns they outlive this process and this machine."""
         lines: dict[Key, _Kept] = {
-            _key(question): {"task": question.task.index, **trace_line(answer)} for question, answer in answered
+            _answer_key(question): {"task": question.task.index, **trace_line(answer)} for question, answer in answered
         }
         content = "".join(json.dumps(line, default=str) + "\n" for line in lines.values()).encode()
         with storage_errors(self.path.parent):
@@ -156,19 +156,19 @@ class AnswerFile:
 
     def answers(self, wanted: Iterable[Question]) -> list[Line]:
         """Known answers to the questions, in their order; those never asked are left out."""
-        found = [self._lines.get(_key(question)) for question in wanted]
-        return [_line(document) for document in found if document is not None]
+        found = [self._lines.get(_answer_key(question)) for question in wanted]
+        return [_answer_line(document) for document in found if document is not None]
 
     def first_error(self) -> str | None:
         """Reason of the first failed answer, if there is one."""
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
 
 
-def _parse(line: bytes) -> _Kept | None:
+def _parse_answer(line: bytes) -> _Kept | None:
     """Return an answer as it was kept; None: its line is damaged."""
     try:
         document = json.loads(line)
-        _line(document)
+        _answer_line(document)
         return document if all(isinstance(document[name], int) for name in ("task", "sample")) else None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
@@ -180,7 +180,7 @@ def _file_name(text: str) -> str:
     return plain if plain.strip(".") else f"_{plain}"
 
 
-def keep(entries: Iterable[Entry]) -> None:
+def keep_answers(entries: Iterable[Entry]) -> None:
     """Make answers durable, with one flush for each file. Some may be kept when it fails: kept twice, an answer counts once."""
     of_file: dict[AnswerFile, list[tuple[Question, Answer]]] = {}
     for file, question, answer in entries:
@@ -189,14 +189,14 @@ def keep(entries: Iterable[Entry]) -> None:
         file.add(*answered)
 
 
-def _key(question: Question) -> Key:
+def _answer_key(question: Question) -> Key:
     return question.task.index, question.sample
 
 
 Entry = tuple[AnswerFile, Question, Answer]
 
 
-def _line(document: _Kept) -> Line:
+def _answer_line(document: _Kept) -> Line:
     measured = None
     if "error" not in document:
         measured = Measured(

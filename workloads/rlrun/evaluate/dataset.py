@@ -29,7 +29,7 @@ class Selected:
     """Left out: one of their messages is no object with a role."""
 
 
-def select(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
+def select_rows(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
     """The rows, in order of environment, task and sample.
 
     Args:
@@ -100,7 +100,7 @@ def check_output(path: Path) -> None:
             ) from None
 
 
-def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
+def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
     """Write the file; it appears whole.
 
     Raises:
@@ -109,12 +109,12 @@ def write(path: Path, rows: Sequence[dict[str, object]]) -> None:
     with storage_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.suffix == ".jsonl":
-            write_bytes(path, "".join(_lines(rows)).encode())
+            write_bytes(path, "".join(_row_lines(rows)).encode())
         else:
             _write_parquet(path, rows)
 
 
-def _lines(rows: Sequence[dict[str, object]]) -> Iterator[str]:
+def _row_lines(rows: Sequence[dict[str, object]]) -> Iterator[str]:
     return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 

@@ -15,7 +15,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.inference.client.engine_client import EngineClient, EngineError, EngineUnavailableError
 from rlrun.local.plan import GpuId, Ports, engine_processes, with_endpoints
 from rlrun.local.preflight import check_engine, free_port
-from rlrun.local.shared.gpus import Claim, claimed
+from rlrun.local.shared.gpus import Claim, claim_gpus
 from rlrun.local.supervisor import Supervisor, exit_code_of, explain_failure
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
@@ -69,11 +69,11 @@ def own_engines(config: RunConfig, gpu_ids: Sequence[GpuId] | None, *, share_gpu
     assert config.inference is not None
     check_engine(config.inference.gpus_per_replica)
     root = Path(config.trainer.output_dir)
-    with claimed(config, [], gpu_ids, share=share_gpus) as claim:
-        yield from _started(config, root, claim)
+    with claim_gpus(config, [], gpu_ids, share=share_gpus) as claim:
+        yield from _start_engine(config, root, claim)
 
 
-def _started(config: RunConfig, root: Path, claim: Claim) -> Iterator[Engines]:
+def _start_engine(config: RunConfig, root: Path, claim: Claim) -> Iterator[Engines]:
     assert config.inference is not None
     ports = tuple(free_port() for _ in range(config.inference.replicas))
     configs = with_endpoints(config, Ports(free_port(), free_port(), free_port(), ports), None)

@@ -11,7 +11,7 @@ from rlrun.local.farewell import rows_text
 from rlrun.protocol.files.failures import volume_is_full
 
 
-def stopped(work: Path, log: Path, command: str, *, failed: bool) -> str:
+def stopped_lines(work: Path, log: Path, command: str, *, failed: bool) -> str:
     """Lines after a signal or a failure.
 
     Args:
@@ -20,30 +20,30 @@ def stopped(work: Path, log: Path, command: str, *, failed: bool) -> str:
         command: the command itself, which goes on.
         failed: False after a signal.
     """
-    return rows_text(_stopped(work, log, command, failed=failed))
+    return rows_text(_stopped_text(work, log, command, failed=failed))
 
 
-def _stopped(work: Path, log: Path, command: str, *, failed: bool) -> Iterator[tuple[str, str]]:
-    count = _answered(work / ANSWERS)
-    answers = f"{count} answer{'s' if count > 1 else ''} in {short(work / ANSWERS)}"
+def _stopped_text(work: Path, log: Path, command: str, *, failed: bool) -> Iterator[tuple[str, str]]:
+    count = _count_answered(work / ANSWERS)
+    answers = f"{count} answer{'s' if count > 1 else ''} in {short_path(work / ANSWERS)}"
     yield "saved", f"{answers}, of which none is asked again" if count else "nothing is answered yet"
     if log.is_file():
-        yield "log", short(log)
+        yield "log", short_path(log)
     logs = work / "logs"
     if logs.is_dir():
-        yield "logs", short(logs)
+        yield "logs", short_path(logs)
     if volume_is_full(work):
         yield "full", f"the volume of {work} has no room"
     yield "repair the cause, then go on" if failed else "go on", command
 
 
-def short(path: Path) -> str:
+def short_path(path: Path) -> str:
     """A path as short as it can be typed from here."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
-def _answered(folder: Path) -> int:
+def _count_answered(folder: Path) -> int:
     """Answers in a folder's files, without those that failed; a damaged line is none."""
     count = 0
     for file in folder.rglob("*.jsonl") if folder.is_dir() else ():

@@ -29,7 +29,7 @@ from rlrun.environments.protocol import Split
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
-from rlrun.evaluate.staging import exporter, highest_rank
+from rlrun.evaluate.staging import highest_rank, make_exporter
 from rlrun.fit.trainable import TRAINER
 from rlrun.hub.revisions import as_recorded
 from rlrun.local.judge import judge_manifest
@@ -101,7 +101,7 @@ class Job(Plan):
     """The folder of weights of engines that are given."""
 
 
-def prepare(request: Request, console: Console) -> Job:
+def prepare_job(request: Request, console: Console) -> Job:
     """Decide everything, and make the tiny model where a manifest asks for one that no run has made yet.
 
     Raises:
@@ -109,19 +109,19 @@ def prepare(request: Request, console: Console) -> Job:
         RoleError: names the field or option, its value and what to do.
         OSError: the folder for answers cannot be written.
     """
-    manifest = _manifest(request)
+    manifest = _read_manifest(request)
     name, spec = manifest.metadata.name, manifest.spec
-    work, run = _folders(request, name)
+    work, run = _choose_folders(request, name)
     environments = chosen_environments(spec, request.environment_ids)
     evaluation = asked_evaluation(spec, request, environments)
-    available, wanted, where = _available(request, run)
+    available, wanted, where = _available_policies(request, run)
     # Found out before a model is made: only the identity of the base model is missing.
-    policies.choose(available, _BASE, steps=wanted, with_base=request.base, where=where)
+    policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
     api_key = _api_key() if request.engine_urls else ""
     work.mkdir(parents=True, exist_ok=True)
-    model, made = _model(spec, name, run, work, console, trusts_code=request.trusts_code)
+    model, made = _resolve_model(spec, name, run, work, console, trusts_code=request.trusts_code)
     base = policies.base_policy(model, made)
-    chosen = policies.choose(available, base, steps=wanted, with_base=request.base, where=where)
+    chosen = policies.choose_policies(available, base, steps=wanted, with_base=request.base, where=where)
     served_as = policies.served_as(chosen)
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
     served = LoRAConfig(rank=highest_rank(adapters)) if served_as == "adapter" else None
@@ -144,24 +144,24 @@ def prepare(request: Request, console: Console) -> Job:
         gpu_ids=request.gpu_ids,
         share_gpus=request.share_gpus,
         engine_weights=request.weights_dir.absolute() if request.weights_dir is not None else run.weights,
-        export=exporter(model, model.source(run.model), spec.trainer.lora),
+        export=make_exporter(model, model.source(run.model), spec.trainer.lora),
     )
 
 
-def describe(request: Request) -> Json:
+def describe_request(request: Request) -> Json:
     """Policies, environments and sampling of a request, without a look at the model or at code; writes nothing.
 
     Raises:
         ConfigError: the manifest is wrong.
-        RoleError: as for `prepare`.
+        RoleError: as for `prepare_job`.
     """
     manifest = read_manifest(request.manifest, request.variation)
     name, spec = manifest.metadata.name, manifest.spec
-    work, run = _folders(request, name)
+    work, run = _choose_folders(request, name)
     environments = chosen_environments(spec, request.environment_ids)
     evaluation = asked_evaluation(spec, request, environments)
-    available, wanted, where = _available(request, run)
-    chosen = policies.choose(available, _BASE, steps=wanted, with_base=request.base, where=where)
+    available, wanted, where = _available_policies(request, run)
+    chosen = policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
     shown: dict[str, Any] = {"mode": "json", "by_alias": True}
     return {
         "name": name,
@@ -179,7 +179,7 @@ def describe(request: Request) -> Json:
     }
 
 
-def _folders(request: Request, name: str) -> tuple[Path, RunPaths]:
+def _choose_folders(request: Request, name: str) -> tuple[Path, RunPaths]:
     """Folder for the answers, and the run's folder.
 
     Raises:
@@ -195,17 +195,17 @@ def _folders(request: Request, name: str) -> tuple[Path, RunPaths]:
     return work, run
 
 
-def _available(request: Request, run: RunPaths) -> tuple[dict[int, Policy], Sequence[int] | None, str]:
+def _available_policies(request: Request, run: RunPaths) -> tuple[dict[int, Policy], Sequence[int] | None, str]:
     """Policies by step, the requested steps (None: all), and the name of the place in messages."""
     folder = request.weights_dir.absolute() if request.weights_dir is not None else None
     available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
     where = str(folder or run.root)
     if request.newest and request.steps is None and not request.base:
-        return available, [policies.newest(available, where).step or 0], where
+        return available, [policies.newest_policy(available, where).step or 0], where
     return available, request.steps, where
 
 
-def _manifest(request: Request) -> RLRun:
+def _read_manifest(request: Request) -> RLRun:
     """The manifest, after a look at its model and at the code of the environments that are asked."""
     ids = request.environment_ids
 
@@ -265,11 +265,11 @@ def asked_evaluation(spec: RLRunSpec, request: Asked, environments: Sequence[Env
         told = EvaluationConfig(num_tasks=ALL_TASKS)
     changes = {"num_tasks": request.max_tasks, "samples_per_task": request.samples_per_task}
     if request.sampling:
-        told = told.model_copy(update={"sampling": _sampling(spec, told.sampling, request.sampling, environments)})
+        told = told.model_copy(update={"sampling": _read_sampling(spec, told.sampling, request.sampling, environments)})
     return told.model_copy(update={field: value for field, value in changes.items() if value is not None})
 
 
-def _sampling(
+def _read_sampling(
     spec: RLRunSpec,
     told: EvaluationSamplingConfig | None,
     changes: Fields,
@@ -303,7 +303,7 @@ def _api_key() -> str:
     return key
 
 
-def _model(
+def _resolve_model(
     spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Console, *, trusts_code: bool
 ) -> tuple[ModelConfig, Path | None]:
     """The model as a folder or a name on the hub, and its folder. A tiny one is the run's, or else made here."""

@@ -18,14 +18,14 @@ from rich.progress import MofNCompleteColumn, Progress, TaskID
 from rlrun.config.loading.problems import ConfigError
 from rlrun.evaluate import dataset, report
 from rlrun.evaluate.answers import ANSWERS
-from rlrun.evaluate.farewell import short, stopped
-from rlrun.evaluate.job import Request, describe, prepare
+from rlrun.evaluate.farewell import short_path, stopped_lines
+from rlrun.evaluate.job import Request, describe_request, prepare_job
 from rlrun.evaluate.plan import Plan
-from rlrun.evaluate.play import Part, run, until_signalled
+from rlrun.evaluate.play import Part, answer_missing, until_signalled
 from rlrun.evaluate.served.job import ServedJob, ServedRequest, prepare_served
 from rlrun.evaluate.served.play import ask_servers
 from rlrun.local.farewell import rows_text
-from rlrun.local.measures import table
+from rlrun.local.measures import measures_table
 from rlrun.orchestrator.failures import first_cause
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError, storage_errors
@@ -35,7 +35,7 @@ _WIDTH = 160
 """Columns of a table that is written into a file or pipe."""
 
 
-def evaluate(request: Request | ServedRequest, *, command: str) -> int:
+def run_evaluation(request: Request | ServedRequest, *, command: str) -> int:
     """Run `eval`; returns the exit code.
 
     Args:
@@ -44,27 +44,27 @@ def evaluate(request: Request | ServedRequest, *, command: str) -> int:
     """
 
     def finish(job: Plan, parts: list[Part], console: Console) -> int:
-        document = report.results(job, parts)
+        document = report.results_document(job, parts)
         path = report.write_path(job.work)
         with storage_errors(job.work):
             write_json(path, document)
-        console.print(table(document))
+        console.print(measures_table(document))
         console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
-        code = _complain(parts)
+        code = _report_unanswered(parts)
         more = "more --samples-per-task or --max-tasks with the same command ask only what is new"
-        again = f"{command} asks the rest" if report.unanswered(parts) else more
+        again = f"{command} asks the rest" if report.unanswered_lines(parts) else more
         console.print(
-            rows_text([("answers", short(job.work / ANSWERS)), ("go on", again)]),
+            rows_text([("answers", short_path(job.work / ANSWERS)), ("go on", again)]),
             highlight=False,
             soft_wrap=True,
             markup=False,
         )
         return code
 
-    return _command("eval", request, finish, command)
+    return _run_command("eval", request, finish, command)
 
 
-def preview(name: str, request: Request) -> int:
+def preview_command(name: str, request: Request) -> int:
     """Print what a command would sample; returns the exit code.
 
     Args:
@@ -72,7 +72,7 @@ def preview(name: str, request: Request) -> int:
         request: its options.
     """
     try:
-        print(json.dumps(describe(request), indent=2, ensure_ascii=False))
+        print(json.dumps(describe_request(request), indent=2, ensure_ascii=False))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
@@ -82,8 +82,8 @@ def preview(name: str, request: Request) -> int:
     return exit_codes.OK
 
 
-def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: float | None, command: str) -> int:
-    """Run `synthesize`; returns the exit code.
+def run_synthesis(request: Request | ServedRequest, output: Path, *, min_reward: float | None, command: str) -> int:
+    """Run `run_synthesis`; returns the exit code.
 
     Args:
         request: what is asked.
@@ -93,7 +93,7 @@ def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: fl
     """
 
     def finish(job: Plan, parts: list[Part], console: Console) -> int:
-        selected = dataset.select(parts, min_reward=min_reward)
+        selected = dataset.select_rows(parts, min_reward=min_reward)
         left_out = [
             f"{count} left out because {why}"
             for count, why in (
@@ -108,17 +108,17 @@ def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: fl
         ]
         told = "; ".join([f"{len(selected.rows)} rollouts", *left_out])
         if not selected.rows:
-            _complain(parts)
+            _report_unanswered(parts)
             raise RoleError(
                 f"nothing to write: {told}; lower --min-reward, raise maxTokens, or sample more", exit_codes.DATA
             )
-        dataset.write(output, selected.rows)
+        dataset.write_rows(output, selected.rows)
         console.print(f"{output}: {told}", highlight=False, soft_wrap=True)
-        code = _complain(parts)
-        if code == exit_codes.OK and not report.unanswered(parts) and not selected.no_chat:
+        code = _report_unanswered(parts)
+        if code == exit_codes.OK and not report.unanswered_lines(parts) and not selected.no_chat:
             shutil.rmtree(job.work, ignore_errors=True)  # nothing is left to go on with
-        kept = [("answers", short(job.work / ANSWERS))] if job.work.exists() else []
-        use = f"train on it with task SFT and `data.sources: [{{path: {short(output)}}}]`"
+        kept = [("answers", short_path(job.work / ANSWERS))] if job.work.exists() else []
+        use = f"train on it with task SFT and `data.sources: [{{path: {short_path(output)}}}]`"
         console.print(rows_text([*kept, ("go on", use)]), highlight=False, soft_wrap=True, markup=False)
         return code
 
@@ -127,10 +127,10 @@ def synthesize(request: Request | ServedRequest, output: Path, *, min_reward: fl
     except RoleError as error:
         print(f"synthesize: {error}", file=sys.stderr)
         return error.code
-    return _command("synthesize", request, finish, command)
+    return _run_command("synthesize", request, finish, command)
 
 
-def _command(
+def _run_command(
     name: str, request: Request | ServedRequest, finish: Callable[[Plan, list[Part], Console], int], command: str
 ) -> int:
     terminal = Console()
@@ -139,15 +139,21 @@ def _command(
     job: Plan | None = None
 
     def say(text: str, *, failed: bool) -> None:
-        lines = [text] if job is None else [text, stopped(job.work, job.work / f"{name}.log", command, failed=failed)]
+        lines = (
+            [text] if job is None else [text, stopped_lines(job.work, job.work / f"{name}.log", command, failed=failed)]
+        )
         print("\n".join(lines), file=sys.stderr)
 
     try:
-        job = prepare_served(request) if isinstance(request, ServedRequest) else prepare(request, told)
-        with _alone(job.work):
+        job = prepare_served(request) if isinstance(request, ServedRequest) else prepare_job(request, told)
+        with _lock_folder(job.work):
             role_log.configure_log(job.work / f"{name}.log", "{time:YYYY-MM-DD HH:mm:ss} | {level: <7} | {message}")
             with Shown(told) as shown:
-                parts = until_signalled(ask_servers(job, shown)) if isinstance(job, ServedJob) else run(job, shown)
+                parts = (
+                    until_signalled(ask_servers(job, shown))
+                    if isinstance(job, ServedJob)
+                    else answer_missing(job, shown)
+                )
             return finish(job, parts, console)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -200,7 +206,7 @@ class Shown:
 
 
 @contextmanager
-def _alone(work: Path) -> Iterator[None]:
+def _lock_folder(work: Path) -> Iterator[None]:
     """Keep a second command out of a folder, for as long as this process lives.
 
     Raises:
@@ -218,8 +224,8 @@ def _alone(work: Path) -> Iterator[None]:
         yield
 
 
-def _complain(parts: list[Part]) -> int:
+def _report_unanswered(parts: list[Part]) -> int:
     """Say what was not answered; the exit code."""
-    for line in report.unanswered(parts):
+    for line in report.unanswered_lines(parts):
         print(f"warning: {line}; the same command asks them again", file=sys.stderr)
     return exit_codes.DATA if report.nothing_answered(parts) else exit_codes.OK

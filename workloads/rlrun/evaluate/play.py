@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.evaluate.answers import ANSWERS, AnswerFile, Entry, Line, fingerprint, keep
+from rlrun.evaluate.answers import ANSWERS, AnswerFile, Entry, Line, answer_fingerprint, keep_answers
 from rlrun.evaluate.engines import Engines, check_given, given_engines, own_engines
 from rlrun.evaluate.job import Job
 from rlrun.evaluate.plan import Plan
@@ -70,14 +70,14 @@ class Part:
         return self.file.answers(self.wanted)
 
 
-def run(job: Job, watcher: Watcher) -> list[Part]:
+def answer_missing(job: Job, watcher: Watcher) -> list[Part]:
     """Ask what is missing, to the end; answers are kept as they come.
 
     Raises:
         RoleError: why it cannot go on; possibly inside an exception group.
         KeyboardInterrupt: a signal came.
     """
-    return until_signalled(_run(job, watcher))
+    return until_signalled(_run_pass(job, watcher))
 
 
 def until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part]:
@@ -113,7 +113,7 @@ async def _until_signalled(asking: Coroutine[object, object, list[Part]]) -> lis
         raise
 
 
-async def _run(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
+async def _run_pass(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
     """`pace`: how often the engines are looked at."""
     logs = RunPaths(job.work).logs(1, "orchestrator")
     config = job.orchestrator
@@ -130,9 +130,9 @@ async def _run(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
         watcher.expect(left)
         if not job.engine_urls:
             watcher.tell(f"starting the engines; logs are in {RunPaths(job.work).logs(1, 'inference')}")
-        engines = stack.enter_context(_engines(job))
+        engines = stack.enter_context(_open_engines(job))
         background(engines.watch())
-        asking = await _begin(job, arenas, engines, stack, watcher)
+        asking = await _open_all(job, arenas, engines, stack, watcher)
         background(asking.sync.run())
         background(asking.monitor(pace).run())
         staging = stack.enter_context(staging_of(job, engines.weights))
@@ -149,16 +149,16 @@ def parts_of(plan: Plan, arenas: Sequence[Arena]) -> list[Part]:
     Raises:
         RoleError: an environment has no tasks.
     """
-    return [part for policy in plan.policies for part in _parts(plan, policy, arenas)]
+    return [part for policy in plan.policies for part in _split_parts(plan, policy, arenas)]
 
 
-def _parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part]:
+def _split_parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part]:
     config = plan.orchestrator
     for index, arena in enumerate(arenas):
         sampling = plan.evaluation.sampling_over(arena.config.sampling or config.sampling)
-        digest = fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
+        digest = answer_fingerprint(policy, arena.config, sampling, seq_len=config.seq_len, split=plan.split)
         file = AnswerFile.of(plan.work / ANSWERS, policy, arena.config, digest, plan.attempt)
-        wanted = _wanted(plan, arena)
+        wanted = _wanted_questions(plan, arena)
         if not wanted:
             fix = "leave it out with --environment-ids" if plan.attempt is None else "remove it"
             raise RoleError(
@@ -168,14 +168,14 @@ def _parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterator[Part
         yield Part(policy, arena.config.label, wanted, file)
 
 
-def _wanted(plan: Plan, arena: Arena) -> list[Question]:
+def _wanted_questions(plan: Plan, arena: Arena) -> list[Question]:
     settings = plan.evaluation
     return list(
         list_questions([arena], plan.split, num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task)
     )
 
 
-def _engines(job: Job) -> AbstractContextManager[Engines]:
+def _open_engines(job: Job) -> AbstractContextManager[Engines]:
     if job.engine_urls:
         return given_engines(job.engine_urls, job.api_key, job.engine_weights)
     return own_engines(job.config, job.gpu_ids, share_gpus=job.share_gpus)
@@ -191,7 +191,7 @@ def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
         staging.close()
 
 
-async def _begin(
+async def _open_all(
     job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack, watcher: Watcher
 ) -> Asking:
     """Make all that is needed; connections are closed with `stack`."""
@@ -210,7 +210,7 @@ async def _begin(
     replicas = [Replica(client.base_url, client) for client in clients]
     pool = EnginePool(replicas, signals, max_concurrency=config.max_concurrency, token_limit=chat.token_limit)
     evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
-    kept = GroupCommit(keep, Volume(job.work, say=watcher.tell), doing="keep answers")
+    kept = GroupCommit(keep_answers, Volume(job.work, say=watcher.tell), doing="keep answers")
     stack.push_async_callback(kept.close)
     return Asking(config, evaluator, pool, signals, kept)
 

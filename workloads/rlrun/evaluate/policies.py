@@ -51,7 +51,7 @@ def base_policy(model: ModelConfig, folder: Path | None) -> Policy:
         folder: where it is; None: on the hub.
     """
     named = model.model_dump_json(exclude={"path"})
-    return Policy(None, "base", None, named if folder is None else f"{named} {_content(folder)}")
+    return Policy(None, "base", None, named if folder is None else f"{named} {_weights_digest(folder)}")
 
 
 def of_run(root: Path) -> dict[int, Policy]:
@@ -67,7 +67,7 @@ def of_run(root: Path) -> dict[int, Policy]:
     if config is None or not attempts:
         return {}
     lineage = read_attempt(paths.attempt_file(attempts[-1]))
-    exports = [found for found in artifacts_in_steps(paths.exports) if _weights(found.path)]
+    exports = [found for found in artifacts_in_steps(paths.exports) if _find_weights(found.path)]
     found: dict[int, Policy] = {}
     # The cheapest first: a version is loaded as it is, a checkpoint has to be made into a model.
     for artifacts, checkpoint in (
@@ -77,7 +77,7 @@ def of_run(root: Path) -> dict[int, Policy]:
     ):
         newest = {artifact.step: artifact for artifact in lineage.owned(artifacts)}
         for step, artifact in newest.items():
-            kind: Kind = "checkpoint" if checkpoint else _kind(artifact.path)
+            kind: Kind = "checkpoint" if checkpoint else _policy_kind(artifact.path)
             found.setdefault(step, Policy(step, kind, artifact.path, f"{config.uid} attempt {artifact.attempt}"))
     return dict(sorted(found.items()))
 
@@ -99,12 +99,12 @@ def in_folder(folder: Path) -> dict[int, Policy]:
     for path in folder.iterdir():
         match = _NAME.match(path.name)
         whole = not _OF_VERSION.match(path.name) or (path / COMPLETE).exists()
-        if match is not None and whole and _weights(path):
+        if match is not None and whole and _find_weights(path):
             found.append(Artifact(int(match[1]), int(match[2] or 0), path))
-    return {a.step: Policy(a.step, _kind(a.path), a.path, _content(a.path)) for a in sorted(found)}
+    return {a.step: Policy(a.step, _policy_kind(a.path), a.path, _weights_digest(a.path)) for a in sorted(found)}
 
 
-def choose(
+def choose_policies(
     available: Mapping[int, Policy], base: Policy, *, steps: Sequence[int] | None, with_base: bool, where: str
 ) -> list[Policy]:
     """The policies to ask, the base model first, then in order of step.
@@ -132,7 +132,7 @@ def choose(
     return [*([base] if with_base else []), *(available[step] for step in sorted(set(steps)))]
 
 
-def newest(available: Mapping[int, Policy], where: str) -> Policy:
+def newest_policy(available: Mapping[int, Policy], where: str) -> Policy:
     """The policy of the highest step.
 
     Raises:
@@ -161,15 +161,15 @@ def served_as(policies: Iterable[Policy]) -> Literal["whole", "adapter"]:
     return "adapter" if adapters else "whole"
 
 
-def _weights(folder: Path) -> bool:
+def _find_weights(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob("*.safetensors"))
 
 
-def _kind(folder: Path) -> Kind:
+def _policy_kind(folder: Path) -> Kind:
     return "adapter" if (folder / ADAPTER_WEIGHTS).exists() else "whole"
 
 
-def _content(folder: Path) -> str:
+def _weights_digest(folder: Path) -> str:
     """Digest of the weights' files by names, sizes and times; reading them whole would take as long as loading them."""
     files = sorted(folder.glob("*.safetensors"))
     told = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]

@@ -13,7 +13,7 @@ from rlrun.config.models.run import config_fingerprint
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
-from rlrun.evaluate.staging import exporter, highest_rank
+from rlrun.evaluate.staging import highest_rank, make_exporter
 from rlrun.protocol.files.attempts import check_number, first_attempt, write_attempt
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
@@ -51,7 +51,7 @@ def make_plan(config: OrchestratorConfig, attempt: int) -> Plan:
     paths = RunPaths(Path(config.output_dir))
     model, source = config.model, config.model.source(paths.model)
     base = policies.base_policy(model, None if model.name is not None else Path(source))
-    chosen, trained_with = _chosen(config, paths, base)
+    chosen, trained_with = _choose_policies(config, paths, base)
     own = recorded_run(paths)
     _check_served(chosen, own.lora if own is not None else None)
     return Plan(
@@ -59,12 +59,14 @@ def make_plan(config: OrchestratorConfig, attempt: int) -> Plan:
         orchestrator=config.model_copy(update={"evaluation": config.evaluation or EvaluationConfig()}),
         policies=chosen,
         split="eval",
-        export=exporter(model, source, trained_with),
+        export=make_exporter(model, source, trained_with),
         attempt=attempt,
     )
 
 
-def _chosen(config: OrchestratorConfig, paths: RunPaths, base: Policy) -> tuple[list[Policy], LoRAConfig | None]:
+def _choose_policies(
+    config: OrchestratorConfig, paths: RunPaths, base: Policy
+) -> tuple[list[Policy], LoRAConfig | None]:
     """The policies, and with which adapters the run that they are from has trained."""
     wanted = config.policies
     if wanted is None:
@@ -85,7 +87,7 @@ def _chosen(config: OrchestratorConfig, paths: RunPaths, base: Policy) -> tuple[
             exit_codes.DATA,
         )
     where = f"{folder} (policies.fromRun)"
-    chosen = policies.choose(available, base, steps=wanted.steps, with_base=wanted.base, where=where)
+    chosen = policies.choose_policies(available, base, steps=wanted.steps, with_base=wanted.base, where=where)
     return chosen, None if trained is None else trained.lora
 
 

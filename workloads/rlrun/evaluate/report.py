@@ -14,7 +14,7 @@ from rlrun.orchestrator.evaluation.evaluator import evaluation_metrics
 _MISSING = {"errors": "failed", "timeouts": "late"}
 
 
-def results(plan: Plan, parts: Sequence[Part]) -> Measures:
+def results_document(plan: Plan, parts: Sequence[Part]) -> Measures:
     """The document: what was asked, and the measures of every policy and environment, named as in `metrics.jsonl` after `eval/<env>/`."""
     settings = plan.evaluation
     return {
@@ -22,11 +22,11 @@ def results(plan: Plan, parts: Sequence[Part]) -> Measures:
         "split": plan.split,
         "num_tasks": settings.num_tasks,
         "samples_per_task": settings.samples_per_task,
-        "results": [_result(plan, part) for part in parts],
+        "results": [_policy_result(plan, part) for part in parts],
     }
 
 
-def _result(plan: Plan, part: Part) -> Measure:
+def _policy_result(plan: Plan, part: Part) -> Measure:
     answers = part.answers()
     prefix = f"eval/{part.environment}/"
     metrics = evaluation_metrics(answers, solved_rewards(plan.orchestrator.environments))
@@ -42,7 +42,7 @@ def _result(plan: Plan, part: Part) -> Measure:
     }
 
 
-def short(document: Measures) -> list[str]:
+def short_lines(document: Measures) -> list[str]:
     """The document in a line per policy and environment, such as `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     lines = []
     for row in document["results"]:
@@ -57,7 +57,7 @@ def short(document: Measures) -> list[str]:
     return lines
 
 
-def unanswered(parts: Sequence[Part]) -> list[str]:
+def unanswered_lines(parts: Sequence[Part]) -> list[str]:
     """Questions that were never answered, a line per policy and environment, with the first reason."""
     lines = []
     for part in parts:

@@ -17,7 +17,7 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics import heap
 from rlrun.evaluate import report
 from rlrun.evaluate.account import Account
-from rlrun.evaluate.answers import keep
+from rlrun.evaluate.answers import keep_answers
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Asking, Part, parts_of, staging_of
 from rlrun.evaluate.ready import begin_attempt, make_plan
@@ -45,7 +45,7 @@ async def run(
     loaded: Callable[[], None] = lambda: None,
     outside: Outside = REAL,
 ) -> int:
-    """Ask to the end; the arguments are those of `rlrun.orchestrator.main.run`.
+    """Ask to the end; the arguments are those of `rlrun.orchestrator.main.orchestrate_attempt`.
 
     Returns:
         0 when every policy is measured; 143 when the run was stopped before.
@@ -55,7 +55,7 @@ async def run(
     """
     async with AsyncExitStack() as stack:
         opened = open_attempt(
-            config, attempt, api_key, waits=_starting, total_steps=0, least_bytes=FULL_BYTES, stop=stop
+            config, attempt, api_key, waits=_starting_progress, total_steps=0, least_bytes=FULL_BYTES, stop=stop
         )
         running = await stack.enter_async_context(opened)
         background, volume = running.background, running.volume
@@ -80,23 +80,23 @@ async def run(
             account.progress, lambda: Measures(engines=engine_loads(pool.replicas), volume=volume.space)
         )
         evaluator = Evaluator(plan.orchestrator, arenas, Player(config, pool, chat), pool, chat)
-        kept = GroupCommit(keep, volume, doing="keep answers")
+        kept = GroupCommit(keep_answers, volume, doing="keep answers")
         stack.push_async_callback(kept.close)
         asking = Asking(config, evaluator, pool, running.signal, kept)
         background(asking.sync.run())
         background(asking.monitor(outside.pace).run())
         loaded()
-        if not await _until_stopped(running, _ask(plan, parts, asking, staged, account)):
+        if not await _until_stopped(running, _answer_questions(plan, parts, asking, staged, account)):
             logger.info(f"stopped by a signal; the next attempt asks what is missing: {account.total - account.done}")
             await running.farewell()
             return TERMINATED
-        await retry_until_done(volume, "write the results", lambda: _write(plan, parts))
-        _complain(parts)
+        await retry_until_done(volume, "write the results", lambda: _write_results(plan, parts))
+        _report_unanswered(parts)
         await running.farewell()  # an observer of the end knows of the results
     return exit_codes.OK
 
 
-def _starting(since: Since) -> Waiting:
+def _starting_progress(since: Since) -> Waiting:
     return since.waiting("orchestrator", "starting", "policies and environments are loaded")
 
 
@@ -119,7 +119,7 @@ async def _until_stopped(running: RunningAttempt, work: Coroutine[object, object
     return True
 
 
-async def _ask(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, account: Account) -> None:
+async def _answer_questions(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, account: Account) -> None:
     logger.info(f"{account.total} answers of {len(plan.policies)} policies are wanted, {account.found} are there")
     with staging_of(plan, staged) as staging:
         for number, policy in enumerate(plan.policies):
@@ -134,21 +134,21 @@ async def _ask(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, 
                 loaded = partial(account.loaded, policy)
                 await asking.ask(policy, number, missing, staging, loaded=loaded, answered=account.answered)
                 account.over(policy)
-            for line in report.short(report.results(plan, own)):
+            for line in report.short_lines(report.results_document(plan, own)):
                 logger.info(line)
 
 
-def _write(plan: Plan, parts: Sequence[Part]) -> None:
-    write_json(report.write_path(plan.work), report.results(plan, parts))
+def _write_results(plan: Plan, parts: Sequence[Part]) -> None:
+    write_json(report.write_path(plan.work), report.results_document(plan, parts))
 
 
-def _complain(parts: Sequence[Part]) -> None:
+def _report_unanswered(parts: Sequence[Part]) -> None:
     """Say what was not answered.
 
     Raises:
         RoleError: a policy has no answer at all in an environment.
     """
-    for line in report.unanswered(parts):
+    for line in report.unanswered_lines(parts):
         logger.warning(line)
     for part in parts:
         if len(part.left) == len(part.wanted):

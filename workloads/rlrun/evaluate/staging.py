@@ -82,7 +82,7 @@ class Staging:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def exporter(model: ModelConfig, source: str, adapters: LoRAConfig | None) -> Export:
+def make_exporter(model: ModelConfig, source: str, adapters: LoRAConfig | None) -> Export:
     """Makes models of a run's checkpoints, as `rlrun export` does.
 
     Args:

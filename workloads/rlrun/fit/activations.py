@@ -43,8 +43,8 @@ def layer_activations(
         compiled: whether the layer is compiled.
         padded: whether attention computes on copies of the row in padded blocks.
     """
-    c, everything = number_bytes, _everything(model, number_bytes, tp)
-    products = _products(model, c, tp)
+    c, everything = number_bytes, _keep_everything(model, number_bytes, tp)
+    products = _product_bytes(model, c, tp)
     if compiled:
         everything = min(everything, FUSED * products)
     if padded:  # queries, keys and values of all heads, and the result
@@ -67,21 +67,21 @@ def outside_layers(model: Architecture, number_bytes: int) -> float:
     return model.hidden * (4 + 3 * number_bytes)
 
 
-def _everything(model: Architecture, c: int, tp: int) -> float:
+def _keep_everything(model: Architecture, c: int, tp: int) -> float:
     norms = 2 * model.hidden * (4 + 2 * c)
     of_heads = (model.queries + model.keys) * (4 + c) / tp if model.qk_norm else 0.0
     attention = c * (model.queries + 2 * model.keys) / tp + _attention_result(model, c, tp)
-    return norms + of_heads + attention + _mlp(model, c, tp)
+    return norms + of_heads + attention + _mlp_bytes(model, c, tp)
 
 
-def _mlp(model: Architecture, c: int, tp: int) -> float:
+def _mlp_bytes(model: Architecture, c: int, tp: int) -> float:
     if not model.experts:
         return 4 * c * model.intermediate / tp
     each = c * (3 * model.hidden + 4 * model.expert_intermediate / tp)  # tokens, in their experts' order, in and out
     return model.experts_per_token * each + 8 * model.experts
 
 
-def _products(model: Architecture, c: int, tp: int) -> float:
+def _product_bytes(model: Architecture, c: int, tp: int) -> float:
     attention = c * (model.queries + 2 * model.keys) / tp + _attention_result(model, c, tp)
     if not model.experts:
         return attention + c * (3 * model.hidden + 2 * model.intermediate / tp)

@@ -28,7 +28,7 @@ class _Try:
     fields: Fields
 
 
-def advise(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> list[Change]:
+def advise_roles(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> list[Change]:
     """Changes with which each role that does not fit does, the least intrusive first.
 
     Args:
@@ -41,11 +41,11 @@ def advise(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> list[Ch
         if one.fits:
             continue
         tries = _trainer_tries(spec, around.model) if one.role == "trainer" else _engine_tries(spec, around.model)
-        found += _fitting(spec, around, needs, one.role, tries)
+        found += _fitting_changes(spec, around, needs, one.role, tries)
     return found
 
 
-def changed(spec: RLRunSpec, fields: Mapping[str, object]) -> RLRunSpec:
+def change_spec(spec: RLRunSpec, fields: Mapping[str, object]) -> RLRunSpec:
     """The specification with some fields changed, as if the manifest had them.
 
     Raises:
@@ -64,7 +64,7 @@ def changed(spec: RLRunSpec, fields: Mapping[str, object]) -> RLRunSpec:
     return RLRunSpec.model_validate(document)
 
 
-def _fitting(
+def _fitting_changes(
     spec: RLRunSpec, around: Surroundings, before: list[Needs], role: str, tries: Iterator[_Try]
 ) -> list[Change]:
     found: list[Change] = []
@@ -75,7 +75,7 @@ def _fitting(
         if one.kind in kinds or len(found) == MAX_CHANGES:
             continue
         try:
-            tried = changed(spec, one.fields)
+            tried = change_spec(spec, one.fields)
             needs = needs_of(tried, around)
         except ValidationError:
             continue
@@ -90,12 +90,14 @@ def _fitting(
 
 
 def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
-    thrifty = [{}, *_thrift(spec)]
+    thrifty = [{}, *_thrifty_changes(spec)]
     for fields in thrifty[1:]:
         yield _Try("thrift", fields)
     layouts = [*_more_gpus(spec)]
     if find_family(model.trained_type, "cp") is not None:
-        yield from (_Try("context", divided | fields) for divided in _divided(spec, "cp", model) for fields in thrifty)
+        yield from (
+            _Try("context", divided | fields) for divided in _divide_rows(spec, "cp", model) for fields in thrifty
+        )
     for layout in layouts:
         yield from (_Try("gpus", layout | fields) for fields in thrifty)
     offloads = spec.trainer.cpu_offload or spec.trainer.optimizer.offload
@@ -109,7 +111,7 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
         yield _Try("activations offload", {"spec.trainer.activationCheckpointing": "offload"})
 
 
-def _thrift(spec: RLRunSpec) -> Iterator[Fields]:
+def _thrifty_changes(spec: RLRunSpec) -> Iterator[Fields]:
     """Changes of what a rank keeps, from the cheapest to the dearest, then all together."""
     trainer, path = spec.trainer, "spec.trainer"
     base: Fields = {}
@@ -156,7 +158,7 @@ def _gpus(spec: RLRunSpec, gpus: int) -> Fields:
     return fields
 
 
-def _divided(spec: RLRunSpec, field: str, model: Architecture) -> Iterator[Fields]:
+def _divide_rows(spec: RLRunSpec, field: str, model: Architecture) -> Iterator[Fields]:
     """Rows shared by ranks that are there already."""
     now = getattr(spec.trainer.parallelism, field)
     size = 2 * now
@@ -182,13 +184,13 @@ def _engine_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
             yield _Try("sequences", {f"{path}.maxNumSeqs": sequences})
     tp = 2 * engine.tensor_parallel
     while tp <= _GPUS_MAX and model.heads % tp == 0:
-        yield _Try("tensor", _tensor(spec, tp))
+        yield _Try("tensor", _divide_layers(spec, tp))
         tp *= 2
     if not any(argument.startswith("--kv-cache-dtype") for argument in engine.extra_args):
         yield _Try("fp8 cache", {f"{path}.extraArgs": [*engine.extra_args, "--kv-cache-dtype=fp8"]})
 
 
-def _tensor(spec: RLRunSpec, tp: int) -> Fields:
+def _divide_layers(spec: RLRunSpec, tp: int) -> Fields:
     """Layers over `tp` GPUs: those of other copies where there are some, else more."""
     engine, path = spec.inference, "spec.inference"
     copies = max(engine.world_size // tp, 1)

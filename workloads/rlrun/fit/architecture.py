@@ -170,10 +170,10 @@ def from_config(config: Mapping[str, object]) -> Architecture:
     text, whole = config.get("text_config"), ""
     if isinstance(text, Mapping):
         config, whole = text, str(config.get("model_type", ""))
-    sizes = {name: _size(config, name) for name in _NEEDED}
+    sizes = {name: _read_size(config, name) for name in _NEEDED}
     heads = sizes["num_attention_heads"]
-    positions = _value(config, "max_position_embeddings")
-    experts = next((_size(config, name) for name in EXPERTS if config.get(name)), 0)
+    positions = _size_value(config, "max_position_embeddings")
+    experts = next((_read_size(config, name) for name in EXPERTS if config.get(name)), 0)
     visited = next((name for name in EXPERTS_PER_TOKEN if config.get(name)), EXPERTS_PER_TOKEN[0])
     kind = str(config.get("model_type", ""))
     own = "moe_intermediate_size" if config.get("moe_intermediate_size") else "intermediate_size"
@@ -182,42 +182,42 @@ def from_config(config: Mapping[str, object]) -> Architecture:
         hidden=sizes["hidden_size"],
         layers=sizes["num_hidden_layers"],
         heads=heads,
-        kv_heads=_size(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
-        head_dim=_size(config, "head_dim") if config.get("head_dim") else sizes["hidden_size"] // heads,
-        intermediate=_intermediate(config),
+        kv_heads=_read_size(config, "num_key_value_heads") if config.get("num_key_value_heads") else heads,
+        head_dim=_read_size(config, "head_dim") if config.get("head_dim") else sizes["hidden_size"] // heads,
+        intermediate=_intermediate_size(config),
         vocabulary=sizes["vocab_size"],
         tied=bool(config.get("tie_word_embeddings", False)),
         experts=experts,
-        experts_per_token=_size(config, visited) if experts else 0,
-        expert_intermediate=_size(config, own) if experts else 0,
-        positions=None if _stretched(config) or not isinstance(positions, int) else positions,
+        experts_per_token=_read_size(config, visited) if experts else 0,
+        expert_intermediate=_read_size(config, own) if experts else 0,
+        positions=None if _is_stretched(config) or not isinstance(positions, int) else positions,
         whole_type=whole,
         dense_widths=_dense_widths(config, own) if experts else (),
-        attention=_features(config, kind),
+        attention=_attention_features(config, kind),
         varied=any(config.get(name) for name in _VARYING) or config.get("decoder_sparse_step", 1) != 1,
     )
 
 
-def _intermediate(config: Mapping[str, object]) -> int:
+def _intermediate_size(config: Mapping[str, object]) -> int:
     """Width of the feed-forward part; GPT-2's files need not say it."""
-    if "n_embd" in config and _value(config, "intermediate_size") is None:
-        return 4 * _size(config, "hidden_size")
-    return _size(config, "intermediate_size")
+    if "n_embd" in config and _size_value(config, "intermediate_size") is None:
+        return 4 * _read_size(config, "hidden_size")
+    return _read_size(config, "intermediate_size")
 
 
 def _dense_widths(config: Mapping[str, object], own: str) -> tuple[int, ...]:
     """Widths of a mixture's shared experts and dense layers."""
     found = []
     if config.get("shared_expert_intermediate_size"):
-        found.append(_size(config, "shared_expert_intermediate_size"))
+        found.append(_read_size(config, "shared_expert_intermediate_size"))
     if config.get("n_shared_experts"):
-        found.append(_size(config, "n_shared_experts") * _size(config, own))
+        found.append(_read_size(config, "n_shared_experts") * _read_size(config, own))
     if config.get("first_k_dense_replace") or config.get("mlp_only_layers"):
-        found.append(_size(config, "intermediate_size"))
+        found.append(_read_size(config, "intermediate_size"))
     return tuple(found)
 
 
-def _features(config: Mapping[str, object], kind: str) -> frozenset[Feature]:
+def _attention_features(config: Mapping[str, object], kind: str) -> frozenset[Feature]:
     """Demands on the kernel of attention."""
     layers = config.get("layer_types")
     slides = any("sliding" in str(one) for one in layers) if isinstance(layers, list) else True
@@ -237,21 +237,21 @@ def _of_keys(config: Mapping[str, object]) -> object:
     return sum(sizes) if sizes else config.get("head_dim")
 
 
-def _stretched(config: Mapping[str, object]) -> bool:
+def _is_stretched(config: Mapping[str, object]) -> bool:
     """True if rotary positions reach further than the field says."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else "default"
     return kind != "default"
 
 
-def _value(config: Mapping[str, object], name: str) -> object:
+def _size_value(config: Mapping[str, object], name: str) -> object:
     """Entry of the first of a size's names that has one; of sizes for every layer the largest."""
     found = next((value for one in (name, *_OTHER_NAMES.get(name, ())) if (value := config.get(one)) is not None), None)
     return max(found) if isinstance(found, list) and found and all(isinstance(one, int) for one in found) else found
 
 
-def _size(config: Mapping[str, object], name: str) -> int:
-    value = _value(config, name)
+def _read_size(config: Mapping[str, object], name: str) -> int:
+    value = _size_value(config, name)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ShapeError(f"{name} ({value}) must be a positive number in the config.json of a language model")
     return value

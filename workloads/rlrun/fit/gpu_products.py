@@ -52,17 +52,17 @@ def memory_of(product: str) -> int | None:
     """Bytes of a GPU's memory by its label, None when it is not in the table. A shared or divided GPU's label says so, and is not."""
     if any(part in ("SHARED", "MIG") for part in product.upper().split("-")):
         return None
-    name = _named(product, MEMORY_MIB)
+    name = _match_product(product, MEMORY_MIB)
     return None if name is None else MEMORY_MIB[name] * MIB
 
 
 def capability_of(product: str) -> tuple[int, int] | None:
     """Compute capability of a GPU by its label, None when it is not in the table."""
-    name = _named(product, CAPABILITIES)
+    name = _match_product(product, CAPABILITIES)
     return None if name is None else CAPABILITIES[name]
 
 
-def _named(product: str, names: Iterable[str]) -> str | None:
+def _match_product(product: str, names: Iterable[str]) -> str | None:
     """The name with the most parts of those whose parts a label has."""
     parts = product.upper().split("-")
     fitting = [name for name in names if all(part in parts for part in name.upper().split("-"))]
@@ -81,6 +81,6 @@ def parse_size(text: str) -> int:
     return int(float(found[1]) * _UNITS[found[2]])
 
 
-def gib(size: float) -> str:
+def show_gib(size: float) -> str:
     """A size for people."""
     return f"{size / GIB:.1f} GiB"

@@ -54,7 +54,7 @@ class Choice:
         return f"attention {self.kernel}: {self.why}"
 
 
-def choose(asked: AttentionKernel, needs: Needs, machine: Machine) -> Choice:
+def choose_kernel(asked: AttentionKernel, needs: Needs, machine: Machine) -> Choice:
     """The kernel that was asked for, or for `auto` the first in order that computes what the model needs.
 
     Args:
@@ -66,23 +66,24 @@ def choose(asked: AttentionKernel, needs: Needs, machine: Machine) -> Choice:
         AttentionError: the kernel that was asked for cannot; `auto` always finds one.
     """
     if asked != "auto":
-        problem = _problem(asked, needs, machine)
+        problem = _kernel_problem(asked, needs, machine)
         if problem is None:
-            return Choice(asked, f"{_titled(asked, machine)} as {FIELD} says")
+            return Choice(asked, f"{_kernel_title(asked, machine)} as {FIELD} says")
         raise AttentionError(f"{FIELD} ({asked}): {problem}")
     passed: list[str] = []
-    for kernel in _order(machine):
-        problem = _problem(kernel, needs, machine)
+    for kernel in _kernel_order(machine):
+        problem = _kernel_problem(kernel, needs, machine)
         if problem is None:
             before = f"; not {'; not '.join(passed)}" if passed else ""
             return Choice(
-                kernel, f"{_titled(kernel, machine)} is the first that {_where(machine)} and the model allow{before}"
+                kernel,
+                f"{_kernel_title(kernel, machine)} is the first that {_where_installed(machine)} and the model allow{before}",
             )
         passed.append(f"{kernel}: {problem.partition('; ')[0]}")
     raise AssertionError("sdpa computes everything everywhere")
 
 
-def _order(machine: Machine) -> tuple[Kernel, ...]:
+def _kernel_order(machine: Machine) -> tuple[Kernel, ...]:
     if machine.capability is not None:
         for majors, kernels in ORDER:
             if machine.capability[0] in majors:
@@ -90,49 +91,50 @@ def _order(machine: Machine) -> tuple[Kernel, ...]:
     return ("sdpa",)
 
 
-def _problem(kernel: Kernel, needs: Needs, machine: Machine) -> str | None:
+def _kernel_problem(kernel: Kernel, needs: Needs, machine: Machine) -> str | None:
     """Reason why a kernel does not do, with the way out after a semicolon; None: it does."""
     backend = BACKENDS[kernel]
-    return _unfit(kernel, backend, needs, machine) or _absent(kernel, backend, machine)
+    return _explain_unfit(kernel, backend, needs, machine) or _explain_absent(kernel, backend, machine)
 
 
-def _unfit(kernel: Kernel, backend: Backend, needs: Needs, machine: Machine) -> str | None:
-    if backend.capabilities is not None and not _supports(backend.capabilities, machine):
+def _explain_unfit(kernel: Kernel, backend: Backend, needs: Needs, machine: Machine) -> str | None:
+    if backend.capabilities is not None and not _supports_features(backend.capabilities, machine):
         first, last = backend.capabilities
         majors = f"{first}.x" if first == last else f"{first}.x to {last}.x"
-        return f"it needs a GPU of compute capability {majors}, and this is {_where(machine)}; set attention: auto{_able(needs, machine)}"
+        here, others = _where_installed(machine), _able_kernels(needs, machine)
+        return f"it needs a GPU of compute capability {majors}, and this is {here}; set attention: auto{others}"
     lacking = [FEATURES[one] for one in FEATURES if one in needs.features - backend.features]
     if lacking:
         return (
             f"the model's attention has {' and '.join(lacking)}, which {kernel} does not compute; "
-            f"set attention: auto{_able(needs, machine)}"
+            f"set attention: auto{_able_kernels(needs, machine)}"
         )
     if backend.head_dims is not None and needs.head_dim > backend.head_dims:
         return (
             f"the model's heads have {needs.head_dim} elements, and {kernel} computes up to {backend.head_dims}; "
-            f"set attention: auto{_able(needs, machine)}"
+            f"set attention: auto{_able_kernels(needs, machine)}"
         )
     if needs.head_dim % backend.head_step:
         return (
             f"the model's heads have {needs.head_dim} elements, and {kernel} computes multiples of {backend.head_step}; "
-            f"set attention: auto{_able(needs, machine)}"
+            f"set attention: auto{_able_kernels(needs, machine)}"
         )
     return None
 
 
-def _absent(kernel: Kernel, backend: Backend, machine: Machine) -> str | None:
+def _explain_absent(kernel: Kernel, backend: Backend, machine: Machine) -> str | None:
     if backend.package is None or kernel in machine.versions:
         return None
     reason = machine.missing.get(kernel, f"{backend.package.module} is not installed")
     return f"{reason}; install it in the trainer's image ({backend.package.install}), or set attention: auto"
 
 
-def _able(needs: Needs, machine: Machine) -> str:
+def _able_kernels(needs: Needs, machine: Machine) -> str:
     """Kernels here that compute it, as the rest of a sentence."""
     able = [
         kernel
         for kernel, backend in BACKENDS.items()
-        if (backend.capabilities is None or _supports(backend.capabilities, machine))
+        if (backend.capabilities is None or _supports_features(backend.capabilities, machine))
         and needs.features <= backend.features
         and (backend.head_dims is None or needs.head_dim <= backend.head_dims)
         and not needs.head_dim % backend.head_step
@@ -141,16 +143,16 @@ def _able(needs: Needs, machine: Machine) -> str:
     return f", or one of {', '.join(able)}"
 
 
-def _supports(capabilities: tuple[int, int], machine: Machine) -> bool:
+def _supports_features(capabilities: tuple[int, int], machine: Machine) -> bool:
     return machine.capability is not None and capabilities[0] <= machine.capability[0] <= capabilities[1]
 
 
-def _titled(kernel: Kernel, machine: Machine) -> str:
+def _kernel_title(kernel: Kernel, machine: Machine) -> str:
     package = BACKENDS[kernel].package
     return kernel if package is None else f"{kernel} ({package.distributions[0]} {machine.versions[kernel]})"
 
 
-def _where(machine: Machine) -> str:
+def _where_installed(machine: Machine) -> str:
     if machine.capability is None:
         return machine.name
     return f"{machine.name} (compute capability {machine.capability[0]}.{machine.capability[1]})"

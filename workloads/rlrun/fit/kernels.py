@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.gpu_products import capability_of
-from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose
+from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose_kernel
 from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 
 _EVERY_PACKAGE: Mapping[Kernel, str] = {
@@ -97,7 +97,7 @@ def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | Non
         capability = (first[0] if first else 9, 0)
     machine = Machine(product or "this GPU", capability, _EVERY_PACKAGE)
     try:
-        choose(asked, needs_of_attention(trainer, model), machine)
+        choose_kernel(asked, needs_of_attention(trainer, model), machine)
     except AttentionError as error:
         return f"{asked}: {str(error).partition(': ')[2]}"
     return None
@@ -117,5 +117,5 @@ def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | No
     needs = needs_of_attention(trainer, model)
     if trainer.attention != "auto" and kernel_problem(trainer, model, product) is None:
         return Expected(trainer.attention, trainer.attention)
-    plain, full = (choose("auto", needs, Machine(product, capability, there)) for there in ({}, _EVERY_PACKAGE))
+    plain, full = (choose_kernel("auto", needs, Machine(product, capability, there)) for there in ({}, _EVERY_PACKAGE))
     return Expected(plain.kernel, full.kernel)

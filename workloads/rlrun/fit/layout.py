@@ -30,18 +30,18 @@ def layout_problems(
     """
     own = spec.trainer.shared_with is None
     if spec.task in TRAINING_TASKS and own:
-        yield from _trainer(spec, model)
+        yield from _check_trainer(spec, model)
         if (fault := kernel_problem(spec.trainer, model, product)) is not None:
             yield ("trainer", "attention"), fault
         if reference is not None:
-            yield from _reference(spec, model, reference)
+            yield from _check_reference(spec, model, reference)
     if spec.task != "SFT" and own:
-        yield from _engine(spec, model)
+        yield from _check_engine(spec, model)
 
 
-def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
+def _check_trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
     layout = spec.trainer.parallelism
-    for field, text in _divisions(layout, model):
+    for field, text in _find_indivisible(layout, model):
         yield ("trainer", "parallelism", field), f"{getattr(layout, field)} {text}"
     if layout.pp > 1 and spec.algorithm.critic is not None:
         yield ("trainer", "parallelism", "pp"), f"{layout.pp} {CRITIC_PROBLEM}"
@@ -52,7 +52,7 @@ def _trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
         yield ("trainer", "compile"), f"true {fault}"
 
 
-def _divisions(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple[str, str]]:
+def _find_indivisible(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple[str, str]]:
     """Fields of the layout that a model cannot be divided by, each with a text that follows its value."""
     divided: dict[Kind, int] = {"tp": layout.tp, "cp": layout.cp}
     if model.experts:
@@ -68,7 +68,7 @@ def _divisions(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple
         yield dealt
 
 
-def _reference(spec: RLRunSpec, model: Architecture, reference: Architecture) -> Iterator[tuple[Key, str]]:
+def _check_reference(spec: RLRunSpec, model: Architecture, reference: Architecture) -> Iterator[tuple[Key, str]]:
     """The trainer divides a frozen model as it divides the policy."""
     layout = spec.trainer.parallelism
     if reference.vocabulary != model.vocabulary:
@@ -77,13 +77,13 @@ def _reference(spec: RLRunSpec, model: Architecture, reference: Architecture) ->
             f"has a vocabulary of {reference.vocabulary:,} tokens, the policy one of {model.vocabulary:,}: they must be the same; "
             "choose a model of the same family",
         )
-    known = set(_divisions(layout, model))
-    for field, text in _divisions(layout, reference):
+    known = set(_find_indivisible(layout, model))
+    for field, text in _find_indivisible(layout, reference):
         if (field, text) not in known:
             yield ("trainer", "parallelism", field), f"{getattr(layout, field)}, {_REFERENCE} {text}"
 
 
-def _engine(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
+def _check_engine(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, str]]:
     tp, given = spec.inference.tensor_parallel, spec.inference.max_model_len
     if model.heads % tp:
         yield (

@@ -12,7 +12,7 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import TRAINING_TASKS
 from rlrun.fit.architecture import Architecture
 from rlrun.fit.engine import engine_needs
-from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.gpu_products import GIB, show_gib
 from rlrun.fit.layout import layout_problems
 from rlrun.fit.parts import Needs
 from rlrun.fit.trainable import untrainable_models
@@ -47,16 +47,16 @@ class Change:
     """GPUs of the role with the change."""
 
     def __str__(self) -> str:
-        what = ", ".join(f"{path}: {written(value)}" for path, value in self.fields.items())
-        return f"{what} ({gib(self.total)} of {gib(self.limit)}, {self.gpus} GPU{'s' * (self.gpus != 1)})"
+        what = ", ".join(f"{path}: {yaml_value(value)}" for path, value in self.fields.items())
+        return f"{what} ({show_gib(self.total)} of {show_gib(self.limit)}, {self.gpus} GPU{'s' * (self.gpus != 1)})"
 
 
-def written(value: object) -> str:
+def yaml_value(value: object) -> str:
     """A value as a manifest has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {written(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {yaml_value(one)}" for name, one in value.items()) + "}"
     return str(value).replace("'", '"') if isinstance(value, list) else str(value)
 
 
@@ -116,7 +116,7 @@ def refusals_of(spec: RLRunSpec, around: Surroundings) -> list[Refusal]:
     return [Refusal(".".join(["spec", *(to_camel(str(part)) for part in key)]), message) for key, message in found]
 
 
-def lines(
+def report_lines(
     name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
 ) -> list[str]:
     """The report for people."""
@@ -127,18 +127,18 @@ def lines(
         verdict = "fits" if one.fits else "DOES NOT FIT"
         shown += [
             "",
-            f"{one.role}, {one.gpus} GPU{'s' * (one.gpus != 1)}: {verdict}, each needs {gib(one.total)} of {gib(one.limit)} "
+            f"{one.role}, {one.gpus} GPU{'s' * (one.gpus != 1)}: {verdict}, each needs {show_gib(one.total)} of {show_gib(one.limit)} "
             f"({one.limit_is})",
         ]
         shown += [
-            f"  {part.name:<26}{gib(part.bytes):>11}  {part.why}".rstrip() for part in one.parts if part.bytes >= 1
+            f"  {part.name:<26}{show_gib(part.bytes):>11}  {part.why}".rstrip() for part in one.parts if part.bytes >= 1
         ]
         shown += [f"  note: {remark}" for remark in one.remarks]
-        shown += _advised(one, advice)
+        shown += _advice_lines(one, advice)
     return shown
 
 
-def _advised(needs: Needs, advice: Sequence[Change]) -> list[str]:
+def _advice_lines(needs: Needs, advice: Sequence[Change]) -> list[str]:
     if needs.fits:
         return []
     own = [change for change in advice if change.role == needs.role]
@@ -147,7 +147,7 @@ def _advised(needs: Needs, advice: Sequence[Change]) -> list[str]:
     return ["  fits with one of:", *(f"    - {change}" for change in own)]
 
 
-def document(
+def report_document(
     name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
 ) -> dict[str, object]:
     """The report for programs. Sizes in GiB."""
@@ -162,12 +162,12 @@ def document(
                 "role": one.role,
                 "gpus": one.gpus,
                 "fits": one.fits,
-                "needed_gib": _rounded(one.total),
-                "limit_gib": _rounded(one.limit),
-                "parts_gib": {part.name: _rounded(part.bytes) for part in one.parts},
+                "needed_gib": _round_gib(one.total),
+                "limit_gib": _round_gib(one.limit),
+                "parts_gib": {part.name: _round_gib(part.bytes) for part in one.parts},
                 "notes": list(one.remarks),
                 "advice": [
-                    {"fields": dict(change.fields), "needed_gib": _rounded(change.total), "gpus": change.gpus}
+                    {"fields": dict(change.fields), "needed_gib": _round_gib(change.total), "gpus": change.gpus}
                     for change in advice
                     if change.role == one.role
                 ],
@@ -177,5 +177,5 @@ def document(
     }
 
 
-def _rounded(size: float) -> float:
+def _round_gib(size: float) -> float:
     return round(size / GIB, 3)

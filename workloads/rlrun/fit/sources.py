@@ -43,7 +43,7 @@ def shape_of(
         UnknownModelError: it is not known here, or its configuration is none.
     """
     if model.tiny is not None:
-        return _tiny(model.tiny)
+        return _tiny_architecture(model.tiny)
     if model.path is not None:
         return read_shape(Path(model.path), f"{field}.path", option=option, count=count)
     name = model.name or ""
@@ -81,16 +81,16 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
         model.get_output_embeddings() is not None
         and model.get_output_embeddings().weight is model.get_input_embeddings().weight
     )
-    return replace(shape, counted=_count(model), tied=tied)
+    return replace(shape, counted=_count_parameters(model), tied=tied)
 
 
 def count_on_meta(config: Mapping[str, object]) -> int | None:
     """Parameters of a model that transformers builds without memory; None where it is not installed, or does not know the type."""
     model = _on_meta(config)
-    return None if model is None else _count(model)
+    return None if model is None else _count_parameters(model)
 
 
-def _count(model: Any) -> int:
+def _count_parameters(model: Any) -> int:
     return sum(int(parameter.numel()) for parameter in model.parameters())
 
 
@@ -117,7 +117,7 @@ def cached_folder(name: str, environment: Mapping[str, str] = os.environ) -> Pat
     return found[-1].parent if found else None
 
 
-def _tiny(tiny: TinyModelConfig) -> Architecture:
+def _tiny_architecture(tiny: TinyModelConfig) -> Architecture:
     heads = max(tiny.hidden_size // 32, 2)
     return Architecture(
         "llama",

@@ -12,7 +12,7 @@ from rlrun.config.models.parallel import ZERO_BUBBLE, ParallelismConfig
 from rlrun.fit.architecture import Architecture
 
 
-def cut(layers: Sequence[float], head: float, stages: int) -> list[range]:
+def cut_layers(layers: Sequence[float], head: float, stages: int) -> list[range]:
     """The layers of each stage, in order: runs of neighbours, of which the most costly costs least.
 
     Of cuts that are equal in this the one with the least in the first stages is taken: these keep activations of most micro-batches.
@@ -140,7 +140,7 @@ def stages_of(model: Architecture, layout: ParallelismConfig) -> list[Held]:
     if count == 1:
         return [Held(layout, 0, 1, (0,), model.layers, each, model.root_parameters)]
     roots = [model.table] + [0] * (count * per_rank - 2) + [model.table + model.hidden]
-    runs = cut([cost] * model.layers, model.table, count * per_rank)
+    runs = cut_layers([cost] * model.layers, model.table, count * per_rank)
     found = []
     for place in range(count):
         own = stages_of_rank(place, count, per_rank, folded=layout.folded and per_rank > 1)

@@ -44,7 +44,7 @@ def why_untrainable(model: ModelConfig) -> str | None:
     return refusal_by_name(model.name) if folder is None else read_refusal(folder, model.name)
 
 
-def suspicions(models: Mapping[Key, ModelConfig]) -> Iterator[tuple[Key, str]]:
+def quantization_notes(models: Mapping[Key, ModelConfig]) -> Iterator[tuple[Key, str]]:
     """Notes about repositories that are quantised by their names."""
     for key, model in models.items():
         if (

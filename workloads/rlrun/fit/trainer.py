@@ -11,7 +11,7 @@ from rlrun.config.models.parallel import ActivationMode
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.fit.activations import layer_activations, outside_layers
 from rlrun.fit.architecture import Architecture, Linear
-from rlrun.fit.gpu_products import GIB, gib
+from rlrun.fit.gpu_products import GIB, show_gib
 from rlrun.fit.kernels import Expected, attention_seconds, expected_kernel
 from rlrun.fit.parts import Needs, Part
 from rlrun.fit.stages import Held, idle_divisor, idle_share, stages_of
@@ -112,10 +112,10 @@ def trainer_needs(
         chosen = chosen_mode(config, model, reference, memory=memory, colocated=colocated, padded=padded)
         remarks.append(f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})")
         mode = chosen.mode
-    needs = _needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded)
+    needs = _rank_needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded)
     if kernel is not None and (times := _attention_times(config, model, mode, kernel, product)):
         remarks.append(
-            f"attention: a row of {_row(config):,} tokens in one sequence takes {times}, forward and backward"
+            f"attention: a row of {_row_tokens(config):,} tokens in one sequence takes {times}, forward and backward"
         )
     return replace(needs, remarks=[*needs.remarks, *remarks])
 
@@ -126,7 +126,7 @@ def _attention_times(
     """Times with the kernels that are expected, for people; empty where none is known."""
     again = mode == "full"
     found = {
-        one: attention_seconds(one, config, model, product, tokens=_row(config), again=again)
+        one: attention_seconds(one, config, model, product, tokens=_row_tokens(config), again=again)
         for one in dict.fromkeys((kernel.kernel, kernel.with_packages))
     }
     return ", ".join(f"about {seconds:.2f} s with {one}" for one, seconds in found.items() if seconds is not None)
@@ -148,15 +148,19 @@ def chosen_mode(
     limit = memory * (1 - FRAGMENTS - RESERVE)
     totals: dict[ActivationMode, float] = {}
     for mode in MODES_BY_WORK:
-        totals[mode] = _needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded).total
+        totals[mode] = _rank_needs(
+            config, mode, model, reference, memory=memory, colocated=colocated, padded=padded
+        ).total
         if totals[mode] <= limit:
-            asked = ", ".join(f"{one} needs {gib(total)}" for one, total in totals.items())
-            return ChosenMode(mode, f"{asked}, of {gib(limit)}")
+            asked = ", ".join(f"{one} needs {show_gib(total)}" for one, total in totals.items())
+            return ChosenMode(mode, f"{asked}, of {show_gib(limit)}")
     least = min(totals, key=lambda mode: totals[mode])
-    return ChosenMode(least, f"none of the modes fits into {gib(limit)}; {least} needs least, {gib(totals[least])}")
+    return ChosenMode(
+        least, f"none of the modes fits into {show_gib(limit)}; {least} needs least, {show_gib(totals[least])}"
+    )
 
 
-def _needs(
+def _rank_needs(
     config: TrainerConfig,
     mode: ActivationMode,
     model: Architecture,
@@ -186,13 +190,13 @@ def _needs_of_stage(
 ) -> Needs:
     ranks = _Ranks.of(config)
     c = 4 if config.compute_dtype == "float32" else 2
-    trained = _trained(config, model, held, ranks)
+    trained = _trained_count(config, model, held, ranks)
     parts = [
-        *_states(config, held, trained, ranks),
-        *_companions(config, model, reference, held, ranks),
-        _gathered(model, held, ranks, c, memory),
+        *_state_bytes(config, held, trained, ranks),
+        *_companion_bytes(config, model, reference, held, ranks),
+        _gathered_bytes(model, held, ranks, c, memory),
         *_micro_batch(config, mode, model, held, c, padded=padded),
-        *([_logits(config, model, trained, ranks, c)] if held.last else []),
+        *([_logit_bytes(config, model, trained, ranks, c)] if held.last else []),
         Part("gradients of one layer", trained.layer * (c + 4), "whole, before they are summed over the ranks"),
         Part("CUDA and its libraries", LIBRARIES_BYTES + (COMMUNICATORS_BYTES if ranks.world > 1 else 0)),
     ]
@@ -204,12 +208,12 @@ def _needs_of_stage(
         config.replicas * config.gpus_per_replica,
         [*parts, _hand_over(config, model, parts)],
         limit,
-        f"{1 - FRAGMENTS:.0%} of {gib(memory)}",
-        _remarks(config, mode, model, held, trained),
+        f"{1 - FRAGMENTS:.0%} of {show_gib(memory)}",
+        _trainer_remarks(config, mode, model, held, trained),
     )
 
 
-def _states(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks) -> list[Part]:
+def _state_bytes(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks) -> list[Part]:
     """Masters, gradients and moments of the policy."""
     on_gpu = not config.cpu_offload
     slots = config.lora.slots if config.lora is not None else 1
@@ -226,7 +230,7 @@ def _states(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks)
     moments = _moment_bytes(config, trained, ranks)
     kept = Part("optimizer state", on_gpu * moments, f"{config.optimizer.name}, {shared}")
     if config.optimizer.offload:
-        kept = _buckets(config, held, trained, ranks, moments)
+        kept = _host_buffers(config, held, trained, ranks, moments)
     return [Part("parameters", on_gpu * masters, shared), Part("gradients", gradients, summed), kept]
 
 
@@ -239,7 +243,7 @@ def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> fl
     return MASTER_BYTES * slots * numbers / ranks.shards
 
 
-def _buckets(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks, moments: float) -> Part:
+def _host_buffers(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks, moments: float) -> Part:
     """Buffers of moments that live in host memory; no part of a micro-batch is there when the optimizer steps."""
     table = held.root if trained.head or config.lora is None else 0
     one = max(MOMENT_BUCKET_BYTES, MASTER_BYTES * _moments(config) * table / ranks.shards)
@@ -251,7 +255,7 @@ def _moments(config: TrainerConfig) -> float:
     return _MOMENTS[config.optimizer.name] * (_CODED_SHARE if config.optimizer.moments == "int8" else 1)
 
 
-def _companions(
+def _companion_bytes(
     config: TrainerConfig, model: Architecture, reference: Architecture | None, held: Held, ranks: _Ranks
 ) -> list[Part]:
     """Models beside the policy."""
@@ -274,7 +278,7 @@ GATHERED_SHARE = 32
 """Part of a GPU's memory that a single GPU's copies in the compute dtype may take while they wait for the backward pass."""
 
 
-def _gathered(model: Architecture, held: Held, ranks: _Ranks, c: int, memory: int) -> Part:
+def _gathered_bytes(model: Architecture, held: Held, ranks: _Ranks, c: int, memory: int) -> Part:
     layer = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
     whole = c * (held.root + held.layers * layer)
     if ranks.world == 1 and c == 2 and whole * GATHERED_SHARE <= memory:
@@ -286,7 +290,7 @@ def _micro_batch(
     config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, c: int, *, padded: bool
 ) -> list[Part]:
     layout = config.parallelism
-    tokens = _row(config) / layout.cp
+    tokens = _row_tokens(config) / layout.cp
     each = layer_activations(model, mode, number_bytes=c, tp=layout.tp, compiled=config.compiles, padded=padded)
     kept = held.rows * tokens * (held.layers * each.kept + outside_layers(model, c))
     of = f"activationCheckpointing: {mode}, {tokens:,.0f} tokens" + (f" x {held.rows:g} rows" if held.rows > 1 else "")
@@ -296,13 +300,13 @@ def _micro_batch(
     ]
     if held.count > 1:
         one = held.links * tokens * model.hidden * c
-        why = f"received of {held.count} rows; each further row of a step {gib(one)}"
+        why = f"received of {held.count} rows; each further row of a step {show_gib(one)}"
         parts.append(Part("between stages", held.count * one, why))
     return parts
 
 
-def _logits(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks, c: int) -> Part:
-    tokens = _row(config) / ranks.cp / ranks.tp
+def _logit_bytes(config: TrainerConfig, model: Architecture, trained: _Trained, ranks: _Ranks, c: int) -> Part:
+    tokens = _row_tokens(config) / ranks.cp / ranks.tp
     chunk = min(HEAD_CHUNK_BYTES, 4 * tokens * model.vocabulary)
     gradient = (4 + c) * model.table if trained.head else 0
     return Part("logits", HEAD_CHUNKS * chunk + gradient, "in chunks, and the head's gradient")
@@ -314,34 +318,38 @@ def _hand_over(config: TrainerConfig, model: Architecture, step: list[Part]) -> 
     names = ("activations", "one layer's backward pass", "logits", "gathered parameters", "gradients of one layer")
     free = sum(part.bytes for part in step if part.name in names)
     return Part(
-        "hand-over of weights", max(needed - free, 0), f"{gib(needed)} between steps, mostly in the micro-batch's place"
+        "hand-over of weights",
+        max(needed - free, 0),
+        f"{show_gib(needed)} between steps, mostly in the micro-batch's place",
     )
 
 
-def _trained(config: TrainerConfig, model: Architecture, held: Held, ranks: _Ranks) -> _Trained:
+def _trained_count(config: TrainerConfig, model: Architecture, held: Held, ranks: _Ranks) -> _Trained:
     if config.lora is None:
         inside = model.layer_parameters + model.expert_parameters
         gathered = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
         return _Trained(held.parameters, held.layers * inside, gathered, head=True)
-    adapters = sum(config.lora.rank * (one.inputs + one.outputs) for one in adapted(config.lora, model).values())
-    whole = {name: one.weights for name, one in model.linears.items() if _named(name, config.lora.modules_to_save)}
+    adapters = sum(config.lora.rank * (one.inputs + one.outputs) for one in adapted_layers(config.lora, model).values())
+    whole = {
+        name: one.weights for name, one in model.linears.items() if _named_bytes(name, config.lora.modules_to_save)
+    }
     layer = adapters + sum(whole.values())
     there = {"lm_head": held.last or model.tied, "embed_tokens": held.first or (model.tied and held.last)}
-    tables = [name for name, has in there.items() if has and _named(name, config.lora.modules_to_save)]
+    tables = [name for name, has in there.items() if has and _named_bytes(name, config.lora.modules_to_save)]
     outside = model.table * (1 if model.tied and tables else len(tables))
     return _Trained(held.layers * layer + outside, held.layers * layer, layer, head=bool(tables))
 
 
-def adapted(lora: LoRAConfig, model: Architecture) -> Mapping[str, Linear]:
+def adapted_layers(lora: LoRAConfig, model: Architecture) -> Mapping[str, Linear]:
     """The linear layers of a decoder layer that get an adapter, by name."""
-    return {name: one for name, one in model.linears.items() if not lora.targets or _named(name, lora.targets)}
+    return {name: one for name, one in model.linears.items() if not lora.targets or _named_bytes(name, lora.targets)}
 
 
-def _named(name: str, patterns: list[str]) -> bool:
+def _named_bytes(name: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(name, pattern.rpartition(".")[2]) for pattern in patterns)
 
 
-def _row(config: TrainerConfig) -> int:
+def _row_tokens(config: TrainerConfig) -> int:
     return config.micro_batch_tokens or config.seq_len
 
 
@@ -360,7 +368,7 @@ def _pipeline_remark(config: TrainerConfig, held: Held) -> str:
     )
 
 
-def _remarks(
+def _trainer_remarks(
     config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, trained: _Trained
 ) -> list[str]:
     found, ranks = [], _Ranks.of(config)
@@ -369,19 +377,20 @@ def _remarks(
     if config.cpu_offload:
         numbers = 2 + _moments(config)
         size = MASTER_BYTES * (held.parameters + (numbers - 1) * trained.all) / ranks.shards
-        found.append(f"cpuOffload: {gib(size * config.ranks_per_replica)} of host memory for each replica")
+        found.append(f"cpuOffload: {show_gib(size * config.ranks_per_replica)} of host memory for each replica")
     if config.optimizer.offload:
         each_way = _moment_bytes(config, trained, ranks)
         seconds = 2 * each_way / HOST_LINK_BYTES_PER_SECOND
         found.append(
-            f"optimizer.offload: {gib(each_way * config.ranks_per_replica)} of host memory for each replica; a step copies {gib(each_way)} "
+            f"optimizer.offload: {show_gib(each_way * config.ranks_per_replica)} of host memory for each replica; "
+            f"a step copies {show_gib(each_way)} "
             f"each way, about {seconds:.1f} s at {HOST_LINK_BYTES_PER_SECOND / 1e9:.0f} GB/s"
         )
     if mode == "offload":
         each = layer_activations(model, "none", number_bytes=2, tp=ranks.tp, compiled=config.compiles)
-        size = held.rows * _row(config) / ranks.cp * held.layers * each.kept
+        size = held.rows * _row_tokens(config) / ranks.cp * held.layers * each.kept
         found.append(
-            f"activationCheckpointing: offload keeps {gib(size * config.ranks_per_replica)} of activations in host memory"
+            f"activationCheckpointing: offload keeps {show_gib(size * config.ranks_per_replica)} of activations in host memory"
         )
     return found + _kept_versions(config, (4 if config.model.dtype == "float32" else 2) * model.parameters)
 
@@ -391,14 +400,15 @@ def _kept_versions(config: TrainerConfig, size: int) -> list[str]:
     sync, found = config.weight_sync, []
     if sync.transport == "NCCL":
         found.append(
-            f"weightSync.transport: NCCL keeps two versions, {gib(2 * size)}, in host memory of up to {MAX_ROOTS} ranks, a part each, and "
-            f"one, {gib(size)}, in shared memory of each engine while it takes it"
+            f"weightSync.transport: NCCL keeps two versions, {show_gib(2 * size)}, in host memory of up to {MAX_ROOTS} ranks, "
+            "a part each, and "
+            f"one, {show_gib(size)}, in shared memory of each engine while it takes it"
         )
     if sync.deltas == "Auto" and not (config.lora is not None and config.lora.served_as_adapter):
         trainer = (
             f"host memory of up to {MAX_ROOTS} ranks, a part each, and in " if sync.transport == "Filesystem" else ""
         )
         found.append(
-            f"weightSync.deltas: Auto keeps one version, {gib(size)}, in {trainer}shared memory of each engine, all the time"
+            f"weightSync.deltas: Auto keeps one version, {show_gib(size)}, in {trainer}shared memory of each engine, all the time"
         )
     return found

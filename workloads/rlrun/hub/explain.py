@@ -15,22 +15,22 @@ _AGAIN = frozenset({408, 425, 429})
 
 def status_of(error: BaseException) -> int | None:
     """HTTP status that the hub answered with; None: it has not answered."""
-    for cause in _causes(error):
+    for cause in _error_causes(error):
         response = getattr(cause, "response", None)
         if isinstance(status := getattr(response, "status_code", None), int):
             return status
     return None
 
 
-def passes(error: BaseException) -> bool:
+def is_temporary(error: BaseException) -> bool:
     """True for what may be over in a moment: no network, a connection that broke off, a hub that is overloaded."""
     status = status_of(error)
     if status is not None:
         return status >= 500 or status in _AGAIN
-    return not _offline(error) and any(_of_network(cause) for cause in _causes(error))
+    return not _offline_error(error) and any(_of_network(cause) for cause in _error_causes(error))
 
 
-def explain(error: BaseException, repository: Repository) -> RoleError:
+def explain_error(error: BaseException, repository: Repository) -> RoleError:
     """The error that ends a role.
 
     Args:
@@ -73,17 +73,17 @@ def explain(error: BaseException, repository: Repository) -> RoleError:
             "fetch it; fetch it once without that variable, or name a folder with path",
             exit_codes.DATA,
         )
-    if passes(error):
-        why = f"answers {status}" if status is not None else f"cannot be reached ({_reason(error)})"
+    if is_temporary(error):
+        why = f"answers {status}" if status is not None else f"cannot be reached ({_error_reason(error)})"
         return RoleError(
             f"{field}: the hub {endpoint} {why}, so {name} cannot be fetched; check the network (in a cluster "
             "spec.networkPolicy.extraEgress, for a mirror HF_ENDPOINT), or name a folder with path",
             exit_codes.FAILURE,
         )
-    return RoleError(f"{field}: {name} cannot be fetched from {endpoint}: {_reason(error)}", exit_codes.FAILURE)
+    return RoleError(f"{field}: {name} cannot be fetched from {endpoint}: {_error_reason(error)}", exit_codes.FAILURE)
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def _error_causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -103,11 +103,11 @@ def _of_network(error: BaseException) -> bool:
     )
 
 
-def _offline(error: BaseException) -> bool:
-    return any(type(cause).__name__ == "OfflineModeIsEnabled" for cause in _causes(error))
+def _offline_error(error: BaseException) -> bool:
+    return any(type(cause).__name__ == "OfflineModeIsEnabled" for cause in _error_causes(error))
 
 
-def _reason(error: BaseException) -> str:
-    last = list(_causes(error))[-1]
+def _error_reason(error: BaseException) -> str:
+    last = list(_error_causes(error))[-1]
     lines = str(last).strip().splitlines() or [type(last).__name__]
     return lines[0]

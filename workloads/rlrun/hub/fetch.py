@@ -14,10 +14,10 @@ from typing import TypeVar
 
 from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.model import ModelConfig
-from rlrun.hub.explain import explain, passes
+from rlrun.hub.explain import explain_error, is_temporary
 from rlrun.hub.pickled import pickle_refusal
 from rlrun.hub.repository import Repository
-from rlrun.hub.revisions import kept
+from rlrun.hub.revisions import kept_commit
 from rlrun.hub.trainable import refuse_untrainable
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import RoleError
@@ -85,11 +85,11 @@ def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = F
     Raises:
         RoleError: it cannot be fetched, or cannot be trained although it is to be; names the field and the fix.
     """
-    folder = _fetch(repository, "files", ignore=_WEIGHTS)
+    folder = _fetch_files(repository, "files", ignore=_WEIGHTS)
     if trained:
         refuse_untrainable(folder, repository.name_field, repository.name)
     if with_weights:
-        folder = _fetch(repository, "weights", allow=SAFETENSORS, ignore=_OTHER_WEIGHTS)
+        folder = _fetch_files(repository, "weights", allow=SAFETENSORS, ignore=_OTHER_WEIGHTS)
         if not any(folder.glob("*.safetensors")):
             raise RoleError(pickle_refusal(repository.name_field, repository.name), exit_codes.DATA)
     return folder
@@ -97,10 +97,10 @@ def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = F
 
 def fetch_rows(repository: Repository, patterns: Sequence[str]) -> Path:
     """The folder with a data set's files of these patterns; raises as `fetch_model`."""
-    return _fetch(repository, "rows", allow=patterns)
+    return _fetch_files(repository, "rows", allow=patterns)
 
 
-def _tell(text: str, level: str = "INFO") -> None:
+def _log_line(text: str, level: str = "INFO") -> None:
     """Log a line; an environment's own Python has no loguru, and prints it into the environment's log."""
     try:
         from loguru import logger
@@ -110,7 +110,7 @@ def _tell(text: str, level: str = "INFO") -> None:
         logger.log(level, text)
 
 
-def _fetch(
+def _fetch_files(
     repository: Repository, part: str, *, allow: Sequence[str] | None = None, ignore: Sequence[str] | None = None
 ) -> Path:
     from huggingface_hub import constants, snapshot_download
@@ -118,7 +118,7 @@ def _fetch(
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    commit = _explained(repository, lambda: _commit(repository))
+    commit = _call_explained(repository, lambda: _current_commit(repository))
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / "rlrun" / f"{repository.folder_name}.{commit}.{part}"
 
     def download() -> str:
@@ -128,11 +128,11 @@ def _fetch(
             allow_patterns=list(allow) if allow else None, ignore_patterns=list(ignore) if ignore else None,
         )  # fmt: skip
 
-    with _alone(lock, repository):
-        return Path(_explained(repository, lambda: _patiently(download, repository)))
+    with _lock_download(lock, repository):
+        return Path(_call_explained(repository, lambda: _call_with_retries(download, repository)))
 
 
-def _commit(repository: Repository) -> str:
+def _current_commit(repository: Repository) -> str:
     """The commit that the asked revision is now; without network the one that the cache knows."""
     from huggingface_hub import HfApi, constants
 
@@ -144,24 +144,24 @@ def _commit(repository: Repository) -> str:
 
     def now() -> str:
         try:
-            commit = _patiently(ask, repository)
+            commit = _call_with_retries(ask, repository)
         except Exception as error:
-            if not (passes(error) or constants.is_offline_mode()) or not known.is_file():
+            if not (is_temporary(error) or constants.is_offline_mode()) or not known.is_file():
                 raise
             commit = known.read_text().strip()
-            _tell(
+            _log_line(
                 f"the hub is not asked for {repository}: {repository.asked} is commit {commit} in its cache", "WARNING"
             )
             return commit
-        _tell(f"{repository}: {repository.asked} is commit {commit}")
+        _log_line(f"{repository}: {repository.asked} is commit {commit}")
         with suppress(OSError):  # for runs that begin without network; a cache that cannot be written goes without
             write_bytes(known, commit.encode())
         return commit
 
-    return kept(repository, now)
+    return kept_commit(repository, now)
 
 
-def _explained(repository: Repository, ask: Callable[[], ResultT]) -> ResultT:
+def _call_explained(repository: Repository, ask: Callable[[], ResultT]) -> ResultT:
     """The result of a request, or the error for a person."""
     try:
         return ask()
@@ -172,28 +172,28 @@ def _explained(repository: Repository, ask: Callable[[], ResultT]) -> ResultT:
             raise RoleError(
                 f"cannot write the hub's cache: {error.filename}: {error.strerror}", exit_codes.STORAGE
             ) from error
-        raise explain(error, repository) from error
+        raise explain_error(error, repository) from error
     except Exception as error:
-        raise explain(error, repository) from error
+        raise explain_error(error, repository) from error
 
 
-def _patiently(ask: Callable[[], ResultT], repository: Repository) -> ResultT:
+def _call_with_retries(ask: Callable[[], ResultT], repository: Repository) -> ResultT:
     """Try again what the network broke off; whole files are kept, and the client goes on within one where the connection ended."""
     for tried in range(1, TRIES + 1):
         try:
             return ask()
         except Exception as error:
-            if tried == TRIES or not passes(error):
+            if tried == TRIES or not is_temporary(error):
                 raise
             pause = PAUSE_SECONDS * 2 ** (tried - 1)
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            _tell(f"the hub broke off ({reason}); {repository} is asked for again in {pause:.0f} s", "WARNING")
+            _log_line(f"the hub broke off ({reason}); {repository} is asked for again in {pause:.0f} s", "WARNING")
             time.sleep(pause)
     raise AssertionError("unreachable")
 
 
 @contextmanager
-def _alone(path: Path, repository: Repository) -> Iterator[None]:
+def _lock_download(path: Path, repository: Repository) -> Iterator[None]:
     """Keep other processes of this cache from fetching the same; a cache that takes no locks goes without."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,14 +202,14 @@ def _alone(path: Path, repository: Repository) -> Iterator[None]:
         yield
         return
     with file:
-        if _take(file.fileno(), path, repository):
+        if _take_lock(file.fileno(), path, repository):
             file.truncate(0)
             file.write(f"{socket.gethostname()}, process {os.getpid()}")
             file.flush()
         yield
 
 
-def _take(descriptor: int, path: Path, repository: Repository) -> bool:
+def _take_lock(descriptor: int, path: Path, repository: Repository) -> bool:
     """Wait for the lock; False: the volume has none."""
     said = float("-inf")
     while True:
@@ -220,7 +220,7 @@ def _take(descriptor: int, path: Path, repository: Repository) -> bool:
             now = time.monotonic()
             if now - said >= SAY_SECONDS:
                 said = now
-                _tell(f"{repository} is being fetched by {path.read_text() or 'another process'}; waiting for it")
+                _log_line(f"{repository} is being fetched by {path.read_text() or 'another process'}; waiting for it")
             time.sleep(LOOK_SECONDS)
         except OSError:
             return False

@@ -40,7 +40,7 @@ class Repository:
         return f"{'data set' if self.kind == 'dataset' else 'model'} {self.name}"
 
 
-def shown(source: str) -> str:
+def show_source(source: str) -> str:
     """A model's folder for a message: `org/name@commit` where it is one of the hub's cache."""
     match = _SNAPSHOT.fullmatch(source)
     return source if match is None else f"{match['name'].replace('--', '/')}@{match['commit'][:7]}"

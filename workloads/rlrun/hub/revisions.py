@@ -35,7 +35,7 @@ def keep_revisions(run: RunPaths, host: RunPaths | None = None) -> None:
     os.environ[VARIABLE] = os.pathsep.join(map(str, folders))
 
 
-def kept(repository: Repository, resolve: Callable[[], str]) -> str:
+def kept_commit(repository: Repository, resolve: Callable[[], str]) -> str:
     """The commit of a repository for this process's run.
 
     Args:
@@ -46,37 +46,37 @@ def kept(repository: Repository, resolve: Callable[[], str]) -> str:
         OSError: the record cannot be written.
         RoleError: a record is damaged, or contradicts a full commit of the configuration; names the file.
     """
-    files = [folder / _file_name(repository) for folder in _folders()]
+    files = [folder / _file_name(repository) for folder in _revision_folders()]
     for file in files:
-        if (commit := _read(file, repository)) is not None:
+        if (commit := _read_commit(file, repository)) is not None:
             return commit
     commit = repository.asked if COMMIT.fullmatch(repository.asked) else resolve()
     if files:
         document = {"kind": repository.kind, "name": repository.name, "revision": repository.asked, "commit": commit}
         with suppress(FileExistsError):  # another role was first; its answer counts
             create_json(files[0], document)
-        return _read(files[0], repository) or commit
+        return _read_commit(files[0], repository) or commit
     return commit
 
 
-def recorded(run: RunPaths, repository: Repository) -> str | None:
+def recorded_commit(run: RunPaths, repository: Repository) -> str | None:
     """The commit that a run has kept; None: it has asked for none yet.
 
     Raises:
         RoleError: the record is damaged, or contradicts a full commit of the configuration; names the file.
     """
-    return _read(run.revisions / _file_name(repository), repository)
+    return _read_commit(run.revisions / _file_name(repository), repository)
 
 
 def as_recorded(model: ModelConfig, run: RunPaths) -> ModelConfig:
     """A model of the hub at the commit that a run has kept; any other, and one that the run has not asked for, as it is."""
     if model.name is None:
         return model
-    commit = recorded(run, Repository("model", model.name, model.revision, "model.name", "model.revision"))
+    commit = recorded_commit(run, Repository("model", model.name, model.revision, "model.name", "model.revision"))
     return model if commit is None else model.model_copy(update={"revision": commit})
 
 
-def _folders() -> Iterator[Path]:
+def _revision_folders() -> Iterator[Path]:
     for folder in os.environ.get(VARIABLE, "").split(os.pathsep):
         if folder:
             yield Path(folder)
@@ -86,7 +86,7 @@ def _file_name(repository: Repository) -> str:
     return f"{repository.folder_name}@{quote(repository.asked, safe='')}.json"
 
 
-def _read(file: Path, repository: Repository) -> str | None:
+def _read_commit(file: Path, repository: Repository) -> str | None:
     """The recorded commit, or None if there is no record. No record replaces a commit that the configuration names in full."""
     try:
         commit = json.loads(file.read_text())["commit"]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rlrun.config.trainable import training_refusal
-from rlrun.hub.repository import shown
+from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -22,7 +22,7 @@ def read_refusal(folder: Path, name: str | None = None) -> str | None:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):
         return None  # its other checks report it
-    return training_refusal(config, name or shown(str(folder))) if isinstance(config, dict) else None
+    return training_refusal(config, name or show_source(str(folder))) if isinstance(config, dict) else None
 
 
 def refuse_untrainable(folder: Path, field: str, name: str | None = None) -> None:

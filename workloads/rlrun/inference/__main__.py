@@ -12,10 +12,10 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig
 from rlrun.diagnostics import stacks
 from rlrun.inference.from_config import settings_from_config, with_local_model
-from rlrun.inference.server import serve
+from rlrun.inference.server import serve_engine
 from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
 from rlrun.protocol.files.failures import RoleError, write_error
-from rlrun.protocol.files.identity import claim, complete
+from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.runtime import exit_codes
 
 
@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     stacks.listen()
     try:
-        settings = _settings(arguments.config, arguments.settings)
+        settings = _engine_settings(arguments.config, arguments.settings)
     except (SettingsError, ConfigError) as error:
         print(f"inference: {error}", file=sys.stderr)
         message = " / ".join(str(error).splitlines())
@@ -38,12 +38,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"inference: {error}", file=sys.stderr)
         write_error(None, "inference", error)
         return error.code
-    return serve(settings)
+    return serve_engine(settings)
 
 
-def _settings(config: Path | None, settings: Path | None) -> InferenceSettings:
+def _engine_settings(config: Path | None, settings: Path | None) -> InferenceSettings:
     if config is not None:
-        role = with_local_model(claim(load_file(InferenceConfig, config, section="inference", complete=complete)))
+        role = with_local_model(
+            claim_identity(load_file(InferenceConfig, config, section="inference", complete=complete_role_file))
+        )
         return settings_from_config(role, api_key=os.environ.get("RLRUN_API_KEY", ""))
     assert settings is not None
     return settings_from_file(settings)

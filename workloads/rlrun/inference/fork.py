@@ -27,7 +27,7 @@ def fork_the_engine(listener: socket.socket) -> None:
     Args:
         listener: the server's own; the engine closes its copy, so that the port is free as soon as the server has ended.
     """
-    with heap.importing():
+    with heap.without_collector():
         import torch
         from vllm.v1.engine import core, utils  # noqa: F401  the engine's own modules: it finds them in place
 

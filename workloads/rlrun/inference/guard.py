@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from rlrun.protocol.messages.api_key import caller
+from rlrun.protocol.messages.api_key import calling_guest
 from rlrun.protocol.messages.endpoints import (
     ENGINE_GENERATE,
     ENGINE_GENERATE_PACKED,
@@ -91,7 +91,7 @@ class Guard:
             if refusal is None:
                 await self.app(scope, receive, send)
             else:
-                await answer(send, *refusal)
+                await answer_unread(send, *refusal)
         elif scope["type"] == "websocket":
             # Closing before accepting makes the server answer 403.
             await send({"type": "websocket.close", "code": 1008})
@@ -102,7 +102,9 @@ class Guard:
             return None
         if method not in KEYED.get(path, ()):
             return 403, "this route is not served"
-        who = caller([value for name, value in scope["headers"] if name.lower() == b"authorization"], self._api_key)
+        who = calling_guest(
+            [value for name, value in scope["headers"] if name.lower() == b"authorization"], self._api_key
+        )
         if who is None:
             return 401, "the run's API key is needed: send 'Authorization: Bearer <key>'"
         if who:
@@ -112,7 +114,7 @@ class Guard:
         return None
 
 
-async def answer(send: Send, status: int, message: str) -> None:
+async def answer_unread(send: Send, status: int, message: str) -> None:
     """Refuse a request whose body was not read."""
     body = json.dumps({"error": {"code": status, "message": message}}).encode()
     headers = [

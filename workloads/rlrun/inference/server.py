@@ -41,7 +41,7 @@ WARM_UP_TOKENS = 4
 ANSWER_SECONDS = 1.0
 
 
-def serve(settings: InferenceSettings) -> int:
+def serve_engine(settings: InferenceSettings) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
     0 after a signal, 69 when the address is taken, 65 when the model folder and 78 when a setting cannot work (all of these with one
@@ -51,19 +51,19 @@ def serve(settings: InferenceSettings) -> int:
     try:
         expected = check_model(settings)
     except FolderError as error:
-        return _refuse(exit_codes.DATA, str(error))
+        return _refuse_start(exit_codes.DATA, str(error))
     try:
-        listener = _bind(settings.host, settings.port)
+        listener = _bind_socket(settings.host, settings.port)
     except OSError as error:
         hint = "stop what listens there or choose another port"
         message = f"inference: cannot listen on {settings.host}:{settings.port}: {error.strerror}; {hint}"
-        return _refuse(exit_codes.UNAVAILABLE, message)
+        return _refuse_start(exit_codes.UNAVAILABLE, message)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _stop_the_start)
     tie_children_to_this_process()
     os.environ.update(vllm_environment(settings))
     with listener:
-        return _run(settings, listener, expected)
+        return _run_server(settings, listener, expected)
 
 
 def _stop_the_start(*_: object) -> None:
@@ -75,13 +75,13 @@ def _stop_the_start(*_: object) -> None:
     os._exit(TERMINATED)
 
 
-def _refuse(code: int, message: str) -> int:
+def _refuse_start(code: int, message: str) -> int:
     print(message, file=sys.stderr, flush=True)
     write_error(None, "inference", RoleError(message.removeprefix("inference: "), code))
     return code
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind_socket(host: str, port: int) -> socket.socket:
     """A bound socket, taken before the engine starts so that no other process gets the port meanwhile."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, proto)
@@ -96,9 +96,9 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _run(settings: InferenceSettings, listener: socket.socket, expected: Shapes | None) -> int:
+def _run_server(settings: InferenceSettings, listener: socket.socket, expected: Shapes | None) -> int:
     """Parse, start the engine, serve. Imports vLLM, hence not before the environment is set."""
-    with heap.importing():
+    with heap.without_collector():
         import uvloop
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
         from vllm.logger import configure_logging_from_args
@@ -110,19 +110,21 @@ def _run(settings: InferenceSettings, listener: socket.socket, expected: Shapes 
         configure_logging_from_args(args)
         validate_parsed_serve_args(args)
     except SystemExit:  # argparse said on stderr which argument it does not take
-        return _refuse(exit_codes.CONFIGURATION, "inference: vLLM does not take these arguments; see extraArgs")
+        return _refuse_start(exit_codes.CONFIGURATION, "inference: vLLM does not take these arguments; see extraArgs")
     except (ValueError, TypeError, KeyError) as error:
-        return _refuse(exit_codes.CONFIGURATION, f"inference: {error}")
+        return _refuse_start(exit_codes.CONFIGURATION, f"inference: {error}")
     set_ulimit()
     if may_fork(settings):
         fork_the_engine(listener)
-    code: int = uvloop.run(_serve(args, settings, listener, expected))
+    code: int = uvloop.run(_serve_until_stopped(args, settings, listener, expected))
     return code
 
 
-async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.socket, expected: Shapes | None) -> int:
+async def _serve_until_stopped(
+    args: Namespace, settings: InferenceSettings, listener: socket.socket, expected: Shapes | None
+) -> int:
     """Start the engine and serve until stopped; returns the exit code."""
-    with heap.importing():
+    with heap.without_collector():
         from vllm import envs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
         from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
@@ -139,7 +141,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
         try:
             engine = await stack.enter_async_context(build_async_engine_client(args))
         except ValueError as error:  # the model's config does not go with a setting; the engine's own faults are others
-            return _refuse(exit_codes.CONFIGURATION, f"inference: {_problem(error)}")
+            return _refuse_start(exit_codes.CONFIGURATION, f"inference: {_problem_sentence(error)}")
         asked_to_stop = _shutdown_event(engine)
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
@@ -148,7 +150,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
         adapters = app.state.openai_serving_models.lora_requests
         tokens = VLLMTokens(engine, served_model=settings.served_model_name, adapters=adapters)
         app.include_router(generate_router(tokens))
-        handover = _handover(engine, app, settings, expected)
+        handover = _make_hand_over(engine, app, settings, expected)
         heartbeat = Heartbeat(
             lambda: engine.collective_rpc("check_health"),
             interval=settings.heartbeat_interval,
@@ -161,7 +163,7 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
         await _warm_up(engine)
         if settings.colocated:  # before it answers anybody: the trainer waits for this to load its model
             await handover.sleep()
-        async with _running(heartbeat):
+        async with _running_requests(heartbeat):
             stopped = await serve_http(
                 app,
                 sock=listener,
@@ -181,7 +183,9 @@ async def _serve(args: Namespace, settings: InferenceSettings, listener: socket.
     return exit_codes.FAILURE if died else exit_codes.OK
 
 
-def _handover(engine: EngineClient, app: FastAPI, settings: InferenceSettings, expected: Shapes | None) -> Handover:
+def _make_hand_over(
+    engine: EngineClient, app: FastAPI, settings: InferenceSettings, expected: Shapes | None
+) -> Handover:
     """Hand-over of whole weights, or of adapters where the engine was started for them."""
     common: dict[str, Any] = {
         "base_model": settings.model_path,
@@ -243,7 +247,7 @@ def _shutdown_event(engine: EngineClient) -> threading.Event:
     return asked
 
 
-def _problem(error: ValueError) -> str:
+def _problem_sentence(error: ValueError) -> str:
     """The sentence that says what is wrong, without pydantic's frame around it."""
     if isinstance(error, ValidationError):
         return "; ".join(str(entry["msg"]) for entry in error.errors(include_url=False, include_input=False))
@@ -256,7 +260,7 @@ def _stop_soon() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
+async def _running_requests(heartbeat: Heartbeat) -> AsyncIterator[None]:
     await heartbeat.beat()
     task = asyncio.create_task(heartbeat.run())
     try:

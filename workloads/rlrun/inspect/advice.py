@@ -306,7 +306,7 @@ ON_THIS_MACHINE: Mapping[str, Advice] = {
 """Advice for a run on one machine, where it needs other words."""
 
 
-def advice(reason: str, *, local: bool) -> Advice:
+def find_advice(reason: str, *, local: bool) -> Advice:
     """Advice on a reason; on one that is not known here (a newer operator's), a pointer to its page."""
     found = ON_THIS_MACHINE.get(reason) if local else None
     return found or ADVICE.get(reason) or Advice("problem", f"See {reason} in docs/troubleshooting.md.")

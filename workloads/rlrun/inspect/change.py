@@ -24,7 +24,7 @@ def patch_of(words: Sequence[str]) -> Json:
     """
     spec: Json = {}
     for word in words:
-        path, value = _split(word)
+        path, value = _split_patch(word)
         place = spec
         for name in path[:-1]:
             place = place.setdefault(name, {})
@@ -36,7 +36,7 @@ def patch_of(words: Sequence[str]) -> Json:
     return {"spec": spec}
 
 
-def _split(word: str) -> tuple[list[str], object]:
+def _split_patch(word: str) -> tuple[list[str], object]:
     field, equals, text = word.partition("=")
     names = field.removeprefix("--").removeprefix("spec.").split(".")
     if not equals or not all(names):
@@ -48,17 +48,17 @@ def _split(word: str) -> tuple[list[str], object]:
     if (wrong := next((name for name in names if not _WORD.fullmatch(name)), None)) is not None:
         raise WordError(f"{word}: {wrong!r} is no name of a field")
     try:
-        return [_camel(name) for name in names], yaml.safe_load(text)
+        return [_camel_name(name) for name in names], yaml.safe_load(text)
     except yaml.YAMLError:
         raise WordError(f"{word}: the value is no YAML; quote it") from None
 
 
-def _camel(name: str) -> str:
+def _camel_name(name: str) -> str:
     first, *more = re.split(r"[-_]", name)
     return first + "".join(part[:1].upper() + part[1:] for part in more)
 
 
-def dropped(patch: Manifest, got: Manifest, path: str = "") -> list[str]:
+def dropped_fields(patch: Manifest, got: Manifest, path: str = "") -> list[str]:
     """Fields of a patch that an object does not have after it, as `spec.inference.replica`: the API server does not know them."""
     lost = []
     for key, value in patch.items():
@@ -67,7 +67,7 @@ def dropped(patch: Manifest, got: Manifest, path: str = "") -> list[str]:
             continue
         there = got.get(key)
         if isinstance(value, Mapping) and value:
-            lost += dropped(value, there if isinstance(there, Mapping) else {}, here)
+            lost += dropped_fields(value, there if isinstance(there, Mapping) else {}, here)
         elif key not in got:
             lost.append(here)
     return lost

@@ -17,7 +17,7 @@ _ROLES = ("trainer", "inference", "orchestrator")
 _OVER = ("Complete", "Failed", "Suspended")
 
 
-def snapshot(
+def run_snapshot(
     run: Manifest,
     *,
     pods: Sequence[Manifest] = (),
@@ -34,11 +34,11 @@ def snapshot(
         lease: its progress Lease; None: there is none, or it could not be read.
         now: seconds since the epoch.
     """
-    meta, spec, status, beat = _map(run, "metadata"), _map(run, "spec"), _map(run, "status"), lease or {}
-    phase = _text(status.get("phase")) or "Unserved"
+    meta, spec, status, beat = _read_map(run, "metadata"), _read_map(run, "spec"), _read_map(run, "status"), lease or {}
+    phase = _read_text(status.get("phase")) or "Unserved"
     over = phase in _OVER
-    attempt = _count(status.get("attempt"))
-    heard = _map(_map(beat, "metadata"), "annotations")
+    attempt = _read_count(status.get("attempt"))
+    heard = _read_map(_read_map(beat, "metadata"), "annotations")
     current = heard if heard.get(said.ATTEMPT) in (None, str(attempt)) else {}
     return Snapshot(
         place="cluster",
@@ -46,258 +46,270 @@ def snapshot(
         where=str(meta.get("namespace")),
         task=str(spec.get("task") or "RL"),
         phase=phase,
-        reason=_text(status.get("reason")) or ("Unserved" if phase == "Unserved" else None),
-        message=_message(status) or None,
+        reason=_read_text(status.get("reason")) or ("Unserved" if phase == "Unserved" else None),
+        message=_read_message(status) or None,
         attempt=attempt,
-        restarts=_count(status.get("restarts")),
-        restarts_counted=_count(status.get("restartsCountedTowardsMax")),
-        max_restarts=_whole(_map(spec, "failurePolicy").get("maxRestarts")),
-        progress=_progress(status, spec, current, now),
-        conditions=tuple(_condition(one) for one in _list(status, "conditions")),
-        wait=None if over else _wait(status, current),
-        failures=_failures(status),
-        events=_events(events),
-        processes=_processes(pods),
-        roles=_roles(status),
-        heard_seconds=None if over else _age(_map(beat, "spec").get("renewTime"), now),
-        next_retry_time=_text(status.get("nextRetryTime")),
-        started=_text(status.get("startTime")),
-        ended=_text(status.get("completionTime")),
-        created=_text(meta.get("creationTimestamp")),
+        restarts=_read_count(status.get("restarts")),
+        restarts_counted=_read_count(status.get("restartsCountedTowardsMax")),
+        max_restarts=_read_whole(_read_map(spec, "failurePolicy").get("maxRestarts")),
+        progress=_read_progress(status, spec, current, now),
+        conditions=tuple(_read_condition(one) for one in _read_list(status, "conditions")),
+        wait=None if over else _read_wait(status, current),
+        failures=_read_failures(status),
+        events=_read_events(events),
+        processes=_read_processes(pods),
+        roles=_read_roles(status),
+        heard_seconds=None if over else _read_age(_read_map(beat, "spec").get("renewTime"), now),
+        next_retry_time=_read_text(status.get("nextRetryTime")),
+        started=_read_text(status.get("startTime")),
+        ended=_read_text(status.get("completionTime")),
+        created=_read_text(meta.get("creationTimestamp")),
         excluded_nodes=_excluded_nodes(status),
-        defaults=_defaults(status),
-        storage=_storage(_map(status, "storage")),
-        start=_start(_map(status, "lastRestart"), attempt),
-        folder=_text(_map(status, "storage").get("path")),
-        host=_text(_map(spec, "trainer").get("sharedWith")),
+        defaults=_read_defaults(status),
+        storage=_read_storage(_read_map(status, "storage")),
+        start=_read_start(_read_map(status, "lastRestart"), attempt),
+        folder=_read_text(_read_map(status, "storage").get("path")),
+        host=_read_text(_read_map(spec, "trainer").get("sharedWith")),
         results=tuple(printable(str(line)) for line in status.get("results") or ()),
-        cost=_cost(_map(status, "cost")),
-        trained=_trained(_map(status, "cost")),
-        budget=_number(_map(spec, "budget").get("gpuHours")),
+        cost=_read_cost(_read_map(status, "cost")),
+        trained=_read_trained(_read_map(status, "cost")),
+        budget=_read_number(_read_map(spec, "budget").get("gpuHours")),
     )
 
 
-def _cost(counted: Manifest) -> tuple[CostRow, ...]:
+def _read_cost(counted: Manifest) -> tuple[CostRow, ...]:
     rows = []
-    for row in _list(counted, "attempts"):
-        seconds = ((printable(str(use)), _count(found)) for use, found in _map(row, "gpuSeconds").items())
-        rows.append(CostRow(_count(row.get("attempt")), _text(row.get("role")) or "", tuple(seconds)))
+    for row in _read_list(counted, "attempts"):
+        seconds = ((printable(str(use)), _read_count(found)) for use, found in _read_map(row, "gpuSeconds").items())
+        rows.append(CostRow(_read_count(row.get("attempt")), _read_text(row.get("role")) or "", tuple(seconds)))
     return tuple(rows)
 
 
-def _trained(counted: Manifest) -> tuple[tuple[str, int], ...]:
-    found = _map(counted, "trained")
-    return tuple((what, count) for what in ("tokens", "samples") if (count := _count(found.get(what))))
+def _read_trained(counted: Manifest) -> tuple[tuple[str, int], ...]:
+    found = _read_map(counted, "trained")
+    return tuple((what, count) for what in ("tokens", "samples") if (count := _read_count(found.get(what))))
 
 
-def _progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:
+def _read_progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:
     """The Lease's numbers where it has some, for it is newer; the status' else."""
-    known, checkpoint = _map(status, "progress"), _map(status, "checkpoint")
+    known, checkpoint = _read_map(status, "progress"), _read_map(status, "checkpoint")
     done = seconds_of(known.get("estimatedCompletionTime"))
-    eta = _number(heard.get(said.ETA_SECONDS))
+    eta = _read_number(heard.get(said.ETA_SECONDS))
     if eta is None and done is not None:
         eta = max(0.0, done - now)
     return Progress(
-        step=_first(_whole(heard.get(said.STEP)), _whole(known.get("step"))),
-        total_steps=_first(_whole(known.get("totalSteps")), _whole(spec.get("maxSteps"))),
-        policy_version=_first(_whole(heard.get(said.POLICY_VERSION)), _whole(known.get("policyVersion"))),
-        reward=_first(_number(heard.get(said.REWARD)), _number(known.get("reward"))),
-        tokens_per_second=_first(_number(heard.get(said.TOKENS_PER_SECOND)), _number(known.get("tokensPerSecond"))),
-        staleness_mean=_first(_number(heard.get(said.STALENESS_MEAN)), _number(known.get("stalenessMean"))),
-        last_step_time=_text(known.get("lastStepTime")),
+        step=_first_text(_read_whole(heard.get(said.STEP)), _read_whole(known.get("step"))),
+        total_steps=_first_text(_read_whole(known.get("totalSteps")), _read_whole(spec.get("maxSteps"))),
+        policy_version=_first_text(
+            _read_whole(heard.get(said.POLICY_VERSION)), _read_whole(known.get("policyVersion"))
+        ),
+        reward=_first_text(_read_number(heard.get(said.REWARD)), _read_number(known.get("reward"))),
+        tokens_per_second=_first_text(
+            _read_number(heard.get(said.TOKENS_PER_SECOND)), _read_number(known.get("tokensPerSecond"))
+        ),
+        staleness_mean=_first_text(
+            _read_number(heard.get(said.STALENESS_MEAN)), _read_number(known.get("stalenessMean"))
+        ),
+        last_step_time=_read_text(known.get("lastStepTime")),
         eta_seconds=eta,
-        checkpoint_step=_first(_whole(heard.get(said.CHECKPOINT_STEP)), _whole(checkpoint.get("latestCompleteStep"))),
-        resumed_from_step=_whole(checkpoint.get("resumedFromStep")),
-        steps_lost=_count(checkpoint.get("stepsLostTotal")),
+        checkpoint_step=_first_text(
+            _read_whole(heard.get(said.CHECKPOINT_STEP)), _read_whole(checkpoint.get("latestCompleteStep"))
+        ),
+        resumed_from_step=_read_whole(checkpoint.get("resumedFromStep")),
+        steps_lost=_read_count(checkpoint.get("stepsLostTotal")),
     )
 
 
-def _wait(status: Manifest, heard: Manifest) -> Wait | None:
-    text = _text(heard.get(said.WAITING_ON)) or _text(_map(status, "progress").get("waitingOn"))
+def _read_wait(status: Manifest, heard: Manifest) -> Wait | None:
+    text = _read_text(heard.get(said.WAITING_ON)) or _read_text(_read_map(status, "progress").get("waitingOn"))
     if text is None:
         return None
     role, phase, since = (heard.get(n) for n in (said.WAITING_ON_ROLE, said.WAITING_ON_PHASE, said.WAITING_ON_SINCE))
-    return Wait(text, _text(role), _text(phase), _text(since))
+    return Wait(text, _read_text(role), _read_text(phase), _read_text(since))
 
 
-def _condition(one: Manifest) -> Condition:
+def _read_condition(one: Manifest) -> Condition:
     return Condition(
         str(one.get("type")),
         str(one.get("status")),
         printable(str(one.get("reason") or "")),
-        _message(one),
-        _text(one.get("lastTransitionTime")),
+        _read_message(one),
+        _read_text(one.get("lastTransitionTime")),
     )
 
 
-def _failure(one: Manifest) -> Failure:
+def _read_failure(one: Manifest) -> Failure:
     return Failure(
-        attempt=_count(one.get("attempt")),
+        attempt=_read_count(one.get("attempt")),
         role=printable(str(one.get("role"))),
         process=printable(str(one.get("podName"))),
-        node=_text(one.get("nodeName")),
-        exit_code=_whole(one.get("exitCode")),
+        node=_read_text(one.get("nodeName")),
+        exit_code=_read_whole(one.get("exitCode")),
         reason=printable(str(one.get("reason"))),
-        message=_message(one),
+        message=_read_message(one),
         counted=one.get("counted") is not False,
-        step=_whole(one.get("step")),
-        time=_text(one.get("time")),
+        step=_read_whole(one.get("step")),
+        time=_read_text(one.get("time")),
     )
 
 
-def _failures(status: Manifest) -> tuple[Failure, ...]:
+def _read_failures(status: Manifest) -> tuple[Failure, ...]:
     """All failures that the status lists; else the last one, where it names that alone."""
-    last = _map(status, "lastFailure")
-    return tuple(_failure(one) for one in _list(status, "failures")) or ((_failure(last),) if last else ())
+    last = _read_map(status, "lastFailure")
+    return tuple(_read_failure(one) for one in _read_list(status, "failures")) or (
+        (_read_failure(last),) if last else ()
+    )
 
 
-def _events(events: Sequence[Manifest]) -> tuple[Event, ...]:
+def _read_events(events: Sequence[Manifest]) -> tuple[Event, ...]:
     """Events by time, the oldest first."""
-    return tuple(sorted((_event(one) for one in events), key=lambda event: event.time or ""))
+    return tuple(sorted((_read_event(one) for one in events), key=lambda event: event.time or ""))
 
 
-def _event(one: Manifest) -> Event:
-    series = _map(one, "series")
+def _read_event(one: Manifest) -> Event:
+    series = _read_map(one, "series")
     time = (
         series.get("lastObservedTime") or one.get("lastTimestamp") or one.get("eventTime") or one.get("firstTimestamp")
     )
     return Event(
         printable(str(one.get("reason"))),
-        _message(one),
+        _read_message(one),
         one.get("type") == "Warning",
-        _text(time),
-        _whole(series.get("count")) or _whole(one.get("count")) or 1,
+        _read_text(time),
+        _read_whole(series.get("count")) or _read_whole(one.get("count")) or 1,
     )
 
 
-def _processes(pods: Sequence[Manifest]) -> tuple[Process, ...]:
+def _read_processes(pods: Sequence[Manifest]) -> tuple[Process, ...]:
     """Pods by role and name."""
-    return tuple(sorted((_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name)))
+    return tuple(sorted((_read_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name)))
 
 
-def _process(pod: Manifest) -> Process:
-    meta, status = _map(pod, "metadata"), _map(pod, "status")
-    labels = _map(meta, "labels")
+def _read_process(pod: Manifest) -> Process:
+    meta, status = _read_map(pod, "metadata"), _read_map(pod, "status")
+    labels = _read_map(meta, "labels")
     role = labels.get("rlrun.io/role")
     role = role if role in _ROLES else "orchestrator"
-    own = next((c for c in _list(status, "containerStatuses") if c.get("name") == role), {})
-    waiting = _map(_map(own, "state"), "waiting").get("reason")
-    ended = _map(_map(own, "state"), "terminated") or _map(_map(own, "lastState"), "terminated")
+    own = next((c for c in _read_list(status, "containerStatuses") if c.get("name") == role), {})
+    waiting = _read_map(_read_map(own, "state"), "waiting").get("reason")
+    ended = _read_map(_read_map(own, "state"), "terminated") or _read_map(_read_map(own, "lastState"), "terminated")
     state = waiting or (f"{ended.get('reason')} ({ended.get('exitCode')})" if ended else status.get("phase"))
     return Process(
         name=str(meta.get("name")),
         role=role,
-        attempt=_whole(labels.get("rlrun.io/attempt")),
+        attempt=_read_whole(labels.get("rlrun.io/attempt")),
         state="Terminating" if meta.get("deletionTimestamp") else printable(str(state)),
         ready=own.get("ready") is True,
-        restarts=_count(own.get("restartCount")),
-        node=_text(_map(pod, "spec").get("nodeName")),
-        gpus=_gpus(pod, role),
+        restarts=_read_count(own.get("restartCount")),
+        node=_read_text(_read_map(pod, "spec").get("nodeName")),
+        gpus=_visible_gpus(pod, role),
     )
 
 
-def _gpus(pod: Manifest, role: str) -> int:
+def _visible_gpus(pod: Manifest, role: str) -> int:
     """GPUs that NVML may show in a pod's own container, parts of GPUs among them."""
-    own = next((c for c in _list(_map(pod, "spec"), "containers") if c.get("name") == role), {})
-    limits = _map(_map(own, "resources"), "limits")
-    return sum(_count(count) for name, count in limits.items() if name.endswith("/gpu") or "/mig-" in name)
+    own = next((c for c in _read_list(_read_map(pod, "spec"), "containers") if c.get("name") == role), {})
+    limits = _read_map(_read_map(own, "resources"), "limits")
+    return sum(_read_count(count) for name, count in limits.items() if name.endswith("/gpu") or "/mig-" in name)
 
 
-def _message(one: Manifest) -> str:
+def _read_message(one: Manifest) -> str:
     """Message for people, of several lines where it has them."""
     return printable(str(one.get("message") or ""), lines=True)
 
 
-def _roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
+def _read_roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
     """Roles that should have pods, with the numbers of them."""
-    found = [(name, _map(status, name)) for name in _ROLES]
+    found = [(name, _read_map(status, name)) for name in _ROLES]
     return tuple(
-        (name, Role(_count(one.get("desired")), _count(one.get("ready")), _why(one)))
+        (name, Role(_read_count(one.get("desired")), _read_count(one.get("ready")), _explain_size(one)))
         for name, one in found
         if one.get("desired")
     )
 
 
-def _defaults(status: Manifest) -> str:
+def _read_defaults(status: Manifest) -> str:
     found = status.get("defaults")
     if not isinstance(found, dict) or not isinstance(found.get("fields"), list):
         return ""
-    fields = [str(_text(each)) for each in found["fields"]]
-    return f"{', '.join(fields)} from ConfigMap {_text(found.get('configMap'))}"
+    fields = [str(_read_text(each)) for each in found["fields"]]
+    return f"{', '.join(fields)} from ConfigMap {_read_text(found.get('configMap'))}"
 
 
-def _start(one: Manifest, attempt: int) -> Start | None:
+def _read_start(one: Manifest, attempt: int) -> Start | None:
     """The last restart; None: there was none, or its attempt has not begun."""
-    seconds = _map(one, "seconds")
+    seconds = _read_map(one, "seconds")
     if not seconds:
         return None
-    known = [(name, _number(seconds.get(name))) for name in RESTART_PHASES]
+    known = [(name, _read_number(seconds.get(name))) for name in RESTART_PHASES]
     return Start(
-        attempt=_whole(one.get("attempt")) or attempt + 1,
+        attempt=_read_whole(one.get("attempt")) or attempt + 1,
         seconds=tuple((name, value) for name, value in known if value is not None),
-        total=_number(one.get("totalSeconds")),
-        slow=_text(one.get("slow")),
+        total=_read_number(one.get("totalSeconds")),
+        slow=_read_text(one.get("slow")),
     )
 
 
-def _why(one: Manifest) -> str | None:
+def _explain_size(one: Manifest) -> str | None:
     """Reason for the number of a role's pods, and what another number waits for."""
     waits = f"another number waits for: {one['waitingOn']}" if one.get("waitingOn") else ""
-    return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits, _spot(one))))) or None
+    return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits, _describe_spot(one))))) or None
 
 
-def _spot(one: Manifest) -> str:
+def _describe_spot(one: Manifest) -> str:
     """Engines on interruptible nodes, and their losses; empty: the role has none."""
-    spot = _map(one, "spot")
+    spot = _read_map(one, "spot")
     if not spot:
         return ""
-    lost = f", {_count(spot.get('lost'))} lost so far, the last one: {_text(spot.get('lastLoss'))}"
-    there = f"{_count(spot.get('ready'))} of {_count(spot.get('desired'))} spot engines are ready"
-    return there + (lost if _count(spot.get("lost")) else "")
+    lost = f", {_read_count(spot.get('lost'))} lost so far, the last one: {_read_text(spot.get('lastLoss'))}"
+    there = f"{_read_count(spot.get('ready'))} of {_read_count(spot.get('desired'))} spot engines are ready"
+    return there + (lost if _read_count(spot.get("lost")) else "")
 
 
 def _excluded_nodes(status: Manifest) -> tuple[str, ...]:
-    return tuple(f"{_text(one.get('name'))} until {one.get('until')}" for one in _list(status, "excludedNodes"))
+    return tuple(
+        f"{_read_text(one.get('name'))} until {one.get('until')}" for one in _read_list(status, "excludedNodes")
+    )
 
 
-def _storage(one: Manifest) -> str | None:
+def _read_storage(one: Manifest) -> str | None:
     words = [printable(str(one[key])) for key in ("claimName", "size") if one.get(key)]
     return " ".join(words) or None
 
 
-def _age(time: object, now: float) -> float | None:
+def _read_age(time: object, now: float) -> float | None:
     then = seconds_of(time)
     return None if then is None else max(0.0, now - then)
 
 
-def _first(*values: _T | None) -> _T | None:
+def _first_text(*values: _T | None) -> _T | None:
     return next((value for value in values if value is not None), None)
 
 
-def _map(of: Manifest, key: str) -> Manifest:
+def _read_map(of: Manifest, key: str) -> Manifest:
     found = of.get(key)
     return found if isinstance(found, Mapping) else {}
 
 
-def _list(of: Manifest, key: str) -> list[Manifest]:
+def _read_list(of: Manifest, key: str) -> list[Manifest]:
     found = of.get(key)
     return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
 
 
-def _text(value: object) -> str | None:
+def _read_text(value: object) -> str | None:
     return printable(value) if isinstance(value, str) and value else None
 
 
-def _whole(value: object) -> int | None:
-    number = _number(value)
+def _read_whole(value: object) -> int | None:
+    number = _read_number(value)
     return None if number is None else int(number)
 
 
-def _count(value: object) -> int:
-    return _whole(value) or 0
+def _read_count(value: object) -> int:
+    return _read_whole(value) or 0
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     """A number, or a text that is one, as in annotations; NaN and infinity are none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None

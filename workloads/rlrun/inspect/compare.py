@@ -14,7 +14,7 @@ from typing import BinaryIO
 import yaml
 
 from rlrun.inspect.folder.small_files import read_config
-from rlrun.inspect.screen import columns, cut, number
+from rlrun.inspect.screen import align_columns, cut_text, show_number
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
@@ -64,7 +64,7 @@ def last_step(lines: Lines) -> int:
     return max((step for line in lines if isinstance(step := line.get("step"), int)), default=0)
 
 
-def metrics(curves: Sequence[Curve]) -> list[str]:
+def common_metrics(curves: Sequence[Curve]) -> list[str]:
     """Metrics that all runs have: the usual ones, and held-out rewards."""
     names = [{name for line in curve.lines for name in line} for curve in curves]
     both = set.intersection(*names) if names else set()
@@ -79,12 +79,12 @@ def mean_between(lines: Lines, metric: str, first: int, last: int) -> float | No
     values = [
         float(value)
         for line in lines
-        if first <= _step(line) <= last and isinstance(value := line.get(metric), int | float)
+        if first <= _last_step(line) <= last and isinstance(value := line.get(metric), int | float)
     ]
     return sum(values) / len(values) if values else None
 
 
-def _step(line: Mapping[str, object]) -> int:
+def _last_step(line: Mapping[str, object]) -> int:
     step = line.get("step")
     return step if isinstance(step, int) else -1
 
@@ -98,20 +98,20 @@ def curves_table(curves: Sequence[Curve]) -> str:
         return f"no step that all of them have trained: none of {names}; `rlrun status {argument}` shows how far it is"
     size = -(-common // _POINTS)
     parts = []
-    for metric in metrics(curves):
+    for metric in common_metrics(curves):
         rows: list[Sequence[str]] = [(printable(metric), *(curve.label for curve in curves))]
         for first in range(1, common + 1, size):
             last = min(common, first + size - 1)
             values = [mean_between(curve.lines, metric, first, last) for curve in curves]
             if any(value is not None for value in values):
-                rows.append((f"{first}–{last}", *(number(value, ".4g") for value in values)))
-        parts.append(columns(rows))
+                rows.append((f"{first}–{last}", *(show_number(value, ".4g") for value in values)))
+        parts.append(align_columns(rows))
     return "\n\n".join(parts)
 
 
-def differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
+def manifest_differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
     """Fields of the manifest whose values differ, with the value of each run; a dash: not set, and without a default."""
-    every = [flat(_set_fields(curve.fields.values), leave_out=()) for curve in curves]
+    every = [flatten_config(_set_fields(curve.fields.values), leave_out=()) for curve in curves]
     scopes = [curve.fields.known for curve in curves if curve.fields.known is not None]
     found = []
     for name in sorted({name for one in every for name in one}):
@@ -133,28 +133,30 @@ def _set_fields(value: object) -> object:
     return [_set_fields(one) for one in value] if isinstance(value, list) else value
 
 
-def flat(value: object, path: str = "", leave_out: Collection[str] = PLACES) -> dict[str, str]:
+def flatten_config(value: object, path: str = "", leave_out: Collection[str] = PLACES) -> dict[str, str]:
     """Fields of a configuration by their paths, without those that only say where a run is, or without `leave_out`."""
     if isinstance(value, Mapping):
         found: dict[str, str] = {}
         for key, one in value.items():
             if key not in leave_out:
-                found |= flat(one, f"{path}.{key}" if path else str(key), leave_out)
+                found |= flatten_config(one, f"{path}.{key}" if path else str(key), leave_out)
         return found
     if isinstance(value, list) and any(isinstance(one, Mapping) for one in value):
         return {
-            name: text for at, one in enumerate(value) for name, text in flat(one, f"{path}.{at}", leave_out).items()
+            name: text
+            for at, one in enumerate(value)
+            for name, text in flatten_config(one, f"{path}.{at}", leave_out).items()
         }
     return {path: printable(str(value))}
 
 
 def differences_table(curves: Sequence[Curve]) -> str:
     """The differences as a table."""
-    found = differences(curves)
+    found = manifest_differences(curves)
     if not found:
         return "their configurations do not differ"
     head = ("field", *(curve.label for curve in curves))
-    return columns([head, *((name, *(cut(value, _TEXT) for value in values)) for name, values in found)])
+    return align_columns([head, *((name, *(cut_text(value, _TEXT) for value in values)) for name, values in found)])
 
 
 def fields_of_spec(spec: Mapping[str, object]) -> RunFields:

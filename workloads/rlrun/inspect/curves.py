@@ -31,13 +31,13 @@ class Line:
     values: Sequence[float]
 
 
-def names(lines: Sequence[Mapping[str, object]]) -> list[str]:
+def metric_names(lines: Sequence[Mapping[str, object]]) -> list[str]:
     """Metrics that were measured at some step, sorted."""
     skipped = ("step", "attempt", "time")
     return sorted({key for line in lines for key, value in line.items() if _is_number(value)} - {*skipped})
 
 
-def curve(label: str, lines: Sequence[Mapping[str, object]], metric: str, smooth: int = 1) -> Line:
+def metric_curve(label: str, lines: Sequence[Mapping[str, object]], metric: str, smooth: int = 1) -> Line:
     """Curve of a metric; each value is the mean of the last `smooth` ones, and values that are no numbers are left out."""
     found = [
         (int(step), float(value))
@@ -45,10 +45,10 @@ def curve(label: str, lines: Sequence[Mapping[str, object]], metric: str, smooth
         if _is_number(value := line.get(metric)) and _is_number(step := line.get("step"))
     ]
     steps = [step for step, _ in found]
-    return thinned(Line(label, steps, smoothed([value for _, value in found], smooth)), _POINTS_MAX)
+    return thin_curve(Line(label, steps, smooth_values([value for _, value in found], smooth)), _POINTS_MAX)
 
 
-def smoothed(values: Sequence[float], smooth: int) -> list[float]:
+def smooth_values(values: Sequence[float], smooth: int) -> list[float]:
     """Mean of the last `smooth` values at each of them; fewer at the beginning."""
     if smooth <= 1:
         return list(values)
@@ -58,7 +58,7 @@ def smoothed(values: Sequence[float], smooth: int) -> list[float]:
     ]
 
 
-def thinned(line: Line, most: int) -> Line:
+def thin_curve(line: Line, most: int) -> Line:
     """A curve of at most `most` points: of each span of equal length the lowest and the highest, so that no peak is lost.
 
     Args:
@@ -101,7 +101,7 @@ class _Stroke:
     width: float = 1.0
 
 
-def _shapes(title: str, curves: Sequence[Line]) -> Iterator[_Label | _Stroke]:
+def _draw_shapes(title: str, curves: Sequence[Line]) -> Iterator[_Label | _Stroke]:
     """Shapes of a picture of `_WIDTH` by `_HEIGHT`, the origin at its upper left corner, the later ones above the earlier."""
     steps = [step for line in curves for step in line.steps]
     values = [value for line in curves for value in line.values]
@@ -126,7 +126,7 @@ def _shapes(title: str, curves: Sequence[Line]) -> Iterator[_Label | _Stroke]:
         yield _Label(_LEFT + 160 + 150 * at, 20, line.label, colour)
 
 
-def svg(title: str, curves: Sequence[Line]) -> str:
+def draw_svg(title: str, curves: Sequence[Line]) -> str:
     """The curves of one metric as a picture, readable on white and on black.
 
     Args:
@@ -137,15 +137,19 @@ def svg(title: str, curves: Sequence[Line]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12" fill="{_GREY}">',
         f"<title>{escape(title)}</title>",
     ]
-    for shape in _shapes(title, curves):
+    for shape in _draw_shapes(title, curves):
         if isinstance(shape, _Label):
             look = f' font-size="{shape.size}"' if shape.size != 12 else ""
             look += f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
             look += f' fill="{shape.colour}"' if shape.colour != _GREY else ""
-            parts.append(f'<text x="{_short(shape.x)}" y="{_short(shape.y)}"{look}>{escape(shape.text)}</text>')
+            parts.append(
+                f'<text x="{_short_number(shape.x)}" y="{_short_number(shape.y)}"{look}>{escape(shape.text)}</text>'
+            )
         elif shape.colour == _FAINT:
             (x1, y1), (x2, y2) = shape.points
-            place = f'x1="{_short(x1)}" x2="{_short(x2)}" y1="{_short(y1)}" y2="{_short(y2)}"'
+            place = (
+                f'x1="{_short_number(x1)}" x2="{_short_number(x2)}" y1="{_short_number(y1)}" y2="{_short_number(y2)}"'
+            )
             parts.append(f'<line {place} stroke="{_FAINT}"/>')
         else:
             points = " ".join(f"{a:.1f},{b:.1f}" for a, b in shape.points)
@@ -154,11 +158,11 @@ def svg(title: str, curves: Sequence[Line]) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _short(place: float) -> str:
+def _short_number(place: float) -> str:
     return str(place) if isinstance(place, int) else f"{place:.1f}"
 
 
-def png(title: str, curves: Sequence[Line]) -> bytes:
+def draw_png(title: str, curves: Sequence[Line]) -> bytes:
     """The same picture in pixels, two for each unit, on white.
 
     Args:
@@ -172,7 +176,7 @@ def png(title: str, curves: Sequence[Line]) -> bytes:
 
     picture = Image.new("RGB", (_WIDTH * _PIXELS, _HEIGHT * _PIXELS), "white")
     draw = ImageDraw.Draw(picture, "RGBA")
-    for shape in _shapes(title, curves):
+    for shape in _draw_shapes(title, curves):
         if isinstance(shape, _Label):
             place = (shape.x * _PIXELS, shape.y * _PIXELS)
             font = ImageFont.load_default(shape.size * _PIXELS)

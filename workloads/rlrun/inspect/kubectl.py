@@ -82,14 +82,14 @@ class Kubectl:
         stream: Callable[[Sequence[str]], AbstractContextManager[IO[bytes]]] | None = None,
         send: Callable[[Sequence[str], Callable[[IO[bytes]], object]], None] | None = None,
     ) -> None:
-        self._flags, self._start = list(flags), start or _start
-        self._show, self._stream, self._send = show or _on_terminal, stream or _streamed, send or _sent
+        self._flags, self._start = list(flags), start or _start_process
+        self._show, self._stream, self._send = show or _on_terminal, stream or _stream_lines, send or _send_input
 
     def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
         """See `Api`."""
         answer = self._start(["kubectl", *self._flags, f"--request-timeout={int(timeout)}s", *words], timeout + 5)
         if answer.code:
-            _refused(answer.err, words)
+            _raise_refusal(answer.err, words)
         return answer.out
 
     def show(self, words: Sequence[str]) -> int:
@@ -156,7 +156,7 @@ _WORDS: Sequence[tuple[str, str, int]] = (
 """Pattern of an error of kubectl's, the message in its place, and the exit code."""
 
 
-def _refused(text: str, words: Sequence[str]) -> NoReturn:
+def _raise_refusal(text: str, words: Sequence[str]) -> NoReturn:
     """Raise what kubectl said, in one line."""
     for pattern, told, code in _WORDS:
         if (found := re.search(pattern, text)) is not None:
@@ -166,7 +166,7 @@ def _refused(text: str, words: Sequence[str]) -> NoReturn:
     raise ClusterError(printable(f"kubectl {words[0]} failed: {said or 'without a word'}"))
 
 
-def _start(command: Sequence[str], timeout: float) -> Answer:
+def _start_process(command: Sequence[str], timeout: float) -> Answer:
     try:
         done = subprocess.run(
             command,
@@ -178,7 +178,7 @@ def _start(command: Sequence[str], timeout: float) -> Answer:
             stdin=subprocess.DEVNULL,
         )
     except FileNotFoundError:
-        raise _missing() from None
+        raise _missing_kubectl() from None
     except subprocess.TimeoutExpired:
         raise ClusterError(f"the cluster did not answer for {timeout:.0f} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)
@@ -189,7 +189,7 @@ def _on_terminal(command: Sequence[str]) -> int:
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
     except FileNotFoundError:
-        raise _missing() from None
+        raise _missing_kubectl() from None
     lines = LogLines(os.environ)
     with process as running:
         assert running.stdout is not None
@@ -199,12 +199,12 @@ def _on_terminal(command: Sequence[str]) -> int:
 
 
 @contextmanager
-def _streamed(command: Sequence[str]) -> Iterator[IO[bytes]]:
+def _stream_lines(command: Sequence[str]) -> Iterator[IO[bytes]]:
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
         except FileNotFoundError:
-            raise _missing() from None
+            raise _missing_kubectl() from None
         assert process.stdout is not None
         try:
             with process.stdout as out:
@@ -212,19 +212,19 @@ def _streamed(command: Sequence[str]) -> Iterator[IO[bytes]]:
                 while out.read(1 << 16):  # a tar ends before its stream does
                     pass
         except BaseException:
-            if _code(process) > 0:  # its own words say more than what came of it
-                _refused(_text(errors), _verb(command))
+            if _exit_code(process) > 0:  # its own words say more than what came of it
+                _raise_refusal(_decode_text(errors), _command_verb(command))
             raise
         if process.wait():
-            _refused(_text(errors), _verb(command))
+            _raise_refusal(_decode_text(errors), _command_verb(command))
 
 
-def _sent(command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
+def _send_input(command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
     with tempfile.TemporaryFile() as errors:
         try:
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
         except FileNotFoundError:
-            raise _missing() from None
+            raise _missing_kubectl() from None
         assert process.stdin is not None
         try:
             with process.stdin as out:
@@ -236,10 +236,10 @@ def _sent(command: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
             process.wait()
             raise
         if process.wait():
-            _refused(_text(errors), _verb(command))
+            _raise_refusal(_decode_text(errors), _command_verb(command))
 
 
-def _code(process: subprocess.Popen[bytes]) -> int:
+def _exit_code(process: subprocess.Popen[bytes]) -> int:
     """Exit code of a process whose output is closed; one that does not end is killed."""
     try:
         return process.wait(_END_SECONDS)
@@ -248,12 +248,12 @@ def _code(process: subprocess.Popen[bytes]) -> int:
         return process.wait()
 
 
-def _text(file: IO[bytes]) -> str:
+def _decode_text(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
 
 
-def _verb(command: Sequence[str]) -> list[str]:
+def _command_verb(command: Sequence[str]) -> list[str]:
     """Words of a command from its verb on, for the message."""
     return [word for word in command[1:] if not word.startswith("-")]
 
@@ -265,7 +265,7 @@ def is_configured(environment: Mapping[str, str]) -> bool:
     return (Path(environment.get("HOME", "/nonexistent")) / ".kube" / "config").is_file()
 
 
-def _missing() -> ClusterError:
+def _missing_kubectl() -> ClusterError:
     return ClusterError(
         "there is no kubectl on PATH, which runs in a cluster are reached with; install it, or name a run's folder (runs/NAME)"
     )

@@ -53,7 +53,7 @@ def attempt_folders(root: Path) -> dict[int, Path]:
     return {int(match[1]): path for match, path in sorted(found, key=lambda item: item[1]) if match is not None}
 
 
-def files(root: Path, wanted: Wanted) -> list[LogFile]:
+def list_log_files(root: Path, wanted: Wanted) -> list[LogFile]:
     """Log files of a run's folder, which has some.
 
     Raises:
@@ -77,7 +77,7 @@ def files(root: Path, wanted: Wanted) -> list[LogFile]:
 
 def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) -> str | None:
     """Message about a rank beyond those of the roles; None: one of them has it, or nobody knows how many there are."""
-    counts = {role: _count(root, attempt, role) for role in roles}
+    counts = {role: _count_processes(root, attempt, role) for role in roles}
     known = {role: count for role, count in counts.items() if count}
     if not known or len(known) < len(counts) or rank < max(known.values()):
         return None
@@ -87,7 +87,7 @@ def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) ->
     return f"--rank: got {rank}, and {there} in attempt {attempt}; write --rank {max(known.values()) - 1}"
 
 
-def _count(root: Path, attempt: int, role: Role) -> int:
+def _count_processes(root: Path, attempt: int, role: Role) -> int:
     """Processes of a role, by its logs and the run's configuration; 0: unknown."""
     if role == "orchestrator":
         return 1
@@ -118,7 +118,7 @@ def last_lines(file: LogFile, count: int) -> list[str]:
     return [line for line in text.splitlines() if file.wants(line)][-count:]
 
 
-def shown(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several: bool) -> str:
+def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several: bool) -> str:
     """Return a line for the terminal, with its file's name where several are shown.
 
     Args:
@@ -131,7 +131,7 @@ def shown(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several
     return f"{file.label} | {text}" if several else text
 
 
-def follow(
+def follow_lines(
     found: Sequence[LogFile], alive: Callable[[], bool], pause: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[LogFile, str]]:
     """Lines that are written from now on, until the run is over and all of them are read.
@@ -141,11 +141,11 @@ def follow(
         alive: whether the run goes on.
         pause: waits between two looks.
     """
-    offsets = {file.path: _size(file.path) for file in found}
+    offsets = {file.path: _file_size(file.path) for file in found}
     while True:
         going = alive()  # before reading: what was written until it ended is read below
         for file in found:
-            size = _size(file.path)
+            size = _file_size(file.path)
             if size < offsets[file.path]:
                 offsets[file.path] = size
             lines, offsets[file.path] = _new_lines(file.path, offsets[file.path], whole=going)
@@ -167,7 +167,7 @@ def _new_lines(path: Path, offset: int, *, whole: bool) -> tuple[list[str], int]
     return content.decode(errors="replace").splitlines(), offset + len(content)
 
 
-def _size(path: Path) -> int:
+def _file_size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError:

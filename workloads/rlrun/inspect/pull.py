@@ -30,15 +30,15 @@ def place_of(part: Part, step: int | None, names: Names) -> PurePosixPath:
     paths = RunPaths(Path())
     match part:
         case "model":
-            return _newest(PurePosixPath(paths.weights.name), "v", COMPLETE, step, names)
+            return _newest_folder(PurePosixPath(paths.weights.name), "v", COMPLETE, step, names)
         case "checkpoint":
-            return _newest(PurePosixPath(paths.checkpoints.name), "step_", MANIFEST, step, names)
+            return _newest_folder(PurePosixPath(paths.checkpoints.name), "step_", MANIFEST, step, names)
     if step is not None:
         raise NotFoundError(f"--step is for a model or a checkpoint, not for {part}")
     return PurePosixPath({"traces": paths.traces.name, "metrics": paths.metrics.name, "run": ""}.get(part, "logs"))
 
 
-def _newest(folder: PurePosixPath, prefix: str, mark: str, step: int | None, names: Names) -> PurePosixPath:
+def _newest_folder(folder: PurePosixPath, prefix: str, mark: str, step: int | None, names: Names) -> PurePosixPath:
     """Last of the folders that are whole: names sort by step and attempt."""
     there = [
         name
@@ -63,7 +63,7 @@ class Unpacked:
     """Symbolic links, pipes and devices: what they lead to is not in the stream."""
 
 
-def unpack(stream: IO[bytes], part: PurePosixPath, target: Path) -> Unpacked:
+def unpack_part(stream: IO[bytes], part: PurePosixPath, target: Path) -> Unpacked:
     """Unpack a tar stream of one part to a new path: plain files and folders.
 
     Nothing is written outside of `target`: names are checked by their parts, each folder is opened below the one above it without following
@@ -93,19 +93,19 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, root: int, unpacked: Unpacked) -> None:
-    parts = _parts(entry.name)
+    parts = _path_parts(entry.name)
     if entry.isdir():
-        with _folder(root, parts):
+        with _open_folder(root, parts):
             return
     content = archive.extractfile(entry) if entry.isreg() else None
     if not parts or (content is None and not entry.islnk()):
         unpacked.left_out.append(entry.name)
         return
-    with _folder(root, parts[:-1]) as folder:
+    with _open_folder(root, parts[:-1]) as folder:
         try:
             if content is None:  # a second name of a file that is there already
-                *above, name = _parts(entry.linkname)
-                with _folder(root, above) as other:
+                *above, name = _path_parts(entry.linkname)
+                with _open_folder(root, above) as other:
                     os.link(name, parts[-1], src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
             else:
                 with os.fdopen(os.open(parts[-1], _NEW_FILE, 0o644, dir_fd=folder), "wb") as file:
@@ -115,7 +115,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, root: int, u
     unpacked.files += 1
 
 
-def _parts(name: str) -> list[str]:
+def _path_parts(name: str) -> list[str]:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\0" in name:
         raise tarfile.TarError(f"{name!r} leads out of its folder")
@@ -123,7 +123,7 @@ def _parts(name: str) -> list[str]:
 
 
 @contextmanager
-def _folder(root: int, parts: Sequence[str]) -> Iterator[int]:
+def _open_folder(root: int, parts: Sequence[str]) -> Iterator[int]:
     """Open a folder below another one, and make what is missing of it."""
     folder = os.dup(root)
     try:

@@ -90,11 +90,11 @@ def entries_of(sources: Sequence[Path]) -> list[Entry]:
                 f"FILE: {names[name]} and {source} have the same name; put them into two folders (--to)"
             )
         names[name] = source
-        found += _entries(source, name)
+        found += _list_entries(source, name)
     return found
 
 
-def _entries(path: Path, name: str) -> Iterator[Entry]:
+def _list_entries(path: Path, name: str) -> Iterator[Entry]:
     try:
         status = path.stat()  # a link to a file is sent as the file: folders of models are made of them
     except FileNotFoundError:
@@ -108,7 +108,7 @@ def _entries(path: Path, name: str) -> Iterator[Entry]:
                 raise NotFoundError(
                     f"FILE: {one.path} is a link to a folder, which is not followed; name that folder too"
                 )
-            yield from _entries(Path(one.path), f"{name}/{one.name}")
+            yield from _list_entries(Path(one.path), f"{name}/{one.name}")
     else:
         raise NotFoundError(f"FILE: {path} is neither a file nor a folder")
 
@@ -169,7 +169,7 @@ def mount_of(pods: Sequence[Json], claim: str) -> Mount | None:
             if (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
             and not volume["persistentVolumeClaim"].get("readOnly")
         }
-        running = {one["name"] for one in (pod.get("status") or {}).get("containerStatuses") or () if _runs(one)}
+        running = {one["name"] for one in (pod.get("status") or {}).get("containerStatuses") or () if _list_runs(one)}
         if pod["metadata"].get("deletionTimestamp"):
             continue
         for container in spec.get("containers") or ():
@@ -180,7 +180,7 @@ def mount_of(pods: Sequence[Json], claim: str) -> Mount | None:
     return None
 
 
-def _runs(status: Mapping[str, object]) -> bool:
+def _list_runs(status: Mapping[str, object]) -> bool:
     state = status.get("state")
     return isinstance(state, Mapping) and "running" in state
 

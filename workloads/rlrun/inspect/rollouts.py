@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from rlrun.inspect.screen import cut
+from rlrun.inspect.screen import cut_text
 from rlrun.runtime.printable import printable
 
 Row = Mapping[str, object]
@@ -23,17 +23,20 @@ class Turn:
     """Calls of tools: name and arguments."""
 
 
-def turns(row: Row) -> list[Turn]:
+def list_turns(row: Row) -> list[Turn]:
     """Messages of a rollout. Their texts are those of the trace: `printable` has not seen them."""
-    return [Turn(str(one.get("role")), _body(one.get("content")), tuple(_calls(one))) for one in _messages(row)]
+    return [
+        Turn(str(one.get("role")), _turn_body(one.get("content")), tuple(_turn_calls(one)))
+        for one in _turn_messages(row)
+    ]
 
 
-def _body(content: object) -> str:
+def _turn_body(content: object) -> str:
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
-def _calls(message: Row) -> Iterator[tuple[str, str]]:
-    for call in _maps(message.get("tool_calls")):
+def _turn_calls(message: Row) -> Iterator[tuple[str, str]]:
+    for call in _read_maps(message.get("tool_calls")):
         function = call.get("function")
         named = function if isinstance(function, Mapping) else call
         yield str(named.get("name")), str(named.get("arguments", ""))
@@ -41,32 +44,33 @@ def _calls(message: Row) -> Iterator[tuple[str, str]]:
 
 def version_spans(row: Row) -> list[Row]:
     """Spans of tokens of one policy version each: `{version, start, end}`, of all sequences."""
-    return [span for spans in _lists(row.get("versions")) for span in _maps(spans)]
+    return [span for spans in _read_lists(row.get("versions")) for span in _read_maps(spans)]
 
 
-def newest(rows: Sequence[Row]) -> list[Row]:
+def newest_rollouts(rows: Sequence[Row]) -> list[Row]:
     """Rollouts of the newest attempt that trained the step."""
-    last = max((_number(row.get("attempt")) for row in rows), default=0.0)
-    return [row for row in rows if _number(row.get("attempt")) == last]
+    last = max((_show_number(row.get("attempt")) for row in rows), default=0.0)
+    return [row for row in rows if _show_number(row.get("attempt")) == last]
 
 
-def choose(rows: Sequence[Row], *, worst: int | None, best: int | None, environment: str | None) -> list[Row]:
+def choose_rollouts(rows: Sequence[Row], *, worst: int | None, best: int | None, environment: str | None) -> list[Row]:
     """Rollouts by reward: the worst first, or the best first; without both, all in the order of the trace."""
     found = [row for row in rows if environment in (None, row.get("environment"))]
     if worst is None and best is None:
         return found
     known = sorted(
-        (row for row in found if isinstance(row.get("reward"), int | float)), key=lambda row: _number(row["reward"])
+        (row for row in found if isinstance(row.get("reward"), int | float)),
+        key=lambda row: _show_number(row["reward"]),
     )
     return known[:worst] if worst is not None else known[::-1][:best]
 
 
-def environments(rows: Sequence[Row]) -> list[str]:
+def environment_names(rows: Sequence[Row]) -> list[str]:
     """Names of the environments, sorted."""
     return sorted({str(row.get("environment")) for row in rows})
 
 
-def summary(step: str, rows: Sequence[Row], shown: int) -> str:
+def summarize_step(step: str, rows: Sequence[Row], shown: int) -> str:
     """One line on a step's rollouts."""
     rewards = [float(reward) for row in rows if isinstance(reward := row.get("reward"), int | float)]
     if not rewards:
@@ -75,27 +79,29 @@ def summary(step: str, rows: Sequence[Row], shown: int) -> str:
     return f"{step}: {shown} of {len(rows)} rollouts; reward {mean:.4f} on average, from {least:.4f} to {most:.4f}"
 
 
-def text(row: Row, *, most: int) -> str:
+def rollout_text(row: Row, *, most: int) -> str:
     """A rollout: what it is worth, and its turns.
 
     Args:
         row: of the trace.
         most: characters of each message; 0: all of it.
     """
-    lines = [f"── {_head(row)}"]
+    lines = [f"── {_rollout_head(row)}"]
     metrics = row.get("metrics")
     if isinstance(metrics, Mapping) and metrics:
-        lines.append("   " + ", ".join(f"{printable(str(name))} {_short(value)}" for name, value in metrics.items()))
-    for turn in turns(row):
-        lines += list(_turn(turn, most))
+        lines.append(
+            "   " + ", ".join(f"{printable(str(name))} {_short_text(value)}" for name, value in metrics.items())
+        )
+    for turn in list_turns(row):
+        lines += list(_turn_lines(turn, most))
     return "\n".join(lines)
 
 
-def _head(row: Row) -> str:
-    versions = sorted({int(_number(span.get("version"))) for span in version_spans(row)})
+def _rollout_head(row: Row) -> str:
+    versions = sorted({int(_show_number(span.get("version"))) for span in version_spans(row)})
     words = [
-        f"reward {_short(row.get('reward'))}",
-        f"advantage {_short(row.get('advantage'))}",
+        f"reward {_short_text(row.get('reward'))}",
+        f"advantage {_short_text(row.get('advantage'))}",
         f"environment {printable(str(row.get('environment')))}",
         f"task {printable(str(row.get('task_id')))}",
     ]
@@ -112,34 +118,34 @@ def _head(row: Row) -> str:
     return "; ".join(words)
 
 
-def _messages(row: Row) -> list[Row]:
+def _turn_messages(row: Row) -> list[Row]:
     """Turns; of a trace whose messages lack what was sampled, the completion comes last."""
-    found = list(_maps(row.get("messages")))
+    found = list(_read_maps(row.get("messages")))
     if row.get("completion") and not any(message.get("role") == "assistant" for message in found):
         found.append({"role": "assistant", "content": row["completion"]})
     return found
 
 
-def _turn(turn: Turn, most: int) -> Iterator[str]:
+def _turn_lines(turn: Turn, most: int) -> Iterator[str]:
     role, body = printable(turn.role), printable(turn.text, lines=True)
-    for at, line in enumerate((cut(body, most) if most else body).splitlines() or [""]):
+    for at, line in enumerate((cut_text(body, most) if most else body).splitlines() or [""]):
         yield f"   {role + ':' if at == 0 else '':<11} {line}"
     for name, arguments in turn.calls:
         written = printable(f"{name}({arguments})")
-        yield f"   {'calls':<11} {cut(written, most) if most else written}"
+        yield f"   {'calls':<11} {cut_text(written, most) if most else written}"
 
 
-def _maps(value: object) -> list[Row]:
+def _read_maps(value: object) -> list[Row]:
     return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
 
 
-def _lists(value: object) -> list[list[object]]:
+def _read_lists(value: object) -> list[list[object]]:
     return [one for one in value if isinstance(one, list)] if isinstance(value, list) else []
 
 
-def _number(value: object) -> float:
+def _show_number(value: object) -> float:
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _short(value: object) -> str:
+def _short_text(value: object) -> str:
     return f"{float(value):.4g}" if isinstance(value, int | float) else "–"

@@ -7,9 +7,9 @@ import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from rlrun.inspect.snapshot import MACHINE, Failure, Progress, Snapshot
-from rlrun.inspect.times import ago, span
+from rlrun.inspect.times import show_ago, show_span
 from rlrun.inspect.why import STALE_SECONDS, Explanation, Finding
-from rlrun.protocol.files.volume_faults import size
+from rlrun.protocol.files.volume_faults import show_size
 
 WIDTH = 100
 _HEAD = ("NAME", "PHASE", "STEP", "REWARD", "TRAINER", "INFERENCE", "RESTARTS", "CKPT", "AGE", "REASON")
@@ -17,17 +17,19 @@ _WIDE = ("TASK", "ATTEMPT", "VERSION", "STALENESS", "TOK/S", "TOK/GPU-H", "ETA",
 _MESSAGE_MAX = 300
 
 
-def table(runs: Sequence[Snapshot], now: float, *, wide: bool = False, everywhere: bool = False) -> str:
+def runs_table(runs: Sequence[Snapshot], now: float, *, wide: bool = False, everywhere: bool = False) -> str:
     """All runs, a line each; guests below their hosts."""
     head = (*(("NAMESPACE",) if everywhere else ()), *_HEAD, *(_WIDE if wide else ()))
     rows = [head]
-    for depth, run in _tree(runs):
+    for depth, run in _run_tree(runs):
         name = f"{'└─ ' if depth else ''}{run.name if run.place == 'cluster' else run.where}"
-        rows.append((*((run.where,) if everywhere else ()), name, *_cells(run, now), *(_wide(run) if wide else ())))
-    return columns(rows)
+        rows.append(
+            (*((run.where,) if everywhere else ()), name, *_run_cells(run, now), *(_wide_cells(run) if wide else ()))
+        )
+    return align_columns(rows)
 
 
-def _tree(runs: Sequence[Snapshot]) -> Iterator[tuple[int, Snapshot]]:
+def _run_tree(runs: Sequence[Snapshot]) -> Iterator[tuple[int, Snapshot]]:
     """Runs with their depth: guests, whose host is among the runs, follow it."""
     names = {(run.place, run.where, run.name) for run in runs if run.place == "cluster"}
 
@@ -40,41 +42,41 @@ def _tree(runs: Sequence[Snapshot]) -> Iterator[tuple[int, Snapshot]]:
             yield from ((1, one) for one in runs if hosted(one) and (one.where, one.host) == (run.where, run.name))
 
 
-def _cells(run: Snapshot, now: float) -> Sequence[str]:
+def _run_cells(run: Snapshot, now: float) -> Sequence[str]:
     progress, roles = run.progress, dict(run.roles)
     ready = [
         f"{roles[name].ready}/{roles[name].desired}" if name in roles else "–" for name in ("trainer", "inference")
     ]
     return (
         run.phase,
-        steps(run),
-        number(progress.reward, ".3f"),
+        show_steps(run),
+        show_number(progress.reward, ".3f"),
         *ready,
         str(run.restarts),
         "–" if progress.checkpoint_step is None else str(progress.checkpoint_step),
-        ago(run.created or run.started, now),
+        show_ago(run.created or run.started, now),
         run.reason or "–",
     )
 
 
-def _wide(run: Snapshot) -> Sequence[str]:
+def _wide_cells(run: Snapshot) -> Sequence[str]:
     progress = run.progress
     version = "–" if progress.policy_version is None else str(progress.policy_version)
     waits = run.wait.text if run.wait is not None else "–"
     return (
-        *(run.task, str(run.attempt), version, number(progress.staleness_mean, ".2f")),
-        *(number(progress.tokens_per_second, ",.0f"), number(_per_hour(run).get("tokens"), ",.0f")),
-        *(span(progress.eta_seconds), cut(waits, 60)),
+        *(run.task, str(run.attempt), version, show_number(progress.staleness_mean, ".2f")),
+        *(show_number(progress.tokens_per_second, ",.0f"), show_number(_per_hour(run).get("tokens"), ",.0f")),
+        *(show_span(progress.eta_seconds), cut_text(waits, 60)),
     )
 
 
-def steps(run: Snapshot) -> str:
+def show_steps(run: Snapshot) -> str:
     """`412/1000`, or a dash."""
     step, total = run.progress.step, run.progress.total_steps
     return "–" if total is None else f"{step or 0}/{total}"
 
 
-def columns(rows: Sequence[Sequence[str]]) -> str:
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows as aligned columns, three spaces between them."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return "\n".join(
@@ -82,85 +84,91 @@ def columns(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def number(value: float | None, form: str) -> str:
+def show_number(value: float | None, form: str) -> str:
     """A number, or a dash."""
     return "–" if value is None else f"{value:{form}}"
 
 
-def cut(text: str, most: int) -> str:
+def cut_text(text: str, most: int) -> str:
     """A text of at most so many characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def status(run: Snapshot, told: Explanation, now: float) -> str:
+def status_screen(run: Snapshot, told: Explanation, now: float) -> str:
     """One screen on one run."""
     lines = [f"{run.title}  task {run.task}", ""]
-    rows = [_phase(run, now), *_steps(run, now), *_measures(run), *_waits(run, now), *_more(run)]
+    rows = [
+        _phase_lines(run, now),
+        *_step_lines(run, now),
+        *_measure_lines(run),
+        *_wait_lines(run, now),
+        *_more_lines(run),
+    ]
     lines += [f"{label:<11} {text}" for label, text in rows]
     lines += [f"{'':<11} {line}" for line in run.results]
-    lines += _failures(run.failures[-3:], now)
-    lines += _findings("why", told.now, now)
+    lines += _failure_lines(run.failures[-3:], now)
+    lines += _finding_lines("why", told.now, now)
     lines += _to_do(told)
-    lines += ["", *(_point(line) for line in run.unread)] if run.unread else []
+    lines += ["", *(_point_lines(line) for line in run.unread)] if run.unread else []
     return "\n".join(lines)
 
 
-def _phase(run: Snapshot, now: float) -> tuple[str, str]:
+def _phase_lines(run: Snapshot, now: float) -> tuple[str, str]:
     reason = f" ({run.reason})" if run.reason else ""
-    over = f", ended {ago(run.ended, now)} ago" if run.ended else ""
+    over = f", ended {show_ago(run.ended, now)} ago" if run.ended else ""
     attempt = f", attempt {run.attempt}" if run.attempt else ", no attempt yet"
-    began = f", began {ago(since, now)} ago" if (since := run.started or run.created) else ""
+    began = f", began {show_ago(since, now)} ago" if (since := run.started or run.created) else ""
     return "phase", f"{run.phase}{reason}{attempt}{began}{over}"
 
 
-def _steps(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
+def _step_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
     """The steps so far, and the time to the last one."""
     progress = run.progress
     percent = f" ({100 * (progress.step or 0) // progress.total_steps} %)" if progress.total_steps else ""
-    trained = f", last one {ago(progress.last_step_time, now)} ago" if progress.last_step_time else ""
-    yield "step", f"{steps(run)}{percent}{trained}"
+    trained = f", last one {show_ago(progress.last_step_time, now)} ago" if progress.last_step_time else ""
+    yield "step", f"{show_steps(run)}{percent}{trained}"
     if run.phase in ("Running", "Starting") and progress.eta_seconds is not None:
-        yield "ETA", f"in {span(progress.eta_seconds)}"
+        yield "ETA", f"in {show_span(progress.eta_seconds)}"
 
 
-def _measures(run: Snapshot) -> Iterator[tuple[str, str]]:
+def _measure_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
     """Reward or loss, throughput and staleness."""
     progress = run.progress
     has_loss = progress.reward is None and progress.loss is not None
     label, value = ("loss", progress.loss) if has_loss else ("reward", progress.reward)
     speed = f", {progress.tokens_per_second:,.0f} tokens/s" if progress.tokens_per_second is not None else ""
-    yield label, f"{number(value, '.4f')}{speed}"
+    yield label, f"{show_number(value, '.4f')}{speed}"
     if progress.staleness_mean is not None or progress.policy_version is not None:
         holds = f"the engines hold version {progress.policy_version}" if progress.policy_version is not None else ""
         age = f"{progress.staleness_mean:.2f} versions" if progress.staleness_mean is not None else ""
-        yield "staleness", "; ".join(filter(None, (age, holds, _travelled(progress))))
+        yield "staleness", "; ".join(filter(None, (age, holds, _travelled_share(progress))))
 
 
-def _travelled(progress: Progress) -> str:
+def _travelled_share(progress: Progress) -> str:
     """Share of the newest version that engines took; empty: versions are whole, or it is not known."""
     sent, whole = progress.sent_bytes, progress.version_bytes
     if sent is None or whole is None or not math.isfinite(sent + whole):
         return ""
-    return f"the newest came as {size(int(sent))} of {size(int(whole))}"
+    return f"the newest came as {show_size(int(sent))} of {show_size(int(whole))}"
 
 
-def _waits(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
+def _wait_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
     if run.wait is not None:
-        since = f" (for {ago(run.wait.since, now)})" if run.wait.since else ""
-        yield "waits for", cut(run.wait.text, _MESSAGE_MAX) + since
+        since = f" (for {show_ago(run.wait.since, now)})" if run.wait.since else ""
+        yield "waits for", cut_text(run.wait.text, _MESSAGE_MAX) + since
 
 
-def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
+def _more_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
     progress = run.progress
     if run.heard_seconds is not None:
         old = "; the numbers are as old" if run.heard_seconds > STALE_SECONDS else ""
-        yield "heard", f"{span(run.heard_seconds)} ago{old}"
+        yield "heard", f"{show_span(run.heard_seconds)} ago{old}"
     if run.roles:
         yield "pods", ", ".join(f"{name} {role.ready}/{role.desired}" for name, role in run.roles)
     for name, role in run.roles:
         if role.why is not None:
-            yield name, cut(role.why, _MESSAGE_MAX)
-    yield from _gpus(run)
+            yield name, cut_text(role.why, _MESSAGE_MAX)
+    yield from _gpu_lines(run)
     saved = "none is complete" if progress.checkpoint_step is None else f"step {progress.checkpoint_step} is complete"
     resumed = f", this attempt began from step {progress.resumed_from_step}" if progress.resumed_from_step else ""
     lost = f", {progress.steps_lost} steps were trained twice" if progress.steps_lost else ""
@@ -170,11 +178,11 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         counted = f", {run.restarts_counted} counted{most}" if run.place == "cluster" else ""
         yield "restarts", f"{run.restarts}{counted}"
     if run.cost:
-        yield "cost", _cost(run)
+        yield "cost", _cost_lines(run)
     if run.start is not None:
         yield "start", run.start.text
         if run.start.slow:
-            yield "", cut(run.start.slow, _MESSAGE_MAX)
+            yield "", cut_text(run.start.slow, _MESSAGE_MAX)
     if run.storage:
         yield "claim", run.storage
     if run.host:
@@ -183,7 +191,7 @@ def _more(run: Snapshot) -> Iterator[tuple[str, str]]:
         yield "forked", f"from {run.forked_from}"
 
 
-def _gpus(run: Snapshot) -> Iterator[tuple[str, str]]:
+def _gpu_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
     """Use of each role's GPUs, a line each; nothing for a run without GPUs."""
     label = "GPU use"
     for role, use in run.gpus:
@@ -196,10 +204,10 @@ def _gpus(run: Snapshot) -> Iterator[tuple[str, str]]:
         yield label, f"{role}: {measured}, {busy}, {memory}{idle}"
         label = ""
     if run.gpus_unknown:
-        yield label, cut(run.gpus_unknown, _MESSAGE_MAX)
+        yield label, cut_text(run.gpus_unknown, _MESSAGE_MAX)
 
 
-def _cost(run: Snapshot) -> str:
+def _cost_lines(run: Snapshot) -> str:
     """GPU-hours, or hours of this machine, and what was trained in each."""
     gpus = any(row.role != MACHINE for row in run.cost)
     budget = f" of {run.budget:g} (budget)" if run.budget is not None else ""
@@ -214,48 +222,52 @@ def _per_hour(run: Snapshot) -> dict[str, float]:
     return {what: count / run.gpu_hours for what, count in run.trained} if run.gpu_hours else {}
 
 
-def _failures(failures: Sequence[Failure], now: float) -> list[str]:
+def _failure_lines(failures: Sequence[Failure], now: float) -> list[str]:
     lines = []
     for one in reversed(failures):
         where = f"{one.process}" + (f" on {one.node}" if one.node else "")
-        lines.append(f"  attempt {one.attempt}, {ago(one.time, now)} ago: {one.reason} of {where}")
-        lines += _wrapped(cut(one.message, _MESSAGE_MAX), "    ")
+        lines.append(f"  attempt {one.attempt}, {show_ago(one.time, now)} ago: {one.reason} of {where}")
+        lines += _wrap_text(cut_text(one.message, _MESSAGE_MAX), "    ")
     return ["", "last failures", *lines] if lines else []
 
 
-def words(told: Explanation, now: float) -> str:
+def explanation_text(told: Explanation, now: float) -> str:
     """An explanation as text."""
     lines = [told.headline]
     below = {one.evidence for one in told.before}
-    lines += _findings("why it does what it does now", told.now, now, below)
-    lines += _findings("why attempts ended, newest first", told.before, now)
+    lines += _finding_lines("why it does what it does now", told.now, now, below)
+    lines += _finding_lines("why attempts ended, newest first", told.before, now)
     if told.besides:
-        lines += ["", "besides", *(part for line in told.besides for part in _wrapped(cut(line, 400), "    ", "  - "))]
+        lines += [
+            "",
+            "besides",
+            *(part for line in told.besides for part in _wrap_text(cut_text(line, 400), "    ", "  - ")),
+        ]
     lines += _to_do(told)
     return "\n".join(lines)
 
 
-def _findings(title: str, found: Sequence[Finding], now: float, below: Collection[str] = ()) -> list[str]:
+def _finding_lines(title: str, found: Sequence[Finding], now: float, below: Collection[str] = ()) -> list[str]:
     """Findings with evidence and advice; evidence that is among `below` is written there."""
     lines = []
     for one in found:
-        since = f" (since {ago(one.since, now)})" if one.since else ""
+        since = f" (since {show_ago(one.since, now)})" if one.since else ""
         lines.append(f"  {one.what}{since}")
-        lines += _wrapped(cut(one.evidence, 2000), "    ") if one.evidence and one.evidence not in below else []
-        lines += _wrapped(one.do, "      ", "    → ")
+        lines += _wrap_text(cut_text(one.evidence, 2000), "    ") if one.evidence and one.evidence not in below else []
+        lines += _wrap_text(one.do, "      ", "    → ")
     return ["", title, *lines] if lines else []
 
 
 def _to_do(told: Explanation) -> list[str]:
     todo = told.steps()
-    return ["", "what to do", *(_point(line) for line in todo)] if todo else ["", "nothing has to be done"]
+    return ["", "what to do", *(_point_lines(line) for line in todo)] if todo else ["", "nothing has to be done"]
 
 
-def _point(text: str) -> str:
-    return "\n".join(_wrapped(text, "    ", "  - "))
+def _point_lines(text: str) -> str:
+    return "\n".join(_wrap_text(text, "    ", "  - "))
 
 
-def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
+def _wrap_text(text: str, indent: str, first: str | None = None) -> list[str]:
     """Lines of a text; what is a command or a path stays whole."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent,
@@ -263,7 +275,7 @@ def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
     )  # fmt: skip
 
 
-def pods(run: Snapshot, now: float) -> str:
+def pods_tree(run: Snapshot, now: float) -> str:
     """A run's pods as a tree: roles, and below each its pods with what they do."""
     lines = []
     for role in dict.fromkeys(one.role for one in run.processes):
@@ -275,6 +287,6 @@ def pods(run: Snapshot, now: float) -> str:
     return "\n".join(lines)
 
 
-def joined(parts: Iterable[str]) -> str:
+def join_blocks(parts: Iterable[str]) -> str:
     """Texts with an empty line between them."""
     return "\n\n".join(part for part in parts if part)

@@ -201,7 +201,7 @@ class Snapshot:
     results: tuple[str, ...] = ()
     """Measures of an evaluation."""
     cost: tuple[CostRow, ...] = ()
-    """GPU time: in a cluster, and of a folder where `cost.account.counted` has read it."""
+    """GPU time: in a cluster, and of a folder where `cost.account.with_local_cost` has read it."""
     trained: tuple[tuple[str, int], ...] = ()
     """Tokens and samples that were trained in this time; empty: none, or not known."""
     gpus: tuple[tuple[str, GpuUse], ...] = ()

@@ -42,7 +42,7 @@ class ClusterRun:
 Run = FolderRun | ClusterRun
 
 
-def find(word: str, *, cluster_only: bool = False) -> Run:
+def find_run(word: str, *, cluster_only: bool = False) -> Run:
     """The run that a word of the command line names: a path (with a `/`, or a folder that holds a run), or a name in the cluster.
 
     Args:
@@ -75,7 +75,9 @@ def find(word: str, *, cluster_only: bool = False) -> Run:
 
 def _of_a_file(file: Path, word: str) -> str:
     """Message about a file where a run is expected; a manifest has the name of its run."""
-    named = re.search(r"^metadata:.*?\bname:\s*[\"']?([a-z][a-z0-9-]*)", _beginning(file), re.MULTILINE | re.DOTALL)
+    named = re.search(
+        r"^metadata:.*?\bname:\s*[\"']?([a-z][a-z0-9-]*)", _read_beginning(file), re.MULTILINE | re.DOTALL
+    )
     if named is None:
         return f"RUN: {word} is a file, expected a run's folder (runs/NAME), or its name in the cluster"
     return (
@@ -83,7 +85,7 @@ def _of_a_file(file: Path, word: str) -> str:
     )
 
 
-def _beginning(file: Path) -> str:
+def _read_beginning(file: Path) -> str:
     try:
         with file.open("rb") as content:
             return content.read(65_536).decode(errors="replace")
@@ -91,7 +93,7 @@ def _beginning(file: Path) -> str:
         return ""
 
 
-def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
+def read_run(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
     """Snapshot of a run.
 
     Raises:
@@ -102,11 +104,11 @@ def read(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
     try:
         found = ask_json(api, ["get", RUNS, run.name])
     except ClusterError as error:
-        raise ClusterError(f"{error}{_near(run.name, api, error)}", error.code) from None
+        raise ClusterError(f"{error}{_near_run_hint(run.name, api, error)}", error.code) from None
     return with_parts(found, KubectlParts(api), now, events=events)
 
 
-def _near(name: str, api: Api, error: ClusterError) -> str:
+def _near_run_hint(name: str, api: Api, error: ClusterError) -> str:
     """Hint at the run that a name may mean, where the cluster has none of that name or is not there."""
     if reader.is_run(here := Path("runs") / name):
         return f"; a run of this name is in {here}"
@@ -183,10 +185,10 @@ def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> S
     }
     if events:
         wanted["events"] = lambda: parts.events(namespace, name)
-    got, unread = _all(wanted)
+    got, unread = _answer_all(wanted)
     if run.get("status", {}).get("phase") in (None, "Unserved", "Pending", "Complete", "Failed", "Suspended"):
         unread = [line for line in unread if not (line.startswith("its progress Lease") and "ot found" in line)]
-    seen = cluster.snapshot(
+    seen = cluster.run_snapshot(
         run,
         pods=got.get("pods", {}).get("items") or (),
         events=got.get("events", {}).get("items") or (),
@@ -196,7 +198,7 @@ def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> S
     return replace(seen, unread=tuple(unread))
 
 
-def _all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json], list[str]]:
+def _answer_all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json], list[str]]:
     """Answers to several questions, asked at the same time, and what could not be read."""
     got: dict[str, Json] = {}
     unread = []
@@ -212,7 +214,7 @@ def _all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json], list[s
 def read_cluster(api: Api, now: float, *, everywhere: bool = False) -> list[Snapshot]:
     """Snapshots of all runs of a namespace, or of all namespaces, by namespace and name; without pods, events and Leases."""
     listed = ask_json(api, ["get", RUNS, *(["--all-namespaces"] if everywhere else [])])
-    found = [cluster.snapshot(one, now=now) for one in listed.get("items") or ()]
+    found = [cluster.run_snapshot(one, now=now) for one in listed.get("items") or ()]
     return sorted(found, key=lambda one: (one.where, one.name))
 
 

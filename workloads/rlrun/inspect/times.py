@@ -21,7 +21,7 @@ def seconds_of(text: object) -> float | None:
     return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).timestamp()
 
 
-def span(seconds: float | None) -> str:
+def show_span(seconds: float | None) -> str:
     """`3d4h`, `1h02m`, `3m07s`, `12s`, or a dash."""
     if seconds is None:
         return "–"
@@ -33,7 +33,7 @@ def span(seconds: float | None) -> str:
     return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
-def ago(text: str | None, now: float) -> str:
+def show_ago(text: str | None, now: float) -> str:
     """Span between a time (RFC 3339) and `now`, or a dash."""
     then = seconds_of(text)
-    return span(None if then is None else now - then)
+    return show_span(None if then is None else now - then)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlrun.inspect.advice import Advice, advice
+from rlrun.inspect.advice import Advice, find_advice
 from rlrun.inspect.snapshot import Condition, Failure, Snapshot
-from rlrun.inspect.times import seconds_of, span
+from rlrun.inspect.times import seconds_of, show_span
 
 _OVER = ("Complete", "Failed")
 _EVENTS = 5
@@ -59,18 +59,20 @@ class Explanation:
         return tuple(dict.fromkeys(found))
 
 
-def explain(run: Snapshot, now: float) -> Explanation:
+def explain_run(run: Snapshot, now: float) -> Explanation:
     """Explain a run.
 
     Args:
         run: one look at it.
         now: seconds since the epoch.
     """
-    causes = [*_unserved(run), *_conditions(run)]
+    causes = [*_explain_unserved(run), *_telling_conditions(run)]
     if run.phase not in _OVER:
-        causes += [*_waits(run, now, bool(causes))]
-    failures = () if run.phase == "Complete" else tuple(_ended(run, failure) for failure in reversed(run.failures))
-    return Explanation(_headline(run, now), tuple(causes), failures, tuple(_besides(run, now)))
+        causes += [*_wait_finding(run, now, bool(causes))]
+    failures = (
+        () if run.phase == "Complete" else tuple(_end_finding(run, failure) for failure in reversed(run.failures))
+    )
+    return Explanation(_make_headline(run, now), tuple(causes), failures, tuple(_other_findings(run, now)))
 
 
 def not_there(run: Snapshot, lacks: str) -> str:
@@ -83,7 +85,7 @@ def not_there(run: Snapshot, lacks: str) -> str:
     return f"{place} {state}: it is {run.phase}{reason}{said}; `rlrun why {run.argument}` says more, and what to do"
 
 
-def _headline(run: Snapshot, now: float) -> str:
+def _make_headline(run: Snapshot, now: float) -> str:
     progress = run.progress
     step = (
         f"step {progress.step} of {progress.total_steps}" if progress.step is not None and progress.total_steps else ""
@@ -95,45 +97,47 @@ def _headline(run: Snapshot, now: float) -> str:
     restarts = f"{run.restarts} {word}{counted if run.place == 'cluster' else ''}" if run.restarts else ""
     retry = ""
     if run.phase == "Restarting" and (then := seconds_of(run.next_retry_time)) is not None and then > now:
-        retry = f"next attempt in {span(then - now)}"
+        retry = f"next attempt in {show_span(then - now)}"
     words = [word for word in (step, f"attempt {run.attempt}" if run.attempt else "", restarts, retry) if word]
     return f"{run.title}: {run.phase}" + (f" ({', '.join(words)})" if words else "")
 
 
-def _unserved(run: Snapshot) -> Iterator[Finding]:
+def _explain_unserved(run: Snapshot) -> Iterator[Finding]:
     if run.phase == "Unserved":
         told = run.message or "no operator has taken this run yet"
-        yield Finding("no operator serves the run", told, _fill(advice("Unserved", local=False).do, run), run.created)
+        yield Finding(
+            "no operator serves the run", told, _fill_names(find_advice("Unserved", local=False).do, run), run.created
+        )
 
 
-def _conditions(run: Snapshot) -> list[Finding]:
+def _telling_conditions(run: Snapshot) -> list[Finding]:
     """Conditions that say something is wrong or waited for; first the one that the run itself names, each cause once."""
     found: list[tuple[int, Finding]] = []
     told: set[tuple[str, str]] = set()
     for one in run.conditions:
-        known = advice(one.reason, local=run.place == "folder")
-        if known.kind == "fine" or (one.reason, one.message) in told or not _speaks(run, one, known):
+        known = find_advice(one.reason, local=run.place == "folder")
+        if known.kind == "fine" or (one.reason, one.message) in told or not _adds_information(run, one, known):
             continue
         told.add((one.reason, one.message))
         rank = {"ended": 1, "problem": 2, "waits": 3}[known.kind]
         rank = 0 if one.reason == run.reason else rank
-        found.append((rank, _finding(run, one, known)))
+        found.append((rank, _condition_finding(run, one, known)))
     return [finding for _, finding in sorted(found, key=lambda item: item[0])]
 
 
-def _speaks(run: Snapshot, one: Condition, known: Advice) -> bool:
+def _adds_information(run: Snapshot, one: Condition, known: Advice) -> bool:
     """False for a condition that says no more than the phase: what waits in a run that is over, or restarts and says so elsewhere."""
     if run.phase in _OVER:
         return known.kind == "ended" or one.reason == run.reason
     return not (one.type in ("Progressing", "Reconciling", "Stalled") and one.reason == "Restarting")
 
 
-def _finding(run: Snapshot, one: Condition, known: Advice) -> Finding:
+def _condition_finding(run: Snapshot, one: Condition, known: Advice) -> Finding:
     follows = bool(run.failures) and one.reason in _OF_THE_FAILURE
-    return Finding(f"{one.type}: {one.reason}", one.message, _fill(known.do, run), one.since, known.kind, follows)
+    return Finding(f"{one.type}: {one.reason}", one.message, _fill_names(known.do, run), one.since, known.kind, follows)
 
 
-def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
+def _wait_finding(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
     """Cause that the next step waits for, as the orchestrator reports it."""
     if run.wait is None or (explained and run.phase == "Starting" and run.place == "folder"):
         return
@@ -153,23 +157,23 @@ def _waits(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
     yield Finding(who, run.wait.text, look, run.wait.since, "problem" if long and not explained else "waits")
 
 
-def _ended(run: Snapshot, failure: Failure) -> Finding:
+def _end_finding(run: Snapshot, failure: Failure) -> Finding:
     """End of an attempt."""
-    known = advice(failure.reason, local=run.place == "folder")
+    known = find_advice(failure.reason, local=run.place == "folder")
     process = failure.process + (f" on {failure.node}" if failure.node else "")
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
     at = f" at step {failure.step}" if failure.step is not None else ""
     counts = "" if run.place == "folder" else "; it counted" if failure.counted else "; it did not count"
     what = f"attempt {failure.attempt} ended{at}: {failure.reason} ({process}{code}{counts})"
-    return Finding(what, failure.message, _fill(known.do, run, failure), failure.time, known.kind)
+    return Finding(what, failure.message, _fill_names(known.do, run, failure), failure.time, known.kind)
 
 
-def _besides(run: Snapshot, now: float) -> Iterator[str]:
+def _other_findings(run: Snapshot, now: float) -> Iterator[str]:
     told = {one.reason for one in run.conditions} | {failure.reason for failure in run.failures}
     events = [one for one in run.events if one.warning and one.reason not in told and one.reason != "AttemptFailed"]
     for one in events[-_EVENTS:]:
         times = f" ({one.count} times)" if one.count > 1 else ""
-        yield f"event {one.reason}{times}: {one.message} → {_fill(advice(one.reason, local=False).do, run)}"
+        yield f"event {one.reason}{times}: {one.message} → {_fill_names(find_advice(one.reason, local=False).do, run)}"
     if run.excluded_nodes:
         yield f"nodes left out: {', '.join(run.excluded_nodes)}"
     if run.defaults:
@@ -179,11 +183,11 @@ def _besides(run: Snapshot, now: float) -> Iterator[str]:
     if run.start is not None and run.place == "cluster" and run.phase not in _OVER:
         yield f"the last restart: {run.start.text}" + (f"; {run.start.slow}" if run.start.slow else "")
     if run.phase == "Running" and run.heard_seconds is not None and run.heard_seconds > STALE_SECONDS:
-        yield f"the orchestrator was last heard {span(run.heard_seconds)} ago: numbers are as old"
+        yield f"the orchestrator was last heard {show_span(run.heard_seconds)} ago: numbers are as old"
     yield from run.unread
 
 
-def _fill(text: str, run: Snapshot, failure: Failure | None = None) -> str:
+def _fill_names(text: str, run: Snapshot, failure: Failure | None = None) -> str:
     """The names of this run and failure in the place of the words that stand for them."""
     words = {
         "NAME": run.where if run.place == "folder" else run.name,

@@ -10,7 +10,7 @@ from rlrun.protocol.files.checkpoint_manifest import ManifestError, complete_che
 from rlrun.protocol.files.failures import volume_is_full
 from rlrun.protocol.files.metrics_line import metrics_lines
 from rlrun.protocol.files.paths import Artifact, RunPaths
-from rlrun.protocol.files.volume_faults import size
+from rlrun.protocol.files.volume_faults import show_size
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class Farewell:
             return
         last = _last_step(self.paths.metrics)
         if checkpoint is None:
-            trained = f"; {_steps(1, last)} trained again" if last else ""
+            trained = f"; {_show_steps(1, last)} trained again" if last else ""
             yield "saved", f"no checkpoint is complete, so that it begins again at step 1{trained}"
             return
         where = checkpoint.path.relative_to(self.paths.root)
-        yield "saved", f"step {checkpoint.step} in {self.folder}/{where}{_size(checkpoint.path)}"
+        yield "saved", f"step {checkpoint.step} in {self.folder}/{where}{_show_size(checkpoint.path)}"
         if last > checkpoint.step:
-            yield "lost", f"{_steps(checkpoint.step + 1, last)} trained again"
+            yield "lost", f"{_show_steps(checkpoint.step + 1, last)} trained again"
 
     def _places(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
         logs = self.paths.root / "logs"
@@ -74,14 +74,14 @@ def rows_text(rows: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"  {label + ':':<9} {text}" for label, text in rows)
 
 
-def _size(checkpoint: Path) -> str:
+def _show_size(checkpoint: Path) -> str:
     try:
-        return f" ({size(sum(file.size for file in read_manifest(checkpoint).files))})"
+        return f" ({show_size(sum(file.size for file in read_manifest(checkpoint).files))})"
     except ManifestError:
         return ""
 
 
-def _steps(first: int, last: int) -> str:
+def _show_steps(first: int, last: int) -> str:
     return f"step {first} is" if first == last else f"steps {first} to {last} are"
 
 

@@ -18,7 +18,7 @@ from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argu
 from rlrun.config.models.run import RunConfig
 from rlrun.environments.process.life import Command, Limits
 from rlrun.local.user_code import Finding, Piece, limits_of
-from rlrun.protocol.files.volume_faults import size
+from rlrun.protocol.files.volume_faults import show_size
 
 READ_SECONDS = 20.0
 """Most time for reading rows; the rest of a large data set is judged when it is trained on."""
@@ -46,7 +46,7 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
         return
     folder = Path(model.path)
     if not folder.exists():
-        yield _absent(key, model.path, "folder", here=here)
+        yield _absent_path(key, model.path, "folder", here=here)
     elif not folder.is_dir():
         yield Finding(key, f"{model.path} is a file; it must be a Hugging Face model folder")
     elif not os.access(folder, os.R_OK | os.X_OK):
@@ -167,20 +167,20 @@ def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key]
         if one.path is None or any(path[: len(other)] == other for other in left_out):
             continue
         if not Path(one.path).exists():
-            yield _absent(path, one.path, "file or folder", here=here)
+            yield _absent_path(path, one.path, "file or folder", here=here)
             continue
         yield from _check_rows(path, one, data, deadline, here=here)
 
 
-def _absent(key: Key, path: str, what: str, *, here: bool) -> Finding:
+def _absent_path(key: Key, path: str, what: str, *, here: bool) -> Finding:
     if not here and Path(path).is_absolute():
         return Finding(
             key, f"is not checked on this machine: there is no {what} {path} here; the pods must have it", True
         )
-    return Finding(key, f"there is no {what} {path}, seen from {Path.cwd()}{_meant(key, path)}")
+    return Finding(key, f"there is no {what} {path}, seen from {Path.cwd()}{_path_fix(key, path)}")
 
 
-def _meant(key: Key, path: str) -> str:
+def _path_fix(key: Key, path: str) -> str:
     """The fix of a path that is written as an address, with a variable, or that is a repository of the hub."""
     if key[-2:] == ("model", "path") and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path):
         return f"; write model: {{name: {path}}} for the repository of the hub"
@@ -234,10 +234,10 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
                     key, f"{one.path}: rows after the first {index + 1} of {len(rows)} are not checked here", True
                 )
             return
-    yield from _unlearned(key, one, data, unlearned, len(rows) - bad)
+    yield from _unlearned_rows(key, one, data, unlearned, len(rows) - bad)
 
 
-def _unlearned(key: Key, one: DataSetConfig, data: DataConfig, count: int, rows: int) -> Iterator[Finding]:
+def _unlearned_rows(key: Key, one: DataSetConfig, data: DataConfig, count: int, rows: int) -> Iterator[Finding]:
     """Rows from which nothing is learned, since no message has a role that is."""
     if not count:
         return
@@ -259,14 +259,14 @@ def read_of(config: RunConfig) -> Iterator[str]:
     """Lines on what a run reads from this machine, with its size: the model's folder and the data."""
     model, data = config.trainer.model, config.orchestrator.data
     if model.path is not None:
-        yield f"model {model.path}: {size(_bytes(Path(model.path)))}"
+        yield f"model {model.path}: {show_size(_path_bytes(Path(model.path)))}"
     if data is not None:
         sets = [*data.sources, *([data.validation] if data.validation is not None else [])]
         for path in dict.fromkeys(one.path for one in sets if one.path is not None):
-            yield f"data {path}: {size(_bytes(Path(path)))}"
+            yield f"data {path}: {show_size(_path_bytes(Path(path)))}"
 
 
-def _bytes(path: Path) -> int:
+def _path_bytes(path: Path) -> int:
     """Bytes of a file, or of all files in a folder; 0 where it cannot be read, which is said elsewhere."""
     try:
         return sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else (path,)) if one.is_file())

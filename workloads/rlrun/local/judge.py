@@ -22,14 +22,14 @@ from rlrun.config.models.data import DataConfig
 from rlrun.config.models.learning import AdvantageConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.fit.trainable import suspicions, trained_models, why_untrainable
-from rlrun.local.checks.architecture import keep_proofs, proofs, unproved
-from rlrun.local.checks.contradictions import contradictions
+from rlrun.fit.trainable import quantization_notes, trained_models, why_untrainable
+from rlrun.local.checks.architecture import keep_proofs, list_proofs, unproved_notices
+from rlrun.local.checks.contradictions import find_contradictions
 from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments, count_pieces, template_pieces
-from rlrun.local.sizes import allocation, autoscale, elastic, sizes, spot
+from rlrun.local.sizes import allocation_notice, autoscale_notice, elastic_notice, size_findings, spot_notice
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
-from rlrun.tracking.backends.missing import problems, problems_in_cluster
+from rlrun.tracking.backends.missing import missing_trackers, problems_in_cluster
 
 GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
 """Advantages that compare a rollout with its group: in a group of one they are 0."""
@@ -57,7 +57,7 @@ class Judged(Generic[ModelT]):
     """Exit code of a command that it stops."""
 
 
-def nothing(_spec: RLRunSpec) -> Collection[Key]:
+def omit_nothing(_spec: RLRunSpec) -> Collection[Key]:
     """Leave out nothing."""
     return ()
 
@@ -67,7 +67,7 @@ def judge_manifest(
     source: str,
     *,
     here: bool,
-    leave_out: LeaveOut = nothing,
+    leave_out: LeaveOut = omit_nothing,
     variation: Variation | None = None,
     lay: Lay | None = None,
 ) -> Judged[RLRun]:
@@ -88,17 +88,17 @@ def judge_manifest(
         examined, layer = examine_manifest(text, source, variation, lay)
     except ConfigError as error:
         return Judged(None, error.problems, ())
-    return _judged(RLRun, examined, layer, below=("spec",), here=here, leave_out=leave_out)
+    return _judge_document(RLRun, examined, layer, below=("spec",), here=here, leave_out=leave_out)
 
 
 def judge_layer(
-    model: type[ModelT], layer: Layer, *, here: bool = True, leave_out: LeaveOut = nothing
+    model: type[ModelT], layer: Layer, *, here: bool = True, leave_out: LeaveOut = omit_nothing
 ) -> Judged[ModelT]:
     """Judge, as `judge_manifest` does, a specification that files and a command line describe."""
-    return _judged(model, examine_layer(model, layer), layer, below=(), here=here, leave_out=leave_out)
+    return _judge_document(model, examine_layer(model, layer), layer, below=(), here=here, leave_out=leave_out)
 
 
-def stopped(judged: Judged[ModelT]) -> int | None:
+def report_and_stop(judged: Judged[ModelT]) -> int | None:
     """Print notices and problems of a run that is to start; the exit code where a problem stops it."""
     for notice in judged.notices:
         print(f"note: {notice}", file=sys.stderr)
@@ -108,7 +108,7 @@ def stopped(judged: Judged[ModelT]) -> int | None:
     return judged.code
 
 
-def _judged(
+def _judge_document(
     model: type[ModelT], examined: Examined[ModelT], layer: Layer, *, below: Key, here: bool, leave_out: LeaveOut
 ) -> Judged[ModelT]:
     """Judge a document. Args: below: the specification's place in the document."""
@@ -124,18 +124,18 @@ def _judged(
             replaced = [key[len(below) :] for key in examined.replaced if key[: len(below)] == below]
             spec, left_out = _as_written(spec, written), _left_out([key for key in replaced if key], written)
         name = examined.result.metadata.name if isinstance(examined.result, RLRun) else "my"
-        found = findings(spec, here=here, left_out=[*left_out, *leave_out(spec)], name=name)
-    told = [(finding.notice, _problem(finding, model, layer, below)) for finding in found]
+        found = find_problems(spec, here=here, left_out=[*left_out, *leave_out(spec)], name=name)
+    told = [(finding.notice, _make_problem(finding, model, layer, below)) for finding in found]
     problems = [*examined.problems, *(problem for notice, problem in told if not notice)]
     return Judged(
         examined.result,
         sorted(problems, key=lambda problem: (problem.source, problem.line or 0)),
         [*layer.notices, *(problem for notice, problem in told if notice)],
-        _code(examined.problems, [finding for finding in found if not finding.notice]),
+        _check_code(examined.problems, [finding for finding in found if not finding.notice]),
     )
 
 
-def _code(problems: Sequence[Problem], found: Sequence[Finding]) -> int:
+def _check_code(problems: Sequence[Problem], found: Sequence[Finding]) -> int:
     if found and not problems and all(finding.key[0] in ("model", "data") for finding in found):
         return exit_codes.DATA
     if not found and all(problem.source == COMMAND_LINE for problem in problems):
@@ -143,7 +143,7 @@ def _code(problems: Sequence[Problem], found: Sequence[Finding]) -> int:
     return exit_codes.CONFIGURATION
 
 
-def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name: str = "my") -> list[Finding]:
+def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name: str = "my") -> list[Finding]:
     """Findings about what a specification names.
 
     Args:
@@ -159,9 +159,9 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name:
     wrong = {finding.key for finding in found}
     reasons = {key: why_untrainable(model) for key, model in models.items() if key not in wrong}
     found += [Finding(key, why) for key, why in reasons.items() if why is not None]
-    found += [Finding(key, note, notice=True) for key, note in suspicions(models)]
-    made = proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
-    found += [] if here else unproved(models)
+    found += [Finding(key, note, notice=True) for key, note in quantization_notes(models)]
+    made = list_proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
+    found += [] if here else unproved_notices(models)
     pieces = [proof.piece for proof in made]
     if not here:  # a run that starts finds them itself, and its own processes need the time
         wrong = {finding.key for finding in found}
@@ -173,20 +173,20 @@ def findings(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name:
     evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
-    found += contradictions(spec, name)
-    found += allocation(spec)
-    found += autoscale(spec)
-    found += spot(spec)
-    found += elastic(spec)
-    found += _trackers(spec, here=here)
+    found += find_contradictions(spec, name)
+    found += allocation_notice(spec)
+    found += autoscale_notice(spec)
+    found += spot_notice(spec)
+    found += elastic_notice(spec)
+    found += _check_trackers(spec, here=here)
     found += _lonely_groups(spec)
     found += _narrow_bands(spec)
     found += [] if here else _proxies_elsewhere(spec)
-    found += sizes(spec, {finding.key for finding in found if not finding.notice})
+    found += size_findings(spec, {finding.key for finding in found if not finding.notice})
     return [finding for finding in found if not any(finding.key[: len(key)] == key for key in left_out)]
 
 
-def _trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
+def _check_trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
     """Trackers that cannot work on this machine; of a cluster, what the manifest says, as notes."""
     if spec.tracking is None:
         return
@@ -194,7 +194,9 @@ def _trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
     variables = {variable.name: variable.value for variable in block.env}
     opaque = bool(block.env_from or block.pod_template)
     found = (
-        problems(spec.tracking, os.environ) if here else problems_in_cluster(spec.tracking, variables, opaque=opaque)
+        missing_trackers(spec.tracking, os.environ)
+        if here
+        else problems_in_cluster(spec.tracking, variables, opaque=opaque)
     )
     for name, message in found:
         yield Finding(("tracking", name), message, notice=not here)
@@ -218,7 +220,7 @@ def _proxies_elsewhere(spec: RLRunSpec) -> Iterator[Finding]:
 def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:
     """Groups of one rollout, from which a group baseline learns nothing."""
     for i, environment in enumerate(spec.environments if spec.task == "RL" else ()):
-        advantage = _advantage(spec, environment)
+        advantage = _check_advantage(spec, environment)
         if environment.group_size == 1 and _compares_within_group(advantage):
             yield Finding(
                 ("environments", i, "group_size"),
@@ -249,7 +251,7 @@ def _compares_within_group(advantage: AdvantageConfig) -> bool:
     return advantage.name in GROUP_BASELINES and advantage.options.get("mean", "group") == "group"
 
 
-def _advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> AdvantageConfig:
+def _check_advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> AdvantageConfig:
     return environment.algorithm.advantage or spec.algorithm.effective_advantage
 
 
@@ -266,15 +268,15 @@ def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
     """The specification with its environments, data and model folder as they were written, as far as each can be understood."""
     changes: dict[str, object] = {}
     environments = written.get("environments")
-    if (model := _folder(written)) is not None:
+    if (model := _model_folder(written)) is not None:
         changes["model"] = model
     items = environments if isinstance(environments, list) else ()
-    changes["environments"] = [_that_fits(_environment(item).result or _UNREADABLE, spec) for item in items]
-    changes["data"] = _data(written).result if "data" in written else None
+    changes["environments"] = [_that_fits(_check_environment(item).result or _UNREADABLE, spec) for item in items]
+    changes["data"] = _check_data(written).result if "data" in written else None
     return spec.model_copy(update=changes)
 
 
-def _folder(written: Mapping[str, object]) -> ModelConfig | None:
+def _model_folder(written: Mapping[str, object]) -> ModelConfig | None:
     """The model's folder as it was written; None: there is none, or its path is wrong."""
     model = written.get("model")
     path = model.get("path") if isinstance(model, dict) else None
@@ -285,12 +287,12 @@ def _folder(written: Mapping[str, object]) -> ModelConfig | None:
     return None if examined.problems else examined.result
 
 
-def _data(written: Mapping[str, object]) -> Examined[DataConfig]:
+def _check_data(written: Mapping[str, object]) -> Examined[DataConfig]:
     data = written.get("data")
     return examine_layer(DataConfig, Layer(values=data if isinstance(data, dict) else {}))
 
 
-def _environment(item: object) -> Examined[EnvironmentConfig]:
+def _check_environment(item: object) -> Examined[EnvironmentConfig]:
     return examine_layer(EnvironmentConfig, Layer(values=item if isinstance(item, dict) else {}))
 
 
@@ -300,21 +302,21 @@ def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[
     if any(key[0] == "algorithm" for key in replaced):
         left_out += [("algorithm", "loss"), ("algorithm", "advantage"), ("algorithm", "reference")]
     left_out += [key[:1] for key in replaced if key[:2] == ("model", "tiny")]
-    if any(key[0] == "model" for key in replaced) and _folder(written) is None:
+    if any(key[0] == "model" for key in replaced) and _model_folder(written) is None:
         left_out.append(("model",))  # a stand-in is in its place
-    data = _data(written)
+    data = _check_data(written)
     left_out += [("data", *key) for key in data.replaced]
     if any(data.is_replaced((name,)) for name in _COLUMNS):
         left_out.append(("data",))
     environments = written.get("environments")
     for i, item in enumerate(environments if isinstance(environments, list) else ()):
-        own = _environment(item)
+        own = _check_environment(item)
         if own.result is None or any(own.is_replaced((name,)) for name in _LOADED):
             left_out.append(("environments", i))
         left_out += [("environments", i, *key) for key in own.replaced]
     return left_out
 
 
-def _problem(finding: Finding, model: type[BaseModel], layer: Layer, below: Key) -> Problem:
+def _make_problem(finding: Finding, model: type[BaseModel], layer: Layer, below: Key) -> Problem:
     origin = find_place((*below, *finding.key), model, layer)
     return Problem(origin.source, origin.path, finding.message, origin.line)

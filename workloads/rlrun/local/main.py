@@ -25,9 +25,9 @@ from rlrun.config.loading.files import read_text
 from rlrun.config.loading.parser import Parser, own_options, whole_number, whole_numbers
 from rlrun.config.loading.problems import ConfigError, Problem
 from rlrun.local.inputs import read_of
-from rlrun.local.judge import judge_manifest, stopped
-from rlrun.local.launcher.call import Call, conclude, farewell_of_signal, without_folder
-from rlrun.local.launcher.course import play
+from rlrun.local.judge import judge_manifest, report_and_stop
+from rlrun.local.launcher.call import Call, conclude_run, farewell_of_signal, without_folder
+from rlrun.local.launcher.course import play_run
 from rlrun.local.launcher.place import (
     check_recorded,
     check_replay,
@@ -37,7 +37,7 @@ from rlrun.local.launcher.place import (
     write_configs,
 )
 from rlrun.local.model import prepare_model
-from rlrun.local.plan import processes
+from rlrun.local.plan import plan_processes
 from rlrun.local.preflight import check_packages, check_trackers
 from rlrun.local.recorded_manifest import check_recorded_manifest
 from rlrun.local.shared import running_engines
@@ -112,7 +112,7 @@ def main(argv: Sequence[str], *, task: str | None = None) -> int:
         argv: the command line without the program's name.
         task: the only task that the calling command starts; default: any.
     """
-    return not_yet(lambda: _main(argv, task))
+    return not_yet(lambda: _run_main(argv, task))
 
 
 def not_yet(start: Callable[[], int]) -> int:
@@ -124,7 +124,7 @@ def not_yet(start: Callable[[], int]) -> int:
         return exit_codes.INTERRUPTED
 
 
-def _main(argv: Sequence[str], task: str | None) -> int:
+def _run_main(argv: Sequence[str], task: str | None) -> int:
     rest, varied = take_variation(full_names(argv), own_options(p := parser()))
     p.also = field_options()
     options = p.parse_args(rest)
@@ -142,7 +142,7 @@ def _main(argv: Sequence[str], task: str | None) -> int:
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
     judged = judge_manifest(text, options.manifest, here=True, variation=Variation(varied, os.environ))
-    code = stopped(judged)
+    code = report_and_stop(judged)
     if code is not None or judged.run is None:
         return code or exit_codes.CONFIGURATION
     run = judged.run
@@ -197,7 +197,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
     previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         with ExitStack() as held:
-            return _run(call, held)
+            return _run_local(call, held)
     except KeyboardInterrupt:
         return farewell_of_signal(call)
     except RoleError as error:
@@ -214,7 +214,7 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
             signal.signal(number, handler)
 
 
-def _run(call: Call, held: ExitStack) -> int:
+def _run_local(call: Call, held: ExitStack) -> int:
     """Run to the end; what is claimed on the way is let go with `held`."""
     began = time.monotonic()
     config = resolve_config(call)
@@ -237,7 +237,7 @@ def _run(call: Call, held: ExitStack) -> int:
     if call.interrupted:
         raise KeyboardInterrupt
     launch_id = uuid.uuid4().hex
-    specs = processes(
+    specs = plan_processes(
         configs, files, attempt=attempt, api_key=place.api_key, launch_id=launch_id, ports=place.ports,
         trainer_gpus=place.gpus.trainer, inference_gpus=place.gpus.inference,
     )  # fmt: skip
@@ -255,6 +255,6 @@ def _run(call: Call, held: ExitStack) -> int:
     sink = SinkProcess(files[0], call.paths.root, os.environ) if enabled_trackers(config.tracking, os.environ) else None
     recorder = call.recorder(attempt, place.gpus, held)
     with mirror_beside(config, files[0], os.environ, say=call.say, hurry=lambda: bool(call.interrupted)):
-        failed = play(call, config, supervisor, sink, specs, place, recorder)
+        failed = play_run(call, config, supervisor, sink, specs, place, recorder)
         recorder.end("Interrupted" if call.interrupted else "Failed" if failed else "Complete", failed)
-    return conclude(call, failed, elapsed_seconds=time.monotonic() - began)
+    return conclude_run(call, failed, elapsed_seconds=time.monotonic() - began)

@@ -19,7 +19,7 @@ def print_measures(console: Console, folder: Path) -> None:
     """Print the table of a run's folder, and where it comes from."""
     path = folder / RESULTS
     wide = console if console.is_terminal else Console(file=console.file, width=_WIDTH)
-    wide.print(table(json.loads(path.read_text())))
+    wide.print(measures_table(json.loads(path.read_text())))
     console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
 
 
@@ -47,7 +47,7 @@ class Measures(TypedDict):
     results: list[Measure]
 
 
-def table(document: Measures) -> Table:
+def measures_table(document: Measures) -> Table:
     """The document's measures side by side; environments one after the other, policies in order of step."""
     rows = document["results"]
     names = [name for row in rows for name in row["metrics"]]

@@ -71,7 +71,7 @@ class MetricsTail:
         except OSError:
             return
         for text in self._whole_lines(file):
-            if (line := _parse(text)) is None:
+            if (line := _parse_line(text)) is None:
                 continue
             self._seen.append(hash(text))
             self.history.add(line)
@@ -123,7 +123,7 @@ class MetricsTail:
             self._file = None
 
 
-def _parse(text: bytes) -> MetricsLine | None:
+def _parse_line(text: bytes) -> MetricsLine | None:
     """One line; None if something else has damaged it."""
     try:
         found = json.loads(text)

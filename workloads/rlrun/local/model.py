@@ -14,7 +14,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import PreflightError
 from rlrun.local.supervisor import last_lines
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.volume_faults import size
+from rlrun.protocol.files.volume_faults import show_size
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command
 
@@ -76,4 +76,4 @@ def prepare_model(
             exit_codes.FAILURE,
         )
     whole = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
-    say(f"made it in {time.monotonic() - began:.0f} s: {size(whole)}")
+    say(f"made it in {time.monotonic() - began:.0f} s: {show_size(whole)}")

@@ -114,20 +114,20 @@ def split_gpus(
     colocated = engine is not None and engine.colocated
     if colocated and inference_ids is not None:
         raise ValueError("placement.colocate gives the engines the trainer's GPUs; leave --inference-gpu-ids out")
-    free = _without(available, (*(trainer_ids or ()), *(inference_ids or ())))
+    free = _without_role(available, (*(trainer_ids or ()), *(inference_ids or ())))
     inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
-    trainer = list(trainer_ids) if trainer_ids is not None else _without(free, inference)[:want_trainer]
+    trainer = list(trainer_ids) if trainer_ids is not None else _without_role(free, inference)[:want_trainer]
     _check_gpus("trainer", want_trainer, trainer, available)
     _check_gpus("inference", want_inference, inference, available)
     return trainer, trainer if colocated else inference
 
 
-def _without(gpus: Sequence[GpuId], taken: Sequence[GpuId]) -> list[GpuId]:
+def _without_role(gpus: Sequence[GpuId], taken: Sequence[GpuId]) -> list[GpuId]:
     return [gpu for gpu in gpus if gpu not in taken]
 
 
 def _check_gpus(role: Role, wanted: int, got: Sequence[GpuId], available: Sequence[GpuId]) -> None:
-    missing = _without(got, available)
+    missing = _without_role(got, available)
     if missing:
         raise ValueError(f"{role}: there is no GPU {missing[0]} on this machine; it has {list(available) or 'none'}")
     if len(got) < wanted:
@@ -138,7 +138,7 @@ def _check_gpus(role: Role, wanted: int, got: Sequence[GpuId], available: Sequen
         )
 
 
-def processes(
+def plan_processes(
     configs: Sequence[RunConfig],
     files: Sequence[Path],
     *,
@@ -165,16 +165,16 @@ def processes(
     trains = config.trainer.task in TRAINING_TASKS
     engine = config.inference
     on_cpu = config.trainer.gpus_per_replica == 0 and (trains or engine is None or engine.gpus_per_replica == 0)
-    make = _maker(config, attempt, api_key, launch_id, on_cpu=on_cpu)
+    make = _plan_maker(config, attempt, api_key, launch_id, on_cpu=on_cpu)
     trainer = torchrun_command(config.trainer, config_file=files[0], rendezvous_port=ports.rendezvous, attempt=attempt)
     module = orchestrator_module(config.trainer.task)
-    orchestrator = make("orchestrator", "orchestrator", module_command(module, _from(files[0])), ())
+    orchestrator = make("orchestrator", "orchestrator", module_command(module, _launch_command(files[0])), ())
     if not trains:
-        return [*_engines(config, files, inference_gpus, make), orchestrator]
+        return [*_plan_engines(config, files, inference_gpus, make), orchestrator]
     if config.trainer.shared_with is not None:  # all else is the host's
         return [orchestrator]
     return [
-        *_engines(config, files, inference_gpus, make),
+        *_plan_engines(config, files, inference_gpus, make),
         make("trainer", "trainer", trainer, trainer_gpus),
         orchestrator,
     ]
@@ -193,21 +193,21 @@ def engine_processes(
     Args:
         configs: as `with_endpoints` gives them, one per engine.
         files: the configuration files they were written to.
-        api_key: see `processes`.
-        launch_id: see `processes`.
+        api_key: see `plan_processes`.
+        launch_id: see `plan_processes`.
         gpus: indices of the engines' GPUs, dealt out in order.
     """
     config = configs[0]
     assert config.inference is not None
-    make = _maker(config, 1, api_key, launch_id, on_cpu=config.inference.gpus_per_replica == 0)
-    return _engines(config, files, gpus, make)
+    make = _plan_maker(config, 1, api_key, launch_id, on_cpu=config.inference.gpus_per_replica == 0)
+    return _plan_engines(config, files, gpus, make)
 
 
 class _Make(Protocol):
     def __call__(self, role: Role, name: str, command: list[str], gpus: Sequence[GpuId]) -> RoleProcess: ...
 
 
-def _maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_cpu: bool) -> _Make:
+def _plan_maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_cpu: bool) -> _Make:
     paths = RunPaths(Path(config.trainer.output_dir))
     shared = {
         "RLRUN_ATTEMPT": str(attempt),
@@ -226,7 +226,7 @@ def _maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *, on_
     return make
 
 
-def _engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], make: _Make) -> list[RoleProcess]:
+def _plan_engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], make: _Make) -> list[RoleProcess]:
     if config.inference is None:
         return []
     each = config.inference.gpus_per_replica
@@ -234,14 +234,14 @@ def _engines(config: RunConfig, files: Sequence[Path], gpus: Sequence[GpuId], ma
         make(
             "inference",
             f"inference-{i}" if len(files) > 1 else "inference",
-            module_command(ENGINE_MODULE, _from(file)),
+            module_command(ENGINE_MODULE, _launch_command(file)),
             gpus[i * each : (i + 1) * each],
         )
         for i, file in enumerate(files)
     ]
 
 
-def _from(file: Path) -> list[str]:
+def _launch_command(file: Path) -> list[str]:
     return ["--config", str(file)]
 
 

@@ -23,7 +23,7 @@ from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, read_reco
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_writable
 from rlrun.runtime import exit_codes, extras
-from rlrun.tracking.backends.missing import problems
+from rlrun.tracking.backends.missing import missing_trackers
 
 _PORTS = range(15_000, 29_000)
 """Ports below those that the kernel gives to outgoing connections: such a connection could have the port before its process has started."""
@@ -60,7 +60,7 @@ def free_port() -> int:
                 sock.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        if not _claim(port):
+        if not _claim_port(port):
             continue
         _given.append(port)
         return port
@@ -69,7 +69,7 @@ def free_port() -> int:
     )
 
 
-def _claim(port: int) -> bool:
+def _claim_port(port: int) -> bool:
     """True if the port is this process's from now on, until it ends or has been given many others; always where there is no Linux."""
     if sys.platform != "linux":
         return True
@@ -91,7 +91,7 @@ def check_trackers(tracking: TrackingConfig | None, environ: Mapping[str, str]) 
     Raises:
         PreflightError: names each, and what to do.
     """
-    found = [] if tracking is None else problems(tracking, environ)
+    found = [] if tracking is None else missing_trackers(tracking, environ)
     if found:
         raise PreflightError("; ".join(f"tracking.{name} {message}" for name, message in found))
 
@@ -166,7 +166,7 @@ def check_packages(modules: Iterable[str]) -> None:
     Raises:
         PreflightError: names what is missing, and the command that installs it.
     """
-    lack = extras.lacking(modules, gpu=has_gpus())
+    lack = extras.explain_lacking(modules, gpu=has_gpus())
     if lack is not None:
         raise PreflightError(lack, exit_codes.UNAVAILABLE)
 

@@ -9,34 +9,34 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
 from rlrun.fit.architecture import Architecture
-from rlrun.fit.gpu_products import gib, memory_of
+from rlrun.fit.gpu_products import memory_of, show_gib
 from rlrun.fit.layout import layout_problems
 from rlrun.fit.report import Surroundings, gpu_products, needs_of
 from rlrun.fit.sources import UnknownModelError, shape_of
 from rlrun.local.user_code import Finding
 
 
-def sizes(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
+def size_findings(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
     """Findings about layout and memory; none about a model whose sizes are not known on this machine.
 
     Args:
         spec: the run's.
         wrong: fields that something is wrong with.
     """
-    if any(key[0] == "model" for key in wrong) or (model := _shape(spec.model)) is None:
+    if any(key[0] == "model" for key in wrong) or (model := _layout_shape(spec.model)) is None:
         return
     config = spec.algorithm.reference
-    reference = None if config is None else _shape(config.resolved(spec.model))
+    reference = None if config is None else _layout_shape(config.resolved(spec.model))
     product = gpu_products(spec).get("trainer")
     found = layout_problems(spec, model, reference, product=product)
     problems = [Finding(key, message) for key, message in found]
     yield from problems
     if not problems and (config is None or reference is not None):
-        yield from _memory(spec, model, reference)
+        yield from _memory_notices(spec, model, reference)
 
 
-def allocation(spec: RLRunSpec) -> Iterator[Finding]:
-    """A notice of the layout that `spec.allocation` stands for."""
+def allocation_notice(spec: RLRunSpec) -> Iterator[Finding]:
+    """A notice of the layout that `spec.allocation_notice` stands for."""
     if spec.allocation is None:
         return
     trainer, engines, parts = spec.trainer, spec.inference, []
@@ -54,7 +54,7 @@ def allocation(spec: RLRunSpec) -> Iterator[Finding]:
     )
 
 
-def autoscale(spec: RLRunSpec) -> Iterator[Finding]:
+def autoscale_notice(spec: RLRunSpec) -> Iterator[Finding]:
     """A notice that the number of engines does not change on one machine."""
     block = spec.inference.autoscale
     if block is not None:
@@ -62,13 +62,13 @@ def autoscale(spec: RLRunSpec) -> Iterator[Finding]:
         yield Finding(("inference", "autoscale"), words, notice=True)
 
 
-def spot(spec: RLRunSpec) -> Iterator[Finding]:
+def spot_notice(spec: RLRunSpec) -> Iterator[Finding]:
     """A notice that one machine has no interruptible nodes."""
     if spec.inference.spot is not None:
         yield Finding(("inference", "spot"), "is for a cluster; on one machine all engines are alike", notice=True)
 
 
-def elastic(spec: RLRunSpec) -> Iterator[Finding]:
+def elastic_notice(spec: RLRunSpec) -> Iterator[Finding]:
     """A notice that the trainer keeps its size on one machine, or the sizes that it may have in a cluster."""
     trainer = spec.trainer
     if trainer.elastic is None:
@@ -84,7 +84,7 @@ def elastic(spec: RLRunSpec) -> Iterator[Finding]:
     yield Finding(("trainer", "elastic"), words, notice=True)
 
 
-def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
+def _memory_notices(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
     """Notices, not problems: the sum is an estimate."""
     known = {role: memory_of(product) for role, product in gpu_products(spec).items() if product is not None}
     memory = {role: size for role, size in known.items() if size is not None}
@@ -95,18 +95,22 @@ def _memory(spec: RLRunSpec, model: Architecture, reference: Architecture | None
     needs = needs_of(spec, surroundings)
     for one in needs:
         if not one.fits:
-            yield Finding((one.role,), f"does not fit: {words.format(gib(one.total), gib(one.limit))}", notice=True)
+            yield Finding(
+                (one.role,), f"does not fit: {words.format(show_gib(one.total), show_gib(one.limit))}", notice=True
+            )
     block = spec.trainer.elastic
     if block is None or not all(one.fits for one in needs):
         return
     smallest = spec.model_copy(update={"trainer": spec.trainer.model_copy(update={"replicas": block.min})})
     for one in needs_of(smallest, surroundings):
         if one.role == "trainer" and not one.fits:
-            found = f"does not fit with min ({block.min}) pods: {words.format(gib(one.total), gib(one.limit))}"
+            found = (
+                f"does not fit with min ({block.min}) pods: {words.format(show_gib(one.total), show_gib(one.limit))}"
+            )
             yield Finding(("trainer", "elastic"), found, notice=True)
 
 
-def _shape(model: ModelConfig) -> Architecture | None:
+def _layout_shape(model: ModelConfig) -> Architecture | None:
     try:
         return shape_of(model, "spec.model", count=False)
     except UnknownModelError:

@@ -18,7 +18,7 @@ _SHOWN = {"step", "reward/mean", "loss", "validation/loss", "mismatch_kl", "off_
 """Metrics of the summary; those of evaluations too."""
 
 
-def evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
+def mean_evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
     """Policy version and mean held-out reward over the environments, in order."""
     found = []
     for line in lines:
@@ -28,7 +28,7 @@ def evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
     return found
 
 
-def mean(values: list[float]) -> float:
+def mean_value(values: list[float]) -> float:
     """Arithmetic mean of a non-empty list."""
     return sum(values) / len(values)
 
@@ -103,12 +103,12 @@ def _learning_curve(steps: list[MetricsLine], held_out: list[tuple[int, float]])
 
 def _mean_of(lines: list[MetricsLine], key: str, form: str) -> str:
     values = [line[key] for line in lines if key in line]
-    return f"{mean(values):{form}}" if values else "–"
+    return f"{mean_value(values):{form}}" if values else "–"
 
 
 def _print_rewards(console: Console, lines: list[MetricsLine], steps: list[MetricsLine]) -> None:
     """Print the learning curve of reinforcement learning."""
-    held_out = evaluations(lines)
+    held_out = mean_evaluations(lines)
     plotext.clear_figure()
     plotext.plot([p["step"] for p in steps], [p["reward/mean"] for p in steps], label="reward", marker="braille")
     if len(held_out) > 1:
@@ -116,7 +116,10 @@ def _print_rewards(console: Console, lines: list[MetricsLine], steps: list[Metri
     _print_plot(console)
     console.print(_learning_curve(steps, held_out))
     head, tail = steps[: max(1, len(steps) // 10)], steps[-max(1, len(steps) // 10) :]
-    reward_start, reward_end = mean([p["reward/mean"] for p in head]), mean([p["reward/mean"] for p in tail])
+    reward_start, reward_end = (
+        mean_value([p["reward/mean"] for p in head]),
+        mean_value([p["reward/mean"] for p in tail]),
+    )
     console.print(
         f"reward {reward_start:.3f} → {reward_end:.3f} (first and last tenth of {len(steps)} steps)",
         highlight=False,

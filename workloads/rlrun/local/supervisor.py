@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.diagnostics import stacks
-from rlrun.diagnostics.crash import how
+from rlrun.diagnostics.crash import describe_end
 from rlrun.local.plan import RoleProcess
 from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
 from rlrun.runtime import exit_codes
@@ -114,7 +114,7 @@ class Supervisor:
                 running.process.terminate()
         began, asked = time.monotonic(), False
         while time.monotonic() - began < grace_seconds and not hurry() and self._left():
-            if not asked and time.monotonic() - began >= stacks.patience(grace_seconds):
+            if not asked and time.monotonic() - began >= stacks.seconds_until_stacks(grace_seconds):
                 asked = True
                 self._ask_for_stacks()
             time.sleep(0.05)
@@ -149,7 +149,7 @@ class Supervisor:
         for running in self._left():
             file = stacks_file(running.spec)
             with suppress(OSError):  # a courtesy: the volume may be full
-                if stacks.ask(self._alive(), file, why=f"{running.spec.role} does not end"):
+                if stacks.request_stacks(self._alive(), file, why=f"{running.spec.role} does not end"):
                     with running.spec.log.open("a") as log:
                         log.write(f"the role does not end although it was asked to; what it does is in {file}\n")
 
@@ -191,7 +191,7 @@ def exit_code_of(failed: Running, root: Path) -> int:
 def explain_failure(failed: Running, root: Path) -> None:
     """Print the failure on stderr."""
     code = failed.process.returncode
-    print(f"\nerror: {failed.spec.name} {how(code) if code is not None else 'still runs'}", file=sys.stderr)
+    print(f"\nerror: {failed.spec.name} {describe_end(code) if code is not None else 'still runs'}", file=sys.stderr)
     said = read_error(failed.spec.error_file.parent)
     if said is not None:
         first, *more = printable(str(said), lines=True).splitlines()

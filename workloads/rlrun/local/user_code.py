@@ -13,7 +13,7 @@ from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments.process.life import Command, Limits
-from rlrun.environments.process.user_code_check import check
+from rlrun.environments.process.user_code_check import check_subjects
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ def check_user_code(
         KeyboardInterrupt: a signal came meanwhile.
     """
     findings = []
-    pieces = [*models, *_functions(algorithm, ("algorithm",))]
+    pieces = [*models, *_imported_functions(algorithm, ("algorithm",))]
     if tiny is not None and tiny.warmup_environment is not None:
         command = Command(tiny.warmup_environment, tiny.warmup_args)
         pieces.append(Piece(("model", "tiny", "warmup_environment"), command, Limits()))
     for i, environment in enumerate(environments):
         key: Key = ("environments", i)
-        pieces += _functions(environment.algorithm, (*key, "algorithm"))
+        pieces += _imported_functions(environment.algorithm, (*key, "algorithm"))
         if environment.image is not None and not here:
             said = f"({environment.image}) is not on this machine, so this environment is not checked"
             findings.append(Finding((*key, "image"), said, notice=True))
@@ -78,14 +78,14 @@ def check_user_code(
     pieces = [piece for piece in pieces if not any(piece.key[: len(key)] == key for key in left_out)]
 
     def add_notice(index: int, text: str) -> None:
-        findings.append(Finding(_field(pieces[index], missing=False), text, notice=True))
+        findings.append(Finding(_refused_field(pieces[index], missing=False), text, notice=True))
 
-    refusals = check([(piece.command, piece.limits) for piece in pieces], add_notice)
+    refusals = check_subjects([(piece.command, piece.limits) for piece in pieces], add_notice)
     for piece, refusal in zip(pieces, refusals, strict=True):
         if refusal is not None:
             notice = refusal.missing and not here if piece not in models else refusal.missing or not refusal.said
             said = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
-            finding = Finding(_field(piece, refusal.missing), said, notice)
+            finding = Finding(_refused_field(piece, refusal.missing), said, notice)
             if finding not in findings:  # several checks of one model can miss the same package
                 findings.append(finding)
     return findings
@@ -96,7 +96,7 @@ def limits_of(environment: EnvironmentConfig) -> Limits:
     return Limits(start_seconds=environment.start_timeout_seconds, memory_bytes=int(environment.memory_gib * 1024**3))
 
 
-def _functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> Iterator[Piece]:
+def _imported_functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> Iterator[Piece]:
     """The losses and advantages with an import path."""
     kinds: tuple[Literal["loss", "advantage"], ...] = ("loss", "advantage")
     for kind in kinds:
@@ -105,7 +105,7 @@ def _functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> I
             yield Piece((*key, kind), Command(part.name, part.options, kind=kind), Limits())
 
 
-def _field(piece: Piece, missing: bool) -> Key:
+def _refused_field(piece: Piece, missing: bool) -> Key:
     """The field that a refusal is about."""
     if piece.command.kind == "check":
         return piece.key

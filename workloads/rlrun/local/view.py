@@ -28,7 +28,7 @@ _SINCE = re.compile(r" since [^\s;]+")
 _POLL_TIMEOUT_SECONDS = 2.0
 
 
-def duration(seconds: float | None) -> str:
+def show_duration(seconds: float | None) -> str:
     """`1h02m`, `3m07s`, `12s`, or a dash."""
     if seconds is None:
         return "–"
@@ -38,7 +38,7 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 60}m{whole % 60:02d}s" if whole >= 60 else f"{whole}s"
 
 
-def sparkline(values: list[float], width: int = 60) -> str:
+def draw_sparkline(values: list[float], width: int = 60) -> str:
     """The values as bars, averaged down to `width` characters, from the lowest to the highest."""
     if not values:
         return ""
@@ -169,7 +169,7 @@ class View:
             self._console.print(text, highlight=False, soft_wrap=True, markup=False)
         if self._tail.is_empty and waiting.split(" since")[0] != self._waiting:
             self._waiting = waiting.split(" since")[0]
-            text = f"[{duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
+            text = f"[{show_duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _counts(self, progress: Json, waiting: str) -> Group:
@@ -177,8 +177,13 @@ class View:
         done, total = int(progress.get("step") or 0), int(progress.get("max_steps") or 0)
         table, bar = Table.grid(padding=(0, 2)), Table.grid()
         table.add_row(
-            *("answers", f"{done}/{total}", "ETA", duration(progress.get("eta_seconds"))),
-            *("elapsed", duration(time.monotonic() - self._began), "in flight", _shown(progress.get("in_flight"))),
+            *("answers", f"{done}/{total}", "ETA", show_duration(progress.get("eta_seconds"))),
+            *(
+                "elapsed",
+                show_duration(time.monotonic() - self._began),
+                "in flight",
+                _show_value(progress.get("in_flight")),
+            ),
         )
         bar.add_row(ProgressBar(total=max(1, total), completed=done, width=72))
         lines = [Text(line) for line in self._results]
@@ -194,26 +199,26 @@ class View:
             "step",
             f"{step}/{total}",
             "ETA",
-            duration(eta),
+            show_duration(eta),
             "elapsed",
-            duration(time.monotonic() - self._began),
+            show_duration(time.monotonic() - self._began),
         )
         supervised = "reward/mean" not in last and "loss" in last
         table.add_row(
             "loss" if supervised else "reward",
-            _number(last.get("loss" if supervised else "reward/mean"), ".3f"),
+            _show_number(last.get("loss" if supervised else "reward/mean"), ".3f"),
             "tokens/s",
-            _number(last.get("perf/throughput"), ".0f"),
+            _show_number(last.get("perf/throughput"), ".0f"),
             "staleness",
-            _number(last.get("off_policy/mean"), ".2f"),
+            _show_number(last.get("off_policy/mean"), ".2f"),
         )
         table.add_row(
             "held-out",
             " → ".join(history.held_out) or "–",
             "version",
-            _shown(progress.get("policy_version")),
+            _show_value(progress.get("policy_version")),
             "in flight",
-            _shown(progress.get("in_flight")),
+            _show_value(progress.get("in_flight")),
         )
         bar = Table.grid()  # a bar of its own would not end its line
         bar.add_row(ProgressBar(total=total, completed=step, width=72))
@@ -222,14 +227,14 @@ class View:
             Text(self._name, style="bold"),
             bar,
             table,
-            Text(sparkline(curve), style="green"),
+            Text(draw_sparkline(curve), style="green"),
             Text(f"waiting for: {waiting}", style="dim"),
         )
 
 
-def _number(value: float | None, form: str) -> str:
+def _show_number(value: float | None, form: str) -> str:
     return "–" if value is None else f"{value:{form}}"
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return "–" if value is None else str(value)

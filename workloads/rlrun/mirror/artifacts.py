@@ -37,7 +37,7 @@ def complete_artifacts(paths: RunPaths, config: MirrorConfig) -> Iterator[Artifa
         config: which kinds.
     """
     if config.checkpoints:
-        if attempts := _files(paths.attempts):  # without them nobody knows which checkpoints belong together
+        if attempts := _list_files(paths.attempts):  # without them nobody knows which checkpoints belong together
             yield Artifact(paths.attempts.name, paths.attempts, attempts, None)
         for found in reversed(complete_checkpoints(paths)):
             try:
@@ -47,12 +47,12 @@ def complete_artifacts(paths: RunPaths, config: MirrorConfig) -> Iterator[Artifa
             yield Artifact(f"{paths.checkpoints.name}/{found.path.name}", found.path, files, MANIFEST)
     if config.exports:
         for found in reversed(artifacts_in_steps(paths.exports)):
-            yield Artifact(f"{paths.exports.name}/{found.path.name}", found.path, _files(found.path), COMPLETE)
-    if config.traces and (files := _files(paths.traces)):
+            yield Artifact(f"{paths.exports.name}/{found.path.name}", found.path, _list_files(found.path), COMPLETE)
+    if config.traces and (files := _list_files(paths.traces)):
         yield Artifact(paths.traces.name, paths.traces, tuple(reversed(files)), None)
 
 
-def _files(folder: Path) -> tuple[str, ...]:
+def _list_files(folder: Path) -> tuple[str, ...]:
     if not folder.is_dir():
         return ()
     found = (

@@ -32,7 +32,7 @@ from rlrun.protocol.files.failures import FULL_BYTES
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import MIN_FREE_BYTES
 from rlrun.protocol.files.shared import host_paths
-from rlrun.protocol.files.volume_faults import Volume, watched
+from rlrun.protocol.files.volume_faults import Volume, watch_volume
 from rlrun.runtime import exit_codes
 
 
@@ -143,7 +143,7 @@ async def open_attempt(
         stall=attempt.stall,
         measures=attempt.measures,
     )
-    with watched(attempt.volume):
+    with watch_volume(attempt.volume):
         async with served, background_tasks() as background:
             attempt.begin(background)
             yield attempt

@@ -42,7 +42,7 @@ from rlrun.orchestrator.rollouts.tokenizer import preload_modules
 from rlrun.orchestrator.stop import TERMINATED, Stop
 from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
-from rlrun.protocol.files.identity import claim, complete
+from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import model_folder
 from rlrun.runtime import exit_codes, role_log
@@ -177,7 +177,7 @@ def read_config(file: Path) -> OrchestratorConfig:
         RoleError: the file is missing or wrong.
     """
     try:
-        return claim(load_file(OrchestratorConfig, file, section="orchestrator", complete=complete))
+        return claim_identity(load_file(OrchestratorConfig, file, section="orchestrator", complete=complete_role_file))
     except ConfigError as error:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 
@@ -241,7 +241,7 @@ def run_process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
     """
     configure_log()
     stacks.listen()
-    refuse_inspection()  # after `listen`, see `stacks.listens`
+    refuse_inspection()  # after `listen`, see `stacks.is_listening`
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Orchestrate one run.")
     parser.add_argument(
         "--config", type=Path, required=True, help="run.json, or a file of the orchestrator's own fields"

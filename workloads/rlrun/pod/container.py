@@ -265,7 +265,7 @@ class Container:
         env = role_environment(role, self._pod, self._env, self._scratch) | {stacks.FILE_VARIABLE: str(file)}
         if not with_key:
             del env[KEY_VARIABLE]
-        after = stacks.patience(self._config.trainer.checkpoint.grace_period_seconds)
+        after = stacks.seconds_until_stacks(self._config.trainer.checkpoint.grace_period_seconds)
         keep = self._paths.logs(self._pod.attempt, role) / f"{self._name}{stacks.SUFFIX}"
         with StuckRole(self._signals, after=after, file=file, keep=keep, output=self._output):
             main = Launch(command, env, self._output)

@@ -84,14 +84,14 @@ def outcomes_of(batch: Batch) -> tuple[Outcome, ...]:
             samples[0].environment,
             samples[0].reward,
             tokens=int(sum(sample.loss_mask.sum() for sample in samples)),
-            turns=sum(_replies(sample) for sample in samples),
+            turns=sum(_list_replies(sample) for sample in samples),
             masked=None if any(sample.loss_mask.any() for sample in samples) else "a filter",
         )
         for (group, rollout), samples in own.items()
     )
 
 
-def _replies(sample: Sample) -> int:
+def _list_replies(sample: Sample) -> int:
     return int((np.diff(np.concatenate([[False], sample.loss_mask]).astype(np.int8)) == 1).sum())
 
 
@@ -124,7 +124,7 @@ def explain_advantage(batch: Batch, index: int, settings: Mapping[str, Advantage
         tuple(place.stages(own)),
         tuple(float(value) for value in computed[place.token : place.token + count]),
         tuple(float(value) for value in stored),
-        _note(batch, outcomes[at], own),
+        _advantage_note(batch, outcomes[at], own),
     )
 
 
@@ -135,7 +135,7 @@ def _first_token(batch: Batch, index: int) -> int:
     return int(sum(one.loss_mask.sum() for one in before))
 
 
-def _note(batch: Batch, outcome: Outcome, own: AdvantageConfig) -> str | None:
+def _advantage_note(batch: Batch, outcome: Outcome, own: AdvantageConfig) -> str | None:
     if outcome.masked is not None:
         return f"{outcome.masked} takes the loss from all tokens of this rollout; its reward counts for its group"
     if own.name == PER_TOKEN:
@@ -166,7 +166,7 @@ class _Place:
     def stages(self, own: AdvantageConfig) -> list[Stage]:
         """The stages that change something, from the reward to the advantage."""
         outcome = self.outcomes[self.at]
-        found = [Stage(f"reward {_short(outcome.reward)}", outcome.reward)]
+        found = [Stage(f"reward {_short_number(outcome.reward)}", outcome.reward)]
         if is_import_path(own.name) or own.name == PER_TOKEN:
             return [*found, Stage(_of_others(own), self.value(own))]
         options = complete_options("advantage", own.name, own.options)
@@ -262,50 +262,50 @@ class Facts:
         return found
 
 
-def _grpo(facts: Facts) -> str:
+def _explain_grpo(facts: Facts) -> str:
     mean, std = str(facts.options["mean"]), str(facts.options["std"])
-    less = "" if mean == "none" else f" - {mean} mean {_short(facts.mean(mean))}"
-    by = "" if std == "none" else f", divided by {std} std {_short(facts.std(mean, std))}"
-    return f"{_short(facts.reward)}{less}{by}"
+    less = "" if mean == "none" else f" - {mean} mean {_short_number(facts.mean(mean))}"
+    by = "" if std == "none" else f", divided by {std} std {_short_number(facts.std(mean, std))}"
+    return f"{_short_number(facts.reward)}{less}{by}"
 
 
-def _centred(facts: Facts) -> str:
-    return f"{_short(facts.reward)} - group mean {_short(facts.mean('group'))}"
+def _explain_centered(facts: Facts) -> str:
+    return f"{_short_number(facts.reward)} - group mean {_short_number(facts.mean('group'))}"
 
 
-def _rloo(facts: Facts) -> str:
+def _explain_rloo(facts: Facts) -> str:
     if facts.size < 2:
-        return f"{_short(facts.reward)}: a group of one has no others"
+        return f"{_short_number(facts.reward)}: a group of one has no others"
     others = (facts.total - facts.reward) / (facts.size - 1)
-    return f"{_short(facts.reward)} - mean of the {facts.size - 1} others {_short(others)}"
+    return f"{_short_number(facts.reward)} - mean of the {facts.size - 1} others {_short_number(others)}"
 
 
-def _opo(facts: Facts) -> str:
+def _explain_opo(facts: Facts) -> str:
     weighted, length = facts.weighted()
     if facts.options["leave_one_out"]:
         weighted, length = weighted - facts.reward * facts.length, length - facts.length
     words = "of the others" if facts.options["leave_one_out"] else "of the group"
     baseline = weighted / length if length > 0 else facts.mean("group")
-    return f"{_short(facts.reward)} - mean {words} weighted by length {_short(baseline)}"
+    return f"{_short_number(facts.reward)} - mean {words} weighted by length {_short_number(baseline)}"
 
 
 def _max_rl(facts: Facts) -> str:
-    return f"({_short(facts.reward)} - group mean {_short(facts.mean('group'))}) / group mean, within ±{facts.size - 1}"
+    return f"({_short_number(facts.reward)} - group mean {_short_number(facts.mean('group'))}) / group mean, within ±{facts.size - 1}"
 
 
-def _reward(facts: Facts) -> str:
-    return f"{_short(facts.reward)} itself, without a baseline"
+def _explain_reward(facts: Facts) -> str:
+    return f"{_short_number(facts.reward)} itself, without a baseline"
 
 
 ESTIMATORS: Mapping[str, Callable[[Facts], str]] = {
-    "grpo": _grpo,
-    "dr_grpo": _centred,
-    "rloo": _rloo,
-    "opo": _opo,
+    "grpo": _explain_grpo,
+    "dr_grpo": _explain_centered,
+    "rloo": _explain_rloo,
+    "opo": _explain_opo,
     "max_rl": _max_rl,
-    "reward": _reward,
-    "reinforce_pp": _reward,
-    "reinforce_pp_baseline": _centred,
+    "reward": _explain_reward,
+    "reinforce_pp": _explain_reward,
+    "reinforce_pp_baseline": _explain_centered,
 }
 """Words of each built-in estimator, with the numbers put in."""
 _LATER: Mapping[str, Callable[[object], str]] = {
@@ -323,5 +323,5 @@ def _of_others(own: AdvantageConfig) -> str:
     return f"{own.name}, a function of the run's own"
 
 
-def _short(value: float) -> str:
+def _short_number(value: float) -> str:
     return f"{value:.6g}"

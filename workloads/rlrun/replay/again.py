@@ -11,10 +11,10 @@ from rlrun.config.named_code import code_of_trainer
 from rlrun.protocol.files.batch import BatchError, read_batch
 from rlrun.protocol.files.recorded_code import check_recorded_code
 from rlrun.replay.advantage import advantage_settings
-from rlrun.replay.compare import Row, Verdict, rows, table, weights_text, weights_verdict
-from rlrun.replay.compute import Start, compute, layout, run_ranks
-from rlrun.replay.find import Plan, ReplayError, find
-from rlrun.replay.sample import SampleReport, document, index_of, report, text
+from rlrun.replay.compare import Row, Verdict, compare_quantities, rows_table, weights_text, weights_verdict
+from rlrun.replay.compute import Start, compute_step, local_layout, run_ranks
+from rlrun.replay.find import Plan, ReplayError, find_step
+from rlrun.replay.sample import SampleReport, index_of, report_document, report_sample, report_text
 from rlrun.runtime import exit_codes
 
 TOLERANCE = 1e-3
@@ -66,14 +66,16 @@ class Replay:
             "equal": self.code == exit_codes.OK,
             "quantities": [asdict(row) for row in self.rows],
             "weights": None if self.weights is None else self.weights | {"verdict": self.weights_verdict},
-            "sample": None if self.sample is None else document(self.sample, self.objective),
+            "sample": None if self.sample is None else report_document(self.sample, self.objective),
         }
 
     def text(self) -> str:
         """The result for a terminal."""
         lines = self._head() if self.computed else []
         if self.sample is not None:
-            lines += ["", text(self.sample, self.objective)] if lines else [text(self.sample, self.objective)]
+            lines += (
+                ["", report_text(self.sample, self.objective)] if lines else [report_text(self.sample, self.objective)]
+            )
         return "\n".join(lines)
 
     def _head(self) -> list[str]:
@@ -85,7 +87,7 @@ class Replay:
         lines += [f"  not bit for bit: {why}" for why in self.inexact]
         earlier = [row for row in self.rows if row.step != plan.step]
         lines += [f"  step {row.step} already: {row.name} is {row.text}" for row in earlier]
-        lines += table([row for row in self.rows if row.step == plan.step])
+        lines += rows_table([row for row in self.rows if row.step == plan.step])
         if self.weights is not None and plan.end is not None:
             lines.append(f"  {weights_text(self.weights, plan.end.name)}")
         if self.stored:
@@ -103,7 +105,7 @@ class Replay:
         return f"step {self.plan.step} was computed, but the run has written nothing of it to compare with (metrics.jsonl, a checkpoint)"
 
 
-def replay(
+def replay_step(
     root: Path,
     step: int,
     *,
@@ -130,19 +132,19 @@ def replay(
         RoleError: the folder names code that the caller does not trust.
         ReplayError: a file is missing, or the ranks failed.
     """
-    plan = find(root, step, computes=computes)
-    index, explained = (None, None) if sample is None else _explained(plan, sample)
+    plan = find_step(root, step, computes=computes)
+    index, explained = (None, None) if sample is None else _explain_step(plan, sample)
     if not computes:
         return Replay(plan, sample=explained, computed=False)
-    config = layout(plan.run.trainer, ranks=ranks, model=model)
+    config = local_layout(plan.run.trainer, ranks=ranks, model=model)
     check_recorded_code(root, code_of_trainer(config), trusted=trusts_code)
-    answer = compute(plan, config, start or run_ranks, sample=index)
-    inexact = tuple(_inexact(plan, answer, ranks))
+    answer = compute_step(plan, config, start or run_ranks, sample=index)
+    inexact = tuple(_inexact_reasons(plan, answer, ranks))
     tolerance = TOLERANCE if inexact else None
     found: list[Row] = []
     for line in answer["steps"]:
         number = int(line["step"])
-        own = rows(number, plan.lines.get(number), line, tolerance=tolerance)
+        own = compare_quantities(number, plan.lines.get(number), line, tolerance=tolerance)
         found += own if number == step else [row for row in own if row.verdict == "different"]
     return Replay(
         plan,
@@ -157,7 +159,7 @@ def replay(
     )
 
 
-def _explained(plan: Plan, sample: str) -> tuple[int, SampleReport]:
+def _explain_step(plan: Plan, sample: str) -> tuple[int, SampleReport]:
     try:
         batch = read_batch(plan.batches[-1][1])
     except BatchError as error:
@@ -165,10 +167,10 @@ def _explained(plan: Plan, sample: str) -> tuple[int, SampleReport]:
     index = index_of(batch, sample)
     trains = plan.run.orchestrator is not None and plan.run.trainer.task == "RL"
     settings = advantage_settings(plan.run.orchestrator) if trains and plan.run.orchestrator is not None else {}
-    return index, report(batch, index, settings)
+    return index, report_sample(batch, index, settings)
 
 
-def _inexact(plan: Plan, answer: dict[str, Any], ranks: int | None) -> Sequence[str]:
+def _inexact_reasons(plan: Plan, answer: dict[str, Any], ranks: int | None) -> Sequence[str]:
     """Reasons why the bits may differ although nothing is wrong."""
     found = []
     if answer["device"] != "cpu":

@@ -38,7 +38,7 @@ class Row:
         return f"{'within the tolerance' if self.verdict == 'within' else 'different'}: by {difference:.3g}"
 
 
-def rows(
+def compare_quantities(
     step: int, stored: Mapping[str, float] | None, computed: Mapping[str, float], *, tolerance: float | None
 ) -> list[Row]:
     """Quantities of a step, loss and gradient first.
@@ -53,10 +53,10 @@ def rows(
     first = ("loss", "grad_norm", _OF_BITS)
     ordered = [*(name for name in first if name in names), *sorted(name for name in names if name not in first)]
     known = stored or {}
-    return [_row(step, name, known.get(name), computed[name], tolerance) for name in ordered]
+    return [_compare_quantity(step, name, known.get(name), computed[name], tolerance) for name in ordered]
 
 
-def _row(step: int, name: str, stored: object, computed: float, tolerance: float | None) -> Row:
+def _compare_quantity(step: int, name: str, stored: object, computed: float, tolerance: float | None) -> Row:
     if isinstance(stored, bool) or not isinstance(stored, int | float):
         return Row(step, name, None, computed, "unknown")
     value = float(stored)
@@ -74,7 +74,7 @@ def weights_verdict(found: Mapping[str, float], *, tolerance: float | None) -> V
     """Verdict on a comparison with a checkpoint.
 
     Args:
-        found: as `recompute.weights.difference` gives it.
+        found: as `recompute.weights.count_changes` gives it.
         tolerance: absolute for values of weights and moments; None: bits have to be equal.
     """
     if found["different"] == 0:
@@ -90,9 +90,9 @@ def weights_text(found: Mapping[str, float], name: str) -> str:
     return f"{name}: {different} of {total} tensors differ, by {found['largest']:.3g} at most"
 
 
-def table(found: Sequence[Row]) -> list[str]:
+def rows_table(found: Sequence[Row]) -> list[str]:
     """Rows for a terminal."""
-    lines = [(printable(r.name), _number(r.stored), _number(r.computed), r.text) for r in found]
+    lines = [(printable(r.name), _show_number(r.stored), _show_number(r.computed), r.text) for r in found]
     widths = [max(len(line[column]) for line in [("", "stored", "computed", ""), *lines]) for column in range(3)]
     head = ("", "stored", "computed", "")
     return [
@@ -101,7 +101,7 @@ def table(found: Sequence[Row]) -> list[str]:
     ]
 
 
-def _number(value: float | None) -> str:
+def _show_number(value: float | None) -> str:
     return (
         "-" if value is None else repr(int(value)) if float(value).is_integer() and abs(value) < 1e16 else repr(value)
     )

@@ -24,7 +24,7 @@ Start = Callable[[TrainerConfig, Path, Job], None]
 """Starts the ranks of a configuration, whose file is named, and waits for the answer."""
 
 
-def layout(config: TrainerConfig, *, ranks: int | None, model: Path | None) -> TrainerConfig:
+def local_layout(config: TrainerConfig, *, ranks: int | None, model: Path | None) -> TrainerConfig:
     """The run's configuration for this machine.
 
     Args:
@@ -40,12 +40,12 @@ def layout(config: TrainerConfig, *, ranks: int | None, model: Path | None) -> T
     return config.model_copy(update=changes)
 
 
-def compute(plan: Plan, config: TrainerConfig, start: Start, *, sample: int | None = None) -> Answer:
+def compute_step(plan: Plan, config: TrainerConfig, start: Start, *, sample: int | None = None) -> Answer:
     """Compute a step again.
 
     Args:
         plan: the way to it.
-        config: as `layout` gives it.
+        config: as `local_layout` gives it.
         start: starts the ranks, such as `run_ranks`.
         sample: index of a sample to explain.
 
@@ -54,7 +54,7 @@ def compute(plan: Plan, config: TrainerConfig, start: Start, *, sample: int | No
     """
     with tempfile.TemporaryDirectory(prefix="rlrun-replay-") as made:
         scratch = RunPaths(Path(made))
-        _prepare(scratch, plan.run.paths)
+        _prepare_folder(scratch, plan.run.paths)
         job = Job(
             output=str(scratch.root / "answer.json"),
             batches=tuple((step, str(path)) for step, path in plan.batches),
@@ -63,16 +63,16 @@ def compute(plan: Plan, config: TrainerConfig, start: Start, *, sample: int | No
             end=None if plan.end is None else str(plan.end),
             sample=sample,
         )
-        write_json(scratch.run_json, {"trainer": _dumped(config, scratch)})
+        write_json(scratch.run_json, {"trainer": _dump_job(config, scratch)})
         start(config, scratch.run_json, job)
         return job.answer()
 
 
-def _dumped(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
+def _dump_job(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
     return config.model_copy(update={"output_dir": str(scratch.root)}).model_dump(mode="json")
 
 
-def _prepare(scratch: RunPaths, paths: RunPaths) -> None:
+def _prepare_folder(scratch: RunPaths, paths: RunPaths) -> None:
     """Make the part of a trainer's folder that it reads: the tiny model, by a link, and the hub's commits, copied: it may add to them."""
     if paths.model.is_dir():
         scratch.model.symlink_to(paths.model.absolute())

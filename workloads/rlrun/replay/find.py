@@ -106,7 +106,7 @@ def read_run(root: Path) -> Recorded:
             f"{root} holds no run: it has no attempts/; of a run in a cluster, `rlrun pull NAME run --to DIR` brings the folder here",
             exit_codes.USAGE,
         )
-    trainer = _config(TrainerConfig, paths, attempts[-1])
+    trainer = _read_config(TrainerConfig, paths, attempts[-1])
     if trainer.task not in TRAINING_TASKS:
         raise ReplayError(f"{trainer.name} has task {trainer.task}, which trains nothing", exit_codes.USAGE)
     if trainer.shared_with is not None:
@@ -118,7 +118,7 @@ def read_run(root: Path) -> Recorded:
     lineage = read_attempt(paths.attempt_file(attempts[-1]))
     orchestrator: OrchestratorConfig | None
     try:
-        orchestrator = _config(OrchestratorConfig, paths, attempts[-1])
+        orchestrator = _read_config(OrchestratorConfig, paths, attempts[-1])
     except ReplayError:
         orchestrator = None
     batches = {a.step: a.path for a in paths.batches_on_disk() if trained_by(lineage, a.step) == a.attempt}
@@ -134,7 +134,7 @@ def trained_by(lineage: Attempt, step: int) -> int | None:
     return None
 
 
-def find(root: Path, step: int, *, computes: bool = True) -> Plan:
+def find_step(root: Path, step: int, *, computes: bool = True) -> Plan:
     """The nearest way to a step.
 
     Args:
@@ -147,7 +147,7 @@ def find(root: Path, step: int, *, computes: bool = True) -> Plan:
     """
     run = read_run(root)
     attempt = trained_by(run.lineage, step)
-    lines = _lines(run.paths.metrics)
+    lines = _read_lines(run.paths.metrics)
     newest = max([*lines, *run.batches, *run.starts])
     if step > newest or attempt is None:
         raise ReplayError(
@@ -160,13 +160,13 @@ def find(root: Path, step: int, *, computes: bool = True) -> Plan:
         (start for start in reversed(before) if all(n in run.batches for n in range(start + 1, step + 1))), None
     )
     if begin is None:
-        raise ReplayError(_missing(run, step, before[-1]))
+        raise ReplayError(_explain_missing(run, step, before[-1]))
     start = next((c for c in run.checkpoints if c.step == begin), None)
     path, origin = (None, run.lineage.origin) if start is None else (start.path, None)
     if origin is not None:
         path = Path(origin.path)
     if path is not None:
-        _check(path, step)
+        _check_checkpoint(path, step)
     end = next((c.path for c in run.checkpoints if c.step == step), None)
     wanted = range(begin + 1, step + 1)
     return Plan(
@@ -190,23 +190,24 @@ def _plan_of_batch(run: Recorded, step: int, lines: dict[int, MetricsLine], atte
     """
     if step not in run.batches:
         raise ReplayError(
-            f"the batch of step {step} is not on the volume; {KEEP_BATCHES}; steps whose batches are there: {spans(sorted(run.batches))}"
+            f"the batch of step {step} is not on the volume; {KEEP_BATCHES}; "
+            f"steps whose batches are there: {show_spans(sorted(run.batches))}"
         )
     found = {number: line for number, line in lines.items() if number == step}
     return Plan(run, step, None, step - 1, None, ((step, run.batches[step]),), None, attempt, found)
 
 
-def _missing(run: Recorded, step: int, start: int) -> str:
+def _explain_missing(run: Recorded, step: int, start: int) -> str:
     lacking = next(number for number in range(start + 1, step + 1) if number not in run.batches)
     name = run.paths.batch(lacking, trained_by(run.lineage, lacking) or 1).relative_to(run.paths.root)
     nearest = "the model" if start == 0 else f"the checkpoint of step {start}"
     return (
         f"step {step} cannot be computed again: {name} is not on the volume (the nearest start before it is {nearest}); "
-        f"{KEEP_BATCHES}; steps that can be computed again: {spans(run.possible())}"
+        f"{KEEP_BATCHES}; steps that can be computed again: {show_spans(run.possible())}"
     )
 
 
-def spans(steps: Sequence[int]) -> str:
+def show_spans(steps: Sequence[int]) -> str:
     """Ascending steps in words: `3 to 6, 9`."""
     found: list[list[int]] = []
     for step in steps:
@@ -217,7 +218,7 @@ def spans(steps: Sequence[int]) -> str:
     return ", ".join(f"{one[0]} to {one[-1]}" if len(one) > 1 else f"{one[0]}" for one in found) or "none"
 
 
-def _check(checkpoint: Path, step: int) -> None:
+def _check_checkpoint(checkpoint: Path, step: int) -> None:
     """Refuse a checkpoint that is not whole; its bytes are compared when it is read."""
     try:
         check_sizes(checkpoint, read_manifest(checkpoint).files)
@@ -225,7 +226,7 @@ def _check(checkpoint: Path, step: int) -> None:
         raise ReplayError(f"step {step} cannot be computed again: {checkpoint} cannot be used: {error}") from None
 
 
-def _config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT:
+def _read_config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT:
     role: Role = "trainer" if model is TrainerConfig else "orchestrator"
     files = [paths.run_json, paths.logs(attempt, role) / "config.json"]
     file = next((file for file in files if file.is_file()), None)
@@ -239,7 +240,7 @@ def _config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT:
         raise ReplayError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 
 
-def _lines(path: Path) -> dict[int, MetricsLine]:
+def _read_lines(path: Path) -> dict[int, MetricsLine]:
     """Lines of `metrics.jsonl` by step, the last of each; one that is being written is left out."""
     found: dict[int, MetricsLine] = {}
     for line in _whole_lines(path):

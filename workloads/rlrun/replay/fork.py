@@ -16,10 +16,10 @@ from rlrun.api.variation import Variation
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.schema import snake_name
 from rlrun.config.models.run import RunConfig
-from rlrun.local.judge import judge_manifest, stopped
+from rlrun.local.judge import judge_manifest, report_and_stop
 from rlrun.local.recorded_manifest import code_of_folder, code_of_spec
 from rlrun.protocol.files.attempts import Attempt, next_attempt, read_attempt
-from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART, ManifestError, read_manifest, verify_files
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.forked import ForkedFrom, fork_document
 from rlrun.protocol.files.metrics_line import metrics_lines
@@ -50,7 +50,7 @@ class Forked:
     origin: ForkedFrom
 
 
-def fork(
+def fork_run(
     root: Path,
     *,
     step: int | None,
@@ -78,19 +78,19 @@ def fork(
         OSError: the folder cannot be written.
     """
     run = read_run(root)
-    checkpoint = _checkpoint(run, step)
+    checkpoint = _find_checkpoint(run, step)
     chosen = name or _default_name(run.trainer.name, checkpoint.step)
     target = (folder or Path("runs") / chosen).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ReplayError(f"{target} is there already; name a new --folder, or another --name", exit_codes.USAGE)
-    before, after = _specs(run.paths, chosen, changes, manifest, trusts_code=trusts_code)
-    changed = _changed(before, after)
-    _refuse(changed, after, checkpoint.step)
-    words = tuple(f"{path} {_shown(old)} -> {_shown(new)}" for path, (old, new) in changed.items())
+    before, after = _read_specs(run.paths, chosen, changes, manifest, trusts_code=trusts_code)
+    changed = _changed_fields(before, after)
+    _refuse_fork(changed, after, checkpoint.step)
+    words = tuple(f"{path} {_show_value(old)} -> {_show_value(new)}" for path, (old, new) in changed.items())
     origin = ForkedFrom(
         run.trainer.name, run.trainer.uid, checkpoint.step, checkpoint.attempt, str(run.paths.root.absolute()), words
     )
-    config = _write(run, checkpoint, target, chosen, after, origin)
+    config = _write_folder(run, checkpoint, target, chosen, after, origin)
     if trusts_code or manifest is not None or is_own_run(run.paths.root):
         note_started_run(target, config)  # so that the recommended `rlrun local --resume` needs no flag
     return Forked(chosen, target, origin)
@@ -101,7 +101,7 @@ def _default_name(name: str, step: int) -> str:
     return name[: 40 - len(suffix)].rstrip("-") + suffix
 
 
-def _checkpoint(run: Recorded, step: int | None) -> Artifact:
+def _find_checkpoint(run: Recorded, step: int | None) -> Artifact:
     """The complete checkpoint of a step, with all parts, whole."""
     steps = [one.step for one in run.checkpoints]
     known = (
@@ -118,7 +118,7 @@ def _checkpoint(run: Recorded, step: int | None) -> Artifact:
         )
     try:
         manifest = read_manifest(found.path)
-        verify(found.path, manifest)
+        verify_files(found.path, manifest)
     except (ManifestError, OSError) as error:
         raise ReplayError(f"the checkpoint of step {found.step} cannot be used: {error}") from None
     if not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
@@ -128,7 +128,7 @@ def _checkpoint(run: Recorded, step: int | None) -> Artifact:
     return found
 
 
-def _specs(
+def _read_specs(
     paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | None, *, trusts_code: bool = False
 ) -> tuple[RLRunSpec, RLRunSpec]:
     """The specification of the run, and that of its fork; problems of the latter are printed."""
@@ -142,10 +142,10 @@ def _specs(
     before = parse_manifest(text, str(file))[0].spec
     named = code_of_spec(before)
     if manifest is None and named:  # a manifest of the caller's own is trusted, and so are the caller's changes
-        after = code_of_spec(parse_manifest(text, str(file), Variation(_options(changes)))[0].spec)
+        after = code_of_spec(parse_manifest(text, str(file), Variation(_read_options(changes)))[0].spec)
         check_recorded_code(paths.root, [one for one in named if one in after], trusted=trusts_code)
-    judged = judge_manifest(text, str(file), here=True, variation=Variation(_options(changes)))
-    code = stopped(judged)
+    judged = judge_manifest(text, str(file), here=True, variation=Variation(_read_options(changes)))
+    code = report_and_stop(judged)
     if code is not None or judged.run is None:
         raise ReplayError(
             "nothing is made: the changes above do not go with the manifest", code or exit_codes.CONFIGURATION
@@ -156,7 +156,7 @@ def _specs(
     return before, spec.model_copy(update={"checkpoint": type(spec.checkpoint).model_validate(checkpoint)})
 
 
-def _options(changes: Sequence[str]) -> list[str]:
+def _read_options(changes: Sequence[str]) -> list[str]:
     """Options of `a.b=c`, as a command line has them."""
     found: list[str] = []
     for change in changes:
@@ -173,21 +173,21 @@ def _options(changes: Sequence[str]) -> list[str]:
 Changes = dict[str, tuple[object, object]]
 
 
-def _changed(before: RLRunSpec, after: RLRunSpec) -> Changes:
+def _changed_fields(before: RLRunSpec, after: RLRunSpec) -> Changes:
     """Fields of the fork that differ, by their path in YAML, with both values."""
     one, other = (spec.model_dump(mode="json", by_alias=True) for spec in (before, after))
-    return {path: (old, new) for path, old, new in _differing("", one, other) if not path.startswith(_RESUME)}
+    return {path: (old, new) for path, old, new in _differing_fields("", one, other) if not path.startswith(_RESUME)}
 
 
-def _differing(path: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:
+def _differing_fields(path: str, one: object, other: object) -> Iterator[tuple[str, object, object]]:
     if isinstance(one, dict) and isinstance(other, dict):
         for key in dict.fromkeys([*one, *other]):
-            yield from _differing(f"{path}.{key}" if path else str(key), one.get(key), other.get(key))
+            yield from _differing_fields(f"{path}.{key}" if path else str(key), one.get(key), other.get(key))
     elif one != other:
         yield path, one, other
 
 
-def _refuse(changed: Changes, after: RLRunSpec, step: int) -> None:
+def _refuse_fork(changed: Changes, after: RLRunSpec, step: int) -> None:
     for path in changed:
         fixed = next((field for field in FIXED if path == field or path.startswith(f"{field}.")), None)
         if fixed is not None:
@@ -203,11 +203,11 @@ def _refuse(changed: Changes, after: RLRunSpec, step: int) -> None:
         )
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     return json.dumps(value)[:80]
 
 
-def _write(
+def _write_folder(
     run: Recorded, checkpoint: Artifact, target: Path, name: str, spec: RLRunSpec, origin: ForkedFrom
 ) -> RunConfig:
     """Write the folder, which appears when it is whole, and return the configuration in it."""
@@ -220,7 +220,7 @@ def _write(
         paths.run_json.write_text(config.model_dump_json(indent=1, by_alias=False) + "\n")
         paths.fork.write_text(fork_document(origin))
         paths.attempts.mkdir()
-        attempt = _lineage(run, checkpoint, uid)
+        attempt = _fork_lineage(run, checkpoint, uid)
         paths.attempt_file(attempt.attempt).write_text(json.dumps(asdict(attempt)))
         copied = paths.checkpoint(checkpoint.step, checkpoint.attempt)
         # Copies, not links: retention of either run deletes names only, but a damaged block would be both runs' loss.
@@ -229,15 +229,15 @@ def _write(
             if source.is_dir():
                 shutil.copytree(source, made / source.name)
         with paths.metrics.open("wb") as metrics:
-            metrics.writelines(_lines(run.paths.metrics, checkpoint.step))
+            metrics.writelines(_lines_up_to(run.paths.metrics, checkpoint.step))
         try:
-            verify(copied, read_manifest(copied))
+            verify_files(copied, read_manifest(copied))
         except ManifestError as error:
             raise ReplayError(f"{checkpoint.path} changed while it was copied: {error}") from None
     return config
 
 
-def _lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
+def _fork_lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
     """The attempt of the new folder that owns the checkpoint, and nothing after it."""
     wrote = read_attempt(run.paths.attempt_file(checkpoint.attempt))
     cut = next_attempt(
@@ -250,6 +250,6 @@ def _lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
     return replace(wrote, lineage=cut.lineage[:-1], uid=uid)
 
 
-def _lines(path: Path, through: int) -> Iterator[bytes]:
+def _lines_up_to(path: Path, through: int) -> Iterator[bytes]:
     """Whole lines of `metrics.jsonl` up to a step."""
     return (line for line, found in metrics_lines(path) if found is not None and found["step"] <= through)

@@ -88,7 +88,7 @@ def index_of(batch: Batch, wanted: str) -> int:
     )
 
 
-def report(batch: Batch, index: int, settings: Mapping[str, AdvantageConfig]) -> SampleReport:
+def report_sample(batch: Batch, index: int, settings: Mapping[str, AdvantageConfig]) -> SampleReport:
     """Report on a sample from its batch.
 
     Args:
@@ -114,29 +114,29 @@ def report(batch: Batch, index: int, settings: Mapping[str, AdvantageConfig]) ->
         sample.rollout,
         sample.reward,
         sample.dispatch_version,
-        tuple(_versions(sample, batch.step - 1)),
+        tuple(_version_lines(sample, batch.step - 1)),
         len(sample),
         int(sample.loss_mask.sum()),
         None if outcome is None else outcome.masked,
-        tuple(_spans(sample)),
+        tuple(_token_spans(sample)),
         advantage,
     )
 
 
-def _versions(sample: Sample, policy: int) -> Iterator[Version]:
+def _version_lines(sample: Sample, policy: int) -> Iterator[Version]:
     numbers, counts = np.unique(sample.versions[sample.loss_mask], return_counts=True)
     for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
         yield Version(int(number), int(count), policy - int(number))
 
 
-def _spans(sample: Sample) -> Iterator[Span]:
+def _token_spans(sample: Sample) -> Iterator[Span]:
     edges = [0, *(np.flatnonzero(np.diff(sample.loss_mask.astype(np.int8))) + 1).tolist(), len(sample)]
     for start, end in pairwise(edges):
         kind = "trained" if sample.loss_mask[start] else "prompt" if start == 0 else "between"
         yield Span(kind, int(start), int(end))
 
 
-def document(found: SampleReport, objective: Mapping[str, Any] | None) -> dict[str, object]:
+def report_document(found: SampleReport, objective: Mapping[str, Any] | None) -> dict[str, object]:
     """A report as JSON."""
     values = asdict(found)
     if found.advantage is not None:
@@ -144,7 +144,7 @@ def document(found: SampleReport, objective: Mapping[str, Any] | None) -> dict[s
     return values | {"objective": objective}
 
 
-def text(found: SampleReport, objective: Mapping[str, Any] | None) -> str:
+def report_text(found: SampleReport, objective: Mapping[str, Any] | None) -> str:
     """A report for a terminal."""
     place = f"{printable(found.environment)} {printable(found.task_id)}, group {found.group}, rollout {found.rollout}"
     lines = [f"sample {found.sample} of step {found.step}: {place}", f"  reward {found.reward:.6g}"]
@@ -157,7 +157,7 @@ def text(found: SampleReport, objective: Mapping[str, Any] | None) -> str:
     more = "" if len(found.spans) <= _TOKENS else f" and {len(found.spans) - _TOKENS} more spans"
     lines.append(f"  tokens: {found.trained_tokens} of {found.tokens} are trained on: {kinds}{more}")
     if objective is not None:
-        lines += list(_objective(objective))
+        lines += list(_objective_lines(objective))
     return "\n".join(lines)
 
 
@@ -172,22 +172,24 @@ def advantage_lines(found: SampleReport) -> list[str]:
     if why.note is not None:
         lines.append(f"    {why.note}")
     if why.stored:
-        lines.append(f"  advantage {_range(why.stored)} in the batch; estimated again: {_agreement(why)}")
+        lines.append(f"  advantage {_range_text(why.stored)} in the batch; estimated again: {_agreement_text(why)}")
     return lines
 
 
-def _agreement(why: Advantage) -> str:
+def _agreement_text(why: Advantage) -> str:
     return (
-        "equal" if why.equal else f"{_range(why.computed)}, which differs: the estimator's settings were changed since"
+        "equal"
+        if why.equal
+        else f"{_range_text(why.computed)}, which differs: the estimator's settings were changed since"
     )
 
 
-def _range(values: Sequence[float]) -> str:
+def _range_text(values: Sequence[float]) -> str:
     least, most = min(values), max(values)
     return f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
 
 
-def _objective(found: Mapping[str, Any]) -> Iterator[str]:
+def _objective_lines(found: Mapping[str, Any]) -> Iterator[str]:
     """Lines on what the objective makes of the sample."""
     tokens, metrics = found["tokens"], found["metrics"]
     slopes: list[float] = tokens["slope"]
@@ -197,7 +199,7 @@ def _objective(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"  loss {found['loss']} ({options}), {found['aggregation']}, divided by {found['divisor']:g}{update}"
     for name, values in metrics.items():
         if not name.endswith("_max") and values:
-            yield f"    {name}: {_share(values) if name.endswith('_fraction') else _spread(values)}"
+            yield f"    {name}: {_share_text(values) if name.endswith('_fraction') else _spread_text(values)}"
     yield f"    its part of the step's loss: {sum(tokens['share_of_loss']):.6g}"
     yield (
         f"    the gradient raises the probability of {raised} tokens, lowers that of {lowered}, leaves {len(slopes) - raised - lowered}; "
@@ -213,9 +215,9 @@ def _objective(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {len(positions) - _TOKENS} more: -o json"
 
 
-def _share(values: Sequence[float]) -> str:
+def _share_text(values: Sequence[float]) -> str:
     return f"{int(sum(values))} of {len(values)} tokens"
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.6g} on average, {_range(values)}"
+def _spread_text(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.6g} on average, {_range_text(values)}"

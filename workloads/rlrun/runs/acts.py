@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlrun.inspect.change import dropped
+from rlrun.inspect.change import dropped_fields
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.source import FolderRun, NotFoundError
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
@@ -61,7 +61,7 @@ def patch(api: Api, name: str, change: Json, *, dry_run: bool = False) -> None:
     """
     words = ["patch", RUNS, name, "--type=merge", f"--patch={json.dumps(change)}"]
     tried = ask_json(api, [*words, "--dry-run=server"])
-    if lost := dropped(change, tried):
+    if lost := dropped_fields(change, tried):
         raise ClusterError(
             f"{', '.join(lost)}: the RLRun has no such field; `kubectl explain rlrun.spec --recursive` lists all",
             exit_codes.USAGE,

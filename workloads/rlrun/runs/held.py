@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlrun.inspect.compare import Curve
 from rlrun.inspect.kubectl import RUNS, Kubectl, ask_json
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, read
+from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, read_run
 from rlrun.runs import reading
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Held:
     def _seen(self, now: float) -> Snapshot:
         place = self._there()
         if self._launched is None:
-            return read(place, self._api, now)
+            return read_run(place, self._api, now)
         from rlrun.runs.launch import look
 
         return look(place, self._api, self._launched, now)

@@ -14,7 +14,7 @@ from rlrun.inspect.folder.reader import is_run
 from rlrun.inspect.folder.small_files import tail_text
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.snapshot import Condition, Snapshot
-from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read_run
 from rlrun.protocol.files.durable import make_private_folder
 from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, LauncherRecord, read_record
 from rlrun.protocol.files.paths import RunPaths
@@ -66,7 +66,7 @@ def look(run: Run, api: Api, launched: Launched | None, now: float) -> Snapshot:
         now: seconds since the epoch.
     """
     code = launched.code() if launched is not None else None  # before the look: what it wrote until its end is seen
-    seen = read(run, api, now)
+    seen = read_run(run, api, now)
     if launched is None or (
         (record := _record_of(launched)) is not None and (code is None or record.state != "Running")
     ):

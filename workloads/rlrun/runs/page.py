@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from rlrun.inspect.curves import DEFAULTS, curve, names, svg
-from rlrun.inspect.screen import number, steps
+from rlrun.inspect.curves import DEFAULTS, draw_svg, metric_curve, metric_names
+from rlrun.inspect.screen import show_number, show_steps
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.times import span
+from rlrun.inspect.times import show_span
 from rlrun.inspect.why import Explanation
 
 _COLOURS = {"Complete": "#2ca02c", "Failed": "#d62728", "Running": "#1f77b4"}
@@ -24,11 +24,11 @@ def line(seen: Snapshot) -> str:
 def _facts(seen: Snapshot) -> Iterator[str]:
     yield seen.phase + (f" ({seen.reason})" if seen.reason else "")
     if seen.progress.total_steps is not None:
-        yield f"step {steps(seen)}"
+        yield f"step {show_steps(seen)}"
     if seen.progress.reward is not None:
-        yield f"reward {number(seen.progress.reward, '.3f')}"
+        yield f"reward {show_number(seen.progress.reward, '.3f')}"
     if seen.phase in ("Running", "Starting") and seen.progress.eta_seconds is not None:
-        yield f"ETA {span(seen.progress.eta_seconds)}"
+        yield f"ETA {show_span(seen.progress.eta_seconds)}"
 
 
 def html(seen: Snapshot, told: Explanation, lines: Sequence[Mapping[str, object]]) -> str:
@@ -53,11 +53,11 @@ def _problems(told: Explanation) -> Iterator[str]:
 
 
 def _picture(lines: Sequence[Mapping[str, object]]) -> Iterator[str]:
-    metric = next((name for name in DEFAULTS if name in names(lines)), None)
+    metric = next((name for name in DEFAULTS if name in metric_names(lines)), None)
     if metric is not None:
-        found = curve("", lines, metric)
+        found = metric_curve("", lines, metric)
         if len(found.steps) > 1:
-            yield svg(metric, [found])
+            yield draw_svg(metric, [found])
 
 
 def manifest(text: str) -> str:

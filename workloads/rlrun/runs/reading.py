@@ -16,7 +16,7 @@ from rlrun.inspect import rollouts
 from rlrun.inspect.compare import Curve, RunFields, fields_of_folder, fields_of_spec, sections_by_hand
 from rlrun.inspect.folder.small_files import json_lines, read_json
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
-from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read_run
 from rlrun.inspect.volume import NoFileError, Volume, traced_steps
 from rlrun.inspect.why import not_there
 from rlrun.protocol.files.checkpoint_manifest import MANIFEST
@@ -53,7 +53,7 @@ def metrics(run: Run, api: Api) -> list[dict[str, object]]:
     if isinstance(run, FolderRun):
         file = RunPaths(run.root).metrics
         return json_lines(file.read_text(errors="replace")) if file.is_file() else []
-    seen = read(run, api, time.time(), events=False)
+    seen = read_run(run, api, time.time(), events=False)
     try:
         return json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
     except NoFileError:
@@ -74,7 +74,7 @@ def curve(run: Run, api: Api, label: str) -> Curve:
 
 
 def _without_secrets(fields: RunFields) -> RunFields:
-    document = redact.document(fields.values, redact.known_secrets(os.environ))
+    document = redact.redact_document(fields.values, redact.known_secrets(os.environ))
     assert isinstance(document, dict)
     return replace(fields, values=document)
 
@@ -91,7 +91,7 @@ def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = 
     Raises:
         NotFoundError: there is none; says which there are.
     """
-    seen = read(run, api, time.time(), events=False)
+    seen = read_run(run, api, time.time(), events=False)
     volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.traces.name)
     if evaluation is not None:
         name, label = _PATHS.evaluation_trace(evaluation).name, f"evaluation of version {evaluation}"
@@ -103,7 +103,7 @@ def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = 
                 raise NotFoundError(not_there(seen, lacks))
             step = steps[-1]
         name, label = _PATHS.trace(step).name, f"step {step}"
-    return Trace(label, rollouts.newest(json_lines(_text(volume, folder, name))))
+    return Trace(label, rollouts.newest_rollouts(json_lines(_text(volume, folder, name))))
 
 
 def _text(volume: Volume, folder: PurePosixPath, name: str) -> str:
@@ -126,13 +126,13 @@ def of_environment(rows: Sequence[rollouts.Row], environment: str | None, what: 
     Raises:
         NotFoundError: says which there are.
     """
-    if environment is not None and environment not in (known := rollouts.environments(rows)):
+    if environment is not None and environment not in (known := rollouts.environment_names(rows)):
         raise NotFoundError(f"{what}: {unknown_name('environment', environment, known)}")
 
 
 def checkpoints(run: Run, api: Api) -> list[Checkpoint]:
     """Complete checkpoints of a run, in order of step and attempt."""
-    seen = read(run, api, time.time(), events=False)
+    seen = read_run(run, api, time.time(), events=False)
     volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.checkpoints.name)
     root = str(run.root) if isinstance(run, FolderRun) else str(seen.folder)
     found = []

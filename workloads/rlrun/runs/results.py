@@ -53,4 +53,4 @@ class Rollouts(list[rollouts.Row]):
         self.summary = summary
 
     def __repr__(self) -> str:
-        return "\n\n".join([self.summary, *(rollouts.text(row, most=_CHARACTERS) for row in self)])
+        return "\n\n".join([self.summary, *(rollouts.rollout_text(row, most=_CHARACTERS) for row in self)])

@@ -11,8 +11,8 @@ from rlrun.inspect import rollouts as traces
 from rlrun.inspect import screen
 from rlrun.inspect.change import patch_of
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, find, read
-from rlrun.inspect.why import explain
+from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, find_run, read_run
+from rlrun.inspect.why import explain_run
 from rlrun.runs import acts, page, reading
 from rlrun.runs.errors import RunError, translated
 from rlrun.runs.held import Held, access
@@ -96,10 +96,10 @@ class Run(Held):
         in_cluster = namespace is not None or context is not None or kubeconfig is not None
         made = cls.__new__(cls)
         made._begin(None)
-        made._place = find(str(where), cluster_only=in_cluster)
+        made._place = find_run(str(where), cluster_only=in_cluster)
         made._api = access(namespace, context, kubeconfig)
         if isinstance(made._place, ClusterRun):
-            read(made._place, made._api, time.time(), events=False)
+            read_run(made._place, made._api, time.time(), events=False)
         return made
 
     @property
@@ -215,7 +215,7 @@ class Run(Held):
     def why(self) -> Words:
         """Why the run waits, restarted or failed, and what to do; as `rlrun why` says it."""
         now = time.time()
-        return Words(screen.words(explain(self._seen(now), now), now))
+        return Words(screen.explanation_text(explain_run(self._seen(now), now), now))
 
     @translated
     def wait(
@@ -282,8 +282,8 @@ class Run(Held):
         """
         label, rows = reading.trace(self._there(), self._api, step, evaluation)
         reading.of_environment(rows, environment, "environment")
-        found = traces.choose(rows, worst=worst, best=best, environment=environment)
-        return Rollouts(found, traces.summary(label, rows, len(found)))
+        found = traces.choose_rollouts(rows, worst=worst, best=best, environment=environment)
+        return Rollouts(found, traces.summarize_step(label, rows, len(found)))
 
     @translated
     def checkpoints(self) -> list[reading.Checkpoint]:
@@ -369,7 +369,7 @@ class Run(Held):
                 return page.manifest(self._written().to_yaml())
             now = time.time()
             seen = self._seen(now)
-            return page.html(seen, explain(seen, now), self._rows())
+            return page.html(seen, explain_run(seen, now), self._rows())
         except Exception as error:  # a picture never breaks the cell that shows it
             return page.manifest(str(error))
 

@@ -6,8 +6,8 @@ import time
 
 from rlrun.inspect import screen
 from rlrun.inspect.kubectl import Api
-from rlrun.inspect.source import FolderRun, Run, read
-from rlrun.inspect.why import explain
+from rlrun.inspect.source import FolderRun, Run, read_run
+from rlrun.inspect.why import explain_run
 from rlrun.runs.acts import is_running
 from rlrun.runs.errors import RunError, RunFailedError, WaitTimeoutError
 from rlrun.runs.launch import Launched, look
@@ -40,9 +40,9 @@ def wait_for(
         stopped = isinstance(run, FolderRun) and seen.phase == "Suspended"
         if seen.phase in _OVER or stopped:
             now = time.time()
-            raise RunFailedError(screen.words(explain(seen, now), now))
+            raise RunFailedError(screen.explanation_text(explain_run(seen, now), now))
         lacks = f"has not trained step {step}" if step is not None else f"is not {phase}"
-        _pause(deadline, every, f"{seen.name} {lacks}", timeout, f": {seen.phase}, step {screen.steps(seen)}")
+        _pause(deadline, every, f"{seen.name} {lacks}", timeout, f": {seen.phase}, step {screen.show_steps(seen)}")
 
 
 def wait_until_stopped(run: Run, api: Api, launched: Launched | None, *, timeout: float | None) -> None:
@@ -56,7 +56,7 @@ def wait_until_stopped(run: Run, api: Api, launched: Launched | None, *, timeout
 def _is_stopped(run: Run, api: Api, launched: Launched | None) -> bool:
     if isinstance(run, FolderRun):
         return (launched is None or launched.code() is not None) and not is_running(run)
-    return read(run, api, time.time(), events=False).phase in (*_OVER, "Suspended")
+    return read_run(run, api, time.time(), events=False).phase in (*_OVER, "Suspended")
 
 
 def _pause(deadline: float | None, every: float, what: str, timeout: float | None, now: str = "") -> None:

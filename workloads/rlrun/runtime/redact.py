@@ -110,14 +110,14 @@ def known_secrets(environment: Mapping[str, str]) -> list[str]:
     return sorted(found, key=len, reverse=True)
 
 
-def spans(content: str, secrets: list[str]) -> list[tuple[int, int]]:
+def certain_spans(content: str, secrets: list[str]) -> list[tuple[int, int]]:
     """Places of a text that are secrets for certain, as `(start, end)`: known values, and shapes that only secrets have."""
     found = [(at.start(), at.end()) for secret in secrets for at in re.finditer(re.escape(secret), content)]
     found += [at.span() for at in ANY.finditer(content)]
-    return sorted({*found, *_wrapped(content), *_encoded(content, secrets, 1)})
+    return sorted({*found, *_wrapped_spans(content), *_encoded_spans(content, secrets, 1)})
 
 
-def _wrapped(content: str) -> Iterator[tuple[int, int]]:
+def _wrapped_spans(content: str) -> Iterator[tuple[int, int]]:
     """Places of shapes that a line break divides."""
     breaks = [at.span() for at in _WRAP.finditer(content)]
     if not breaks:
@@ -147,20 +147,20 @@ def _wrapped(content: str) -> Iterator[tuple[int, int]]:
             yield origins[first] + at.start() - starts[first], origins[last] + end - starts[last]
 
 
-def _encoded(content: str, secrets: list[str], depth: int = _DEPTH) -> Iterator[tuple[int, int]]:
+def _encoded_spans(content: str, secrets: list[str], depth: int = _DEPTH) -> Iterator[tuple[int, int]]:
     """Places of base64 in which a secret is."""
     for at in _ENCODED.finditer(content):
-        decoded = _decoded(at[0])
+        decoded = _decode_word(at[0])
         if decoded is not None and (
             any(secret in decoded for secret in secrets)
             or ANY.search(decoded)
-            or _named(decoded) != decoded
-            or (depth > 1 and next(_encoded(decoded, secrets, depth - 1), None) is not None)
+            or _redact_named(decoded) != decoded
+            or (depth > 1 and next(_encoded_spans(decoded, secrets, depth - 1), None) is not None)
         ):
             yield at.span()
 
 
-def _decoded(word: str) -> str | None:
+def _decode_word(word: str) -> str | None:
     """Text that a word is the base64 of; None: it is not."""
     word = word.rstrip("=").replace("-", "+").replace("_", "/")
     try:
@@ -170,34 +170,34 @@ def _decoded(word: str) -> str | None:
     return decoded if all(c.isprintable() or c in "\n\r\t" for c in decoded) else None
 
 
-def certain(content: str, secrets: list[str]) -> str:
+def redact_certain(content: str, secrets: list[str]) -> str:
     """A text without what is a secret for certain.
 
-    For texts of a model, in which `token = next(tokens)` is code to be read: `text` would take the word behind the name away.
+    For texts of a model, in which `token = next(tokens)` is code to be read: `redact_text` would take the word behind the name away.
     """
     end, pieces = 0, []
-    for start, stop in spans(content, secrets):
+    for start, stop in certain_spans(content, secrets):
         if start >= end:
             pieces += [content[end:start], REMOVED]
         end = max(end, stop)
     return "".join([*pieces, content[end:]])
 
 
-def text(content: str, secrets: list[str]) -> str:
+def redact_text(content: str, secrets: list[str]) -> str:
     """A text without secrets."""
-    content = _named(certain(content, secrets))
-    found = list(_encoded(content, secrets))
+    content = _redact_named(redact_certain(content, secrets))
+    found = list(_encoded_spans(content, secrets))
     for start, end in reversed(found):
         content = content[:start] + REMOVED + content[end:]
     return _RANDOM.sub(lambda m: REMOVED if _is_random(m[0]) else m[0], content)
 
 
-def _named(content: str) -> str:
+def _redact_named(content: str) -> str:
     """A text without what stands behind names of secrets."""
     content = _HEADER.sub(lambda m: m[0] if m[3].startswith(_NOT_VALUES) else f"{m[1]}{m[2]}{REMOVED}", content)
     content = _BEARER.sub(rf"\1\2{REMOVED}", content)
     content = _IN_URL.sub(rf"\1{REMOVED}@", content)
-    content = _IN_QUERY.sub(_asked, content)
+    content = _IN_QUERY.sub(_is_asked, content)
     content = _NETRC.sub(rf"\1{REMOVED}", content)
     content = _ELEMENT.sub(lambda m: f"<{m[1]}>{REMOVED}" if is_secret(m[1]) else m[0], content)
     content = _FLAG.sub(
@@ -208,19 +208,21 @@ def _named(content: str) -> str:
         lambda m: f"{m[1]}{REMOVED}" if is_secret(re.split(r"[\\\"' \t:=]", m[1])[0]) else m[0], content
     )
     content = _LINE.sub(rf"\1{REMOVED}", content)
-    return _ASSIGNED.sub(_assigned, content)
+    return _ASSIGNED.sub(_assigned_spans, content)
 
 
-def _asked(found: re.Match[str]) -> str:
+def _is_asked(found: re.Match[str]) -> str:
     name = found[2].lower()
     return f"{found[1]}{found[2]}={REMOVED}" if is_secret(name) or name in _QUERY_NAMES else found[0]
 
 
-def _assigned(found: re.Match[str], depth: int = 0) -> str:
+def _assigned_spans(found: re.Match[str], depth: int = 0) -> str:
     given = found["value"].strip("\\\"'")
     if not is_secret(found["name"]):  # what it holds can be assignments, too
         within = (
-            found["value"] if depth == _NESTED else _ASSIGNED.sub(lambda m: _assigned(m, depth + 1), found["value"])
+            found["value"]
+            if depth == _NESTED
+            else _ASSIGNED.sub(lambda m: _assigned_spans(m, depth + 1), found["value"])
         )
         return f"{found['name']}{found['between']}{within}"
     if not given or given.startswith(_NOT_VALUES) or found["value"] in _PLAIN_VALUES:
@@ -239,12 +241,12 @@ def _is_random(word: str) -> bool:
     return sum(a != b for a, b in pairwise(kinds)) >= _CHANGES * len(word)
 
 
-def document(value: object, secrets: list[str], name: str = "") -> object:
+def redact_document(value: object, secrets: list[str], name: str = "") -> object:
     """A JSON document without secrets: texts and numbers of secret names, and secrets within texts."""
     return _Document(secrets, allow_list=False).clean(value, name)
 
 
-def configuration(value: object, secrets: list[str], name: str = "") -> object:
+def redact_configuration(value: object, secrets: list[str], name: str = "") -> object:
     """A document without secrets, in which values of free form are hidden unless they are known to be harmless."""
     return _Document(secrets, allow_list=True).clean(value, name)
 
@@ -252,7 +254,7 @@ def configuration(value: object, secrets: list[str], name: str = "") -> object:
 @lru_cache(maxsize=4096)
 def _certain_name(name: str, secrets: tuple[str, ...]) -> str:
     """Return a field's name without secrets. The lines of `metrics.jsonl` repeat theirs: half of the time of a bundle."""
-    return certain(name, list(secrets))
+    return redact_certain(name, list(secrets))
 
 
 class _Document:
@@ -285,7 +287,7 @@ class _Document:
         if isinstance(value, str):
             if not value or is_secret(name):
                 return REMOVED if value else value
-            return text(value, self._secrets) if not free or free_values.is_shown(name, value) else HIDDEN
+            return redact_text(value, self._secrets) if not free or free_values.is_shown(name, value) else HIDDEN
         if (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -319,7 +321,7 @@ class _Document:
         if is_secret(name):
             return REMOVED
         shown = not self._allow_list or free_values.is_shown_variable(name, value)
-        return text(value, self._secrets) if shown else HIDDEN
+        return redact_text(value, self._secrets) if shown else HIDDEN
 
     def _list(self, value: list[object], name: str, *, free: bool) -> list[object]:
         flags = [None, *value]  # of a command line: the word behind `--token`
@@ -336,12 +338,14 @@ class _Document:
             name, _, value = word.partition("=")
             if word.startswith("-") and value:
                 keep = not is_secret(name) and free_values.is_shown_word(name, value)
-                shown.append(f"{name}={text(value, self._secrets) if keep else REMOVED if is_secret(name) else HIDDEN}")
+                shown.append(
+                    f"{name}={redact_text(value, self._secrets) if keep else REMOVED if is_secret(name) else HIDDEN}"
+                )
                 flag = ""
             elif flag and is_secret(flag):
                 shown.append(REMOVED)
                 flag = ""
             else:
-                shown.append(text(word, self._secrets) if free_values.is_shown_word(flag, word) else HIDDEN)
+                shown.append(redact_text(word, self._secrets) if free_values.is_shown_word(flag, word) else HIDDEN)
                 flag = word if word.startswith("-") else ""
         return shown

@@ -33,5 +33,5 @@ def configure_log(sink: TextIO | Path, layout: str, *, level: str = "INFO") -> N
 
 
 def _make_plain(known: list[str], record: Record) -> None:
-    message = redact.text(record["message"], known)
+    message = redact.redact_text(record["message"], known)
     record["message"] = printable(message, lines=True).replace("\n", "\n    ")

@@ -13,7 +13,7 @@ _KNOWN = "charts"
 """A folder among them."""
 
 
-def shipped() -> Path | None:
+def shipped_folder() -> Path | None:
     """The folder above `charts`, `crds` and `examples`; None: this installation has none, as the images.
 
     A checkout's own are taken before those of a wheel, for an editable installation has copies of an earlier state.

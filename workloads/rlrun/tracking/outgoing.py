@@ -22,7 +22,7 @@ class Outgoing:
 
     def clean_run(self, run: TrackedRun) -> TrackedRun:
         """Return a run whose configuration has no secret; values of free form that are not known to be harmless are hidden."""
-        config = printable_document(redact.configuration(run.config, self._known))
+        config = printable_document(redact.redact_configuration(run.config, self._known))
         assert isinstance(config, dict)
         return replace(run, name=printable(run.name), config=config)
 
@@ -47,4 +47,4 @@ class Outgoing:
 
     def _text(self, content: str) -> str:
         """Return a text of a model or an environment: only what is a secret for certain is removed."""
-        return printable(redact.certain(content, self._known), lines=True)
+        return printable(redact.redact_certain(content, self._known), lines=True)

@@ -29,11 +29,11 @@ class Sent:
         """Forget all but the first `kept` records, which are confirmed, and a torn last line."""
         del self.marks[kept:]
         self.confirmed = len(self.marks)
-        write_bytes(self._path, ("".join(map(_line, self.marks)) + f"= {self.confirmed}\n").encode())
+        write_bytes(self._path, ("".join(map(_sent_line, self.marks)) + f"= {self.confirmed}\n").encode())
 
     def add(self, marks: Sequence[Mark]) -> None:
         """Note records that are about to be sent, durable."""
-        self._append("".join(map(_line, marks)))
+        self._append("".join(map(_sent_line, marks)))
         self.marks += marks
 
     def confirm(self) -> None:
@@ -49,7 +49,7 @@ class Sent:
             os.fsync(file.fileno())
 
 
-def _line(mark: Mark) -> str:
+def _sent_line(mark: Mark) -> str:
     return f"{mark.step} {mark.attempt}\n"
 
 

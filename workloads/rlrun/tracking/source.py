@@ -52,10 +52,10 @@ class Source:
         Attempts ascend from line to line: a line of a later attempt than the newest one sent was written after it, and a line of the
         same attempt is new if its step is later.
         """
-        self._measures += [_numbers(line) for line in self._system.new()[1]]
+        self._measures += [_line_numbers(line) for line in self._system.new()[1]]
         for line in self._new_lines():
-            mark = Mark(_whole(line.get("step")), _whole(line.get("attempt")))
-            numbers = _numbers(line)
+            mark = Mark(_read_whole(line.get("step")), _read_whole(line.get("attempt")))
+            numbers = _line_numbers(line)
             values = {name: value for name, value in numbers.items() if name not in _NOT_METRICS}
             scalars = self._translator.translate(mark.step, values)
             time = numbers.get("time", 0.0)
@@ -94,35 +94,37 @@ class Source:
         samples: dict[str, list[SampleRow]] = {}
         if mark.step > 0 and mark.step % self._samples.interval == 0:
             rows = [
-                row for row in _trace(self._paths.trace(mark.step)) if row.get("attempt", mark.attempt) == mark.attempt
+                row
+                for row in _read_trace(self._paths.trace(mark.step))
+                if row.get("attempt", mark.attempt) == mark.attempt
             ]
             for name, field in (
                 ("distributions/rewards", "reward"),
                 ("distributions/advantages", "advantage"),
                 ("distributions/completion_len", "completion_tokens"),
             ):
-                if values := [value for row in rows if (value := _number(row.get(field))) is not None]:
+                if values := [value for row in rows if (value := _read_number(row.get(field))) is not None]:
                     histograms[name] = values
             samples["samples"] = self._chosen(rows)
         if evaluated:
-            samples["eval_samples"] = self._chosen(_trace(self._paths.evaluation_trace(mark.step)))
+            samples["eval_samples"] = self._chosen(_read_trace(self._paths.evaluation_trace(mark.step)))
         return histograms, {name: rows for name, rows in samples.items() if rows}
 
     def _chosen(self, rows: Sequence[dict[str, object]]) -> list[SampleRow]:
         """Rows at equal distances, so that all environments of a trace have some."""
         count = min(self._samples.count, len(rows))
-        return [_sample(rows[i * len(rows) // count]) for i in range(count)]
+        return [_read_sample(rows[i * len(rows) // count]) for i in range(count)]
 
 
 def _is_evaluated(line: Mapping[str, object]) -> bool:
     return any(name.startswith("eval/") for name in line)
 
 
-def _whole(value: object) -> int:
+def _read_whole(value: object) -> int:
     return int(value) if isinstance(value, int | float) else 0
 
 
-def _trace(path: Path) -> list[dict[str, object]]:
+def _read_trace(path: Path) -> list[dict[str, object]]:
     """Rows of a trace; none where the volume refused it, or does now."""
     try:
         return Lines(path).new()[1]
@@ -130,7 +132,7 @@ def _trace(path: Path) -> list[dict[str, object]]:
         return []
 
 
-def _sample(row: Mapping[str, object]) -> SampleRow:
+def _read_sample(row: Mapping[str, object]) -> SampleRow:
     messages = row.get("messages")
     shown = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     prompt = [m for m in shown if m.get("role") != "assistant"]
@@ -138,14 +140,14 @@ def _sample(row: Mapping[str, object]) -> SampleRow:
     spans = (
         [span for reply in replies if isinstance(reply, list) for span in reply] if isinstance(replies, list) else []
     )
-    versions = sorted({_whole(span.get("version")) for span in spans if isinstance(span, dict)})
+    versions = sorted({_read_whole(span.get("version")) for span in spans if isinstance(span, dict)})
     return SampleRow(
         environment=str(row.get("environment", "")),
         task=str(row.get("task_id", "")),
         prompt="\n".join(f"{m.get('role')}: {_shown_content(m)}" for m in prompt)[:_TEXT_CHARACTERS],
         completion=str(row.get("completion", ""))[:_TEXT_CHARACTERS],
-        reward=_number(row.get("reward")),
-        advantage=_number(row.get("advantage")),
+        reward=_read_number(row.get("reward")),
+        advantage=_read_number(row.get("advantage")),
         versions=", ".join(map(str, versions)),
     )
 
@@ -156,10 +158,10 @@ def _shown_content(message: Mapping[str, object]) -> str:
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
-def _numbers(line: Mapping[str, object]) -> dict[str, float]:
+def _line_numbers(line: Mapping[str, object]) -> dict[str, float]:
     """Numbers of a line, by name."""
     return {name: float(value) for name, value in line.items() if isinstance(value, int | float)}
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) else None

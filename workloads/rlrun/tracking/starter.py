@@ -16,7 +16,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.runtime.bootstrap import module_command
 from rlrun.runtime.bounded_log import cut_back
 from rlrun.runtime.processes import descriptor_path, seal_file
-from rlrun.tracking.backends.missing import problems
+from rlrun.tracking.backends.missing import missing_trackers
 from rlrun.tracking.enabled import enabled_trackers
 
 _PR_SET_PDEATHSIG = 1
@@ -150,7 +150,7 @@ def sink_beside(
     if config.tracking is None or not enabled_trackers(config.tracking, environ):
         yield
         return
-    for name, message in problems(config.tracking, environ, in_image=True):
+    for name, message in missing_trackers(config.tracking, environ, in_image=True):
         say(f"tracking.{name} {message}; the run goes on without it")
     root = Path(config.trainer.output_dir)
     sink = SinkProcess(file, root, environ)

@@ -35,7 +35,7 @@ class Machine:
             if total > self._total:
                 found["system/cpu_percent"] = 100 * (busy - self._busy) / (total - self._total)
             self._busy, self._total = busy, total
-            memory = _memory()
+            memory = _read_memory()
             found["system/memory_used_gib"] = (memory["MemTotal"] - memory["MemAvailable"]) / GIB
             found["system/memory_total_gib"] = memory["MemTotal"] / GIB
             found["system/disk_free_gib"] = shutil.disk_usage(self._root).free / GIB
@@ -69,7 +69,7 @@ def _processor_times() -> tuple[float, float]:
     return sum(times) - times[3] - times[4], sum(times)
 
 
-def _memory() -> dict[str, int]:
+def _read_memory() -> dict[str, int]:
     """Bytes by the names of /proc/meminfo."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 2}

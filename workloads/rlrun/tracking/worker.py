@@ -39,7 +39,7 @@ ERROR_MARK = "error: "
 """Begins the worker's own last line; libraries print others, also later."""
 
 
-def _lock(path: Path) -> BinaryIO:
+def _take_lock(path: Path) -> BinaryIO:
     """Take the right to send a run to a tracker, for as long as the file is open.
 
     Raises:
@@ -63,10 +63,10 @@ def tracked_run(config: RunConfig) -> TrackedRun:
 
 def _error_line(error: object, environ: Mapping[str, str]) -> str:
     """Last line of the worker. A library's error quotes requests, and so addresses and headers."""
-    return f"{ERROR_MARK}{printable(redact.text(str(error), redact.known_secrets(environ)))}"
+    return f"{ERROR_MARK}{printable(redact.redact_text(str(error), redact.known_secrets(environ)))}"
 
 
-def feed(
+def feed_tracker(
     tracker: Tracker,
     run: TrackedRun,
     sent: Sent,
@@ -141,10 +141,12 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
             return exit_codes.OK
         outgoing = Outgoing(environ)
         run = outgoing.clean_run(tracked_run(config))
-        lock = _lock(run.folder / f"{options.tracker}.lock")
+        lock = _take_lock(run.folder / f"{options.tracker}.lock")
         sent = Sent(run.folder / f"{options.tracker}.sent")
         tracker = make_tracker(options.tracker, config.tracking, environ)
-        feed(tracker, run, sent, lambda marks: Source(config, marks), outgoing.clean_record, stop=stop, pulse=pulse)
+        feed_tracker(
+            tracker, run, sent, lambda marks: Source(config, marks), outgoing.clean_record, stop=stop, pulse=pulse
+        )
         lock.close()
     except (TrackerError, ConfigError, OSError) as error:
         print(_error_line(error, environ), file=sys.stderr)

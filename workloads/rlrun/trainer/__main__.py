@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise RoleError(
                 "RLRUN_API_KEY is not set: the channel to the orchestrator needs the run's key", exit_codes.USAGE
             )
-        with heap.importing():
+        with heap.without_collector():
             from rlrun.trainer.loop import train_runs
         code = train_runs(
             config,

@@ -97,7 +97,7 @@ class Run:
         self._arrived: float | None = None
         """When rank 0 first saw the next batch."""
         self.clock = StartClock()
-        """Of this run's start; the host's is the process's (`loop.train`)."""
+        """Of this run's start; the host's is the process's (`loop.train_runs`)."""
         policy.adapters.hold(config.name, config.lora)
         lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)

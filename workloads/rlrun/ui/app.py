@@ -18,13 +18,13 @@ from rlrun.ui.confine import OutsideError
 from rlrun.ui.guard import PlainJSONResponse
 from rlrun.ui.live import Feed
 from rlrun.ui.models import answer, rollout_answers, run_answers
-from rlrun.ui.reasons import reasons
+from rlrun.ui.reasons import rollout_reasons
 from rlrun.ui.registry import OpenRun, UnknownRunError
 from rlrun.ui.rollout_views import Source
 from rlrun.ui.secrets import Redactor
 from rlrun.ui.shown import ForbiddenError, Run, Runs
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.tokens import tokens
+from rlrun.ui.tokens import rollout_tokens
 from rlrun.ui.traces import Filter, Order
 
 _STEP = 99_999_999
@@ -149,16 +149,16 @@ def _add_runs(app: FastAPI, redactor: Redactor) -> None:
 
     @app.get("/api/runs/{run}/history")
     def history(run: One) -> run_answers.History:
-        return redactor.model(overview.history(run.files(), redactor.document))
+        return redactor.model(overview.config_history(run.files(), redactor.document))
 
     @app.get("/api/runs/{run}/lineage")
     def lineage(run: One, runs: Seen) -> run_answers.Lineage:
-        return redactor.model(overview.lineage(run, runs))
+        return redactor.model(overview.run_lineage(run, runs))
 
     @app.get("/api/compare")
     def compare(runs: Seen, run: Annotated[list[str], Query(min_length=2, max_length=8)]) -> run_answers.Comparison:
         found = [runs.get(one) for one in run]
-        return redactor.model(overview.comparison(found, [_fields(one, redactor) for one in found]))
+        return redactor.model(overview.compare_runs(found, [_fields(one, redactor) for one in found]))
 
 
 def _fields(run: Run, redactor: Redactor) -> RunFields:
@@ -185,21 +185,21 @@ def _add_curves(app: FastAPI) -> None:
         points: Annotated[int, Query(ge=4, le=4000)] = 1000,
     ) -> run_answers.Curves:
         index = run.files().steps()
-        return drawn.curves(index, metric, first=first, last=last, smooth=smooth, points=points)
+        return drawn.draw_curves(index, metric, first=first, last=last, smooth=smooth, points=points)
 
     @app.get("/api/runs/{run}/sparkline")
     def sparkline(run: One) -> run_answers.Sparkline:
-        return drawn.sparkline(overview.steps_of(run)[0])
+        return drawn.draw_sparkline(overview.steps_of(run)[0])
 
     @app.get("/api/runs/{run}/timeline")
     def timeline(
         run: One, first: Step = None, last: Step = None, spans: Annotated[int, Query(ge=1, le=400)] = 80
     ) -> run_answers.Timeline:
-        return drawn.timeline(run.files().steps(), first=first, last=last, spans=spans)
+        return drawn.draw_timeline(run.files().steps(), first=first, last=last, spans=spans)
 
     @app.get("/api/runs/{run}/staleness")
     def staleness(run: One, step: Annotated[int, Query(ge=1, le=_STEP)]) -> run_answers.Staleness:
-        return overview.staleness(run.files(), step)
+        return overview.staleness_histogram(run.files(), step)
 
 
 def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
@@ -225,16 +225,16 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
         found = run.files()
         wanted = Filter(environment, reward_min, reward_max, tokens_min, tokens_max, group)
         index = found.trace(Source(step, evaluation).path(found))
-        return rollout_views.page(index, wanted, order, redactor.text, offset=offset, limit=limit)
+        return rollout_views.rollout_page(index, wanted, order, redactor.text, offset=offset, limit=limit)
 
     @app.get("/api/runs/{run}/rollouts/{number}")
     def rollout(run: One, number: int, step: Step = None, evaluation: Step = None) -> rollout_answers.RolloutView:
-        row, whole = rollout_views.whole(run.files(), Source(step, evaluation), number)
-        return rollout_views.view(redactor.text(run.label), row, whole, redactor.text)
+        row, whole = rollout_views.whole_rollout(run.files(), Source(step, evaluation), number)
+        return rollout_views.rollout_view(redactor.text(run.label), row, whole, redactor.text)
 
     def place(run: OpenRun, step: int, number: int) -> tuple[int, int, int]:
         """Attempt, group and rollout of a row of a trace."""
-        row, _ = rollout_views.whole(run, Source(step, None), number)
+        row, _ = rollout_views.whole_rollout(run, Source(step, None), number)
         attempt, group, member = (
             value if isinstance(value := row[name], int) else 0 for name in ("attempt", "group", "rollout")
         )
@@ -243,15 +243,15 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
     @app.get("/api/runs/{run}/rollouts/{number}/tokens")
     def coloured(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> rollout_answers.Tokens:
         found = run.files()
-        return tokens(found, step, *place(found, step, number), redactor.spans)
+        return rollout_tokens(found, step, *place(found, step, number), redactor.spans)
 
     @app.get("/api/runs/{run}/rollouts/{number}/reasons")
     def told(run: One, number: int, step: Annotated[int, Query(ge=1, le=_STEP)]) -> rollout_answers.Reasons:
         found = run.files()
-        return reasons(found, run.fetch, step, place(found, step, number), redactor.text)
+        return rollout_reasons(found, run.fetch, step, place(found, step, number), redactor.text)
 
     @app.get("/api/runs/{run}/rollouts/{number}/diff/{other}")
     def diff(run: One, number: int, other: int, step: Step = None, evaluation: Step = None) -> rollout_answers.DiffView:
         found, source = run.files(), Source(step, evaluation)
-        first, second = (rollout_views.whole(found, source, one) for one in (number, other))
-        return rollout_views.difference(first, second, redactor.text)
+        first, second = (rollout_views.whole_rollout(found, source, one) for one in (number, other))
+        return rollout_views.rollout_difference(first, second, redactor.text)

@@ -45,7 +45,7 @@ class Fence:
         """
         if not self.holds(root):
             raise OutsideError(f"{root.name} is a link to a folder outside of those that were given")
-        for entry in _entries(root):
+        for entry in _allowed_entries(root):
             self._check(entry, root)
 
     def _check(self, entry: os.DirEntry[str], root: Path) -> None:
@@ -69,7 +69,7 @@ class Fence:
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 raise OutsideError(f"{path.name} is no file")
-            if not self._inside(_opened(number, path)):
+            if not self._inside(_opened_path(number, path)):
                 raise OutsideError(f"{path.name} lies outside of the folders that were given")
         except BaseException:
             file.close()
@@ -77,7 +77,7 @@ class Fence:
         return file
 
 
-def _opened(number: int, path: Path) -> Path:
+def _opened_path(number: int, path: Path) -> Path:
     """Place of an open file."""
     try:
         return Path(f"/proc/self/fd/{number}").readlink()
@@ -85,18 +85,18 @@ def _opened(number: int, path: Path) -> Path:
         return path.resolve()
 
 
-def _entries(root: Path) -> Iterator[os.DirEntry[str]]:
+def _allowed_entries(root: Path) -> Iterator[os.DirEntry[str]]:
     """Entries of a run's folder that are looked at: its own, and those of the folders that are read as a whole."""
     with os.scandir(root) as found:
         for entry in sorted(found, key=lambda one: one.name):
             yield entry
             if entry.name in _LOOKED_INTO and entry.is_dir():
-                yield from _below(entry.path, _DEPTH)
+                yield from _is_below(entry.path, _DEPTH)
 
 
-def _below(folder: str, depth: int) -> Iterator[os.DirEntry[str]]:
+def _is_below(folder: str, depth: int) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as found:
         for entry in found:
             yield entry
             if depth > 1 and entry.is_dir(follow_symlinks=False):
-                yield from _below(entry.path, depth - 1)
+                yield from _is_below(entry.path, depth - 1)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from rlrun.inspect.curves import Line, smoothed, thinned
+from rlrun.inspect.curves import Line, smooth_values, thin_curve
 from rlrun.ui.models import run_answers
 from rlrun.ui.steps import StepIndex
 
@@ -136,7 +136,7 @@ def window_of(count: int, smooth: int) -> int:
     return smooth or min(_WINDOW_MAX, max(1, count // 20))
 
 
-def curves(
+def draw_curves(
     index: StepIndex, metrics: Sequence[str], *, first: int | None, last: int | None, smooth: int, points: int
 ) -> run_answers.Curves:
     """Return curves as they are drawn.
@@ -149,40 +149,40 @@ def curves(
         smooth: steps of the mean; 1: no mean, 0: chosen by the number of steps. Held-out values are not smoothed.
         points: the most of a curve.
     """
-    found = [_curve(index.line(metric, first, last), smooth, points) for metric in metrics]
+    found = [_draw_curve(index.line(metric, first, last), smooth, points) for metric in metrics]
     return run_answers.Curves(curves=found)
 
 
-def _curve(line: Line, smooth: int, points: int) -> run_answers.CurveView:
+def _draw_curve(line: Line, smooth: int, points: int) -> run_answers.CurveView:
     known = unit_of(line.label)
     values = [value * known.factor for value in line.values]
     scale = scale_of(values) if values else Scale(0.0, 0.0)
     window = 1 if line.label.startswith(_HELD_OUT) else window_of(len(values), smooth)
-    drawn = thinned(Line(line.label, line.steps, values), points)
+    drawn = thin_curve(Line(line.label, line.steps, values), points)
     # An outlier has a mark of its own and no part in the mean, which it would lift for `window` steps.
     pairs = list(zip(line.steps, values, strict=True))
     inside = [(step, value) for step, value in pairs if scale.holds(value)]
-    mean = Line(line.label, [step for step, _ in inside], smoothed([value for _, value in inside], window))
-    mean = thinned(mean, points) if window > 1 else Line(line.label, [], [])
+    mean = Line(line.label, [step for step, _ in inside], smooth_values([value for _, value in inside], window))
+    mean = thin_curve(mean, points) if window > 1 else Line(line.label, [], [])
     outliers = [(step, value) for step, value in pairs if not scale.holds(value)]
     largest = sorted(outliers, key=lambda one: abs(one[1]), reverse=True)[:_OUTLIERS_SENT]
     return run_answers.CurveView(
-        metric=line.label, title=known.title, unit=known.unit, steps=list(drawn.steps), values=_short(drawn.values),
-        window=window, mean_steps=list(mean.steps), means=_short(mean.values), measured=len(values),
-        low=_rounded(scale.low), high=_rounded(scale.high), outliers=len(outliers),
-        marks=[run_answers.Mark(step=step, value=_rounded(value)) for step, value in sorted(largest)],
+        metric=line.label, title=known.title, unit=known.unit, steps=list(drawn.steps), values=_short_name(drawn.values),
+        window=window, mean_steps=list(mean.steps), means=_short_name(mean.values), measured=len(values),
+        low=_round_value(scale.low), high=_round_value(scale.high), outliers=len(outliers),
+        marks=[run_answers.Mark(step=step, value=_round_value(value)) for step, value in sorted(largest)],
     )  # fmt: skip
 
 
-def _short(values: Sequence[float]) -> list[float]:
-    return [_rounded(value) for value in values]
+def _short_name(values: Sequence[float]) -> list[float]:
+    return [_round_value(value) for value in values]
 
 
-def _rounded(value: float) -> float:
+def _round_value(value: float) -> float:
     return float(f"{value:.{_SIGNIFICANT}g}")
 
 
-def sparkline(index: StepIndex) -> run_answers.Sparkline:
+def draw_sparkline(index: StepIndex) -> run_answers.Sparkline:
     """Return the small curve of a run: its reward, or the loss of a run without one; empty if there is no step."""
     names = index.names
     metric = next((name for name in ("reward/mean", "loss") if name in names), "")
@@ -191,9 +191,12 @@ def sparkline(index: StepIndex) -> run_answers.Sparkline:
         return run_answers.Sparkline(title="", steps=[], values=[], last=None)
     scale = scale_of(line.values)
     held = [min(max(value, scale.low), scale.high) for value in line.values]
-    drawn = thinned(Line(metric, line.steps, smoothed(held, window_of(len(held), 0))), _SPARK_POINTS)
+    drawn = thin_curve(Line(metric, line.steps, smooth_values(held, window_of(len(held), 0))), _SPARK_POINTS)
     return run_answers.Sparkline(
-        title=known.title, steps=list(drawn.steps), values=_short(drawn.values), last=_rounded(drawn.values[-1])
+        title=known.title,
+        steps=list(drawn.steps),
+        values=_short_name(drawn.values),
+        last=_round_value(drawn.values[-1]),
     )
 
 
@@ -210,7 +213,7 @@ _PARTS = (
 _REST = ("rest", "does the rest", False)
 
 
-def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> run_answers.Timeline:
+def draw_timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> run_answers.Timeline:
     """Return the mean seconds of each part of a step, over `spans` spans of equal numbers of steps."""
     whole = index.line("time/step", first, last)
     count = min(spans, len(whole.steps))
@@ -221,7 +224,7 @@ def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: in
     for name, label, waits, metrics in _PARTS:
         sums = [0.0] * len(whole.steps)
         for metric in metrics:
-            _add(sums, whole.steps, index.line(metric, first, last))
+            _add_metric(sums, whole.steps, index.line(metric, first, last))
         means = [max(0.0, sum(sums[a:b]) / (b - a)) for a, b in cuts]
         rest = [max(0.0, left - mean) for left, mean in zip(rest, means, strict=True)]
         if any(means):
@@ -237,7 +240,7 @@ def timeline(index: StepIndex, *, first: int | None, last: int | None, spans: in
     )
 
 
-def _add(sums: list[float], steps: Sequence[int], line: Line) -> None:
+def _add_metric(sums: list[float], steps: Sequence[int], line: Line) -> None:
     """Add a metric, which fewer steps may have, to the sums of steps."""
     places = {step: at for at, step in enumerate(steps)} if len(line.steps) != len(steps) else None
     for at, (step, value) in enumerate(zip(line.steps, line.values, strict=True)):

@@ -35,16 +35,16 @@ class PlainJSONResponse(JSONResponse):
 
     def render(self, content: object) -> bytes:
         """Return the document."""
-        return super().render(_plain(content))
+        return super().render(_plain_answer(content))
 
 
-def _plain(value: object) -> object:
+def _plain_answer(value: object) -> object:
     if isinstance(value, str):
         return printable(value, lines=True)
     if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
+        return {name: _plain_answer(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
+        return [_plain_answer(one) for one in value]
     return value
 
 
@@ -91,15 +91,17 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self._names is not None and _name(host) not in self._names:
-            return _problem(421, f"this server is not called {host!r}; open it as http://localhost and its port")
+        if self._names is not None and _host_name(host) not in self._names:
+            return _request_problem(
+                421, f"this server is not called {host!r}; open it as http://localhost and its port"
+            )
         if scope["method"] not in _METHODS:
-            return _problem(405, f"{scope['method']} changes nothing here: this page only reads")
+            return _request_problem(405, f"{scope['method']} changes nothing here: this page only reads")
         if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "same-origin") not in (
             "same-origin",
             "none",
         ):
-            return _problem(403, "another site's page may not read this")
+            return _request_problem(403, "another site's page may not read this")
         return self._without_token(scope, headers)
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
@@ -110,28 +112,28 @@ class Guard:
         if brought is not None and self._is_token(brought):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
             # Out of the address, so that it stays neither in the history nor in a picture of the window.
-            answer = RedirectResponse(f"{_local(scope['path'])}{'?' + rest if rest else ''}", status_code=303)
+            answer = RedirectResponse(f"{_is_local_path(scope['path'])}{'?' + rest if rest else ''}", status_code=303)
             # Lax: with Strict, a link to the page in another site's page (a chat) would come without it after this redirect.
             answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             return answer
         if self._is_token(cookie_of(headers.get("cookie", ""), self._cookie)):
             return None
         if scope["path"].startswith("/api/"):
-            return _problem(401, _WITHOUT_TOKEN)
+            return _request_problem(401, _WITHOUT_TOKEN)
         return PlainTextResponse(_WITHOUT_TOKEN + "\n", status_code=401)
 
     def _is_token(self, text: str) -> bool:
         return self._token is not None and hmac.compare_digest(text.encode(), self._token.encode())
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """Host name of a Host header, without the port: a tunnel may have given it another one."""
     if host.startswith("["):
         return host.partition("]")[0].lower() + "]"
     return host.partition(":")[0].lower()
 
 
-def _local(path: str) -> str:
+def _is_local_path(path: str) -> str:
     """A path that no browser takes for another host's address (`//host`)."""
     return "/" + path.lstrip("/\\")
 
@@ -145,5 +147,5 @@ def cookie_of(header: str, name: str) -> str:
     return found.value if found is not None else ""
 
 
-def _problem(status: int, text: str) -> Response:
+def _request_problem(status: int, text: str) -> Response:
     return PlainJSONResponse({"problem": text}, status_code=status)

@@ -8,10 +8,10 @@ from dataclasses import asdict
 
 from rlrun.inspect import compare
 from rlrun.inspect.compare import RunFields
-from rlrun.inspect.cost.account import Spent, of_steps, sums
+from rlrun.inspect.cost.account import Spent, of_steps, sum_uses
 from rlrun.inspect.past import configurations as past
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.why import explain
+from rlrun.inspect.why import explain_run
 from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.messages.start_times import MEASURED, PREFIX
@@ -35,24 +35,24 @@ def run_list(runs: Runs) -> run_answers.RunList:
     rows, refused = [], []
     for run in runs.all():
         try:
-            rows.append(row(run.id, run.glance()))
+            rows.append(run_row(run.id, run.glance()))
         except OutsideError as error:
             refused.append(run_answers.Refused(id=run.id, why=str(error)))
     return run_answers.RunList(nothing=runs.nothing, runs=rows, refused=refused)
 
 
-def row(name: str, seen: Snapshot) -> run_answers.RunRow:
+def run_row(name: str, seen: Snapshot) -> run_answers.RunRow:
     """A run in the list."""
     progress = {
         key: value for key, value in asdict(seen.progress).items() if key in run_answers.ProgressView.model_fields
     }
     return run_answers.RunRow(
-        id=name, name=seen.name, where=_where(seen), task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
+        id=name, name=seen.name, where=_run_place(seen), task=seen.task, phase=seen.phase, reason=seen.reason, message=seen.message,
         attempt=seen.attempt, restarts=seen.restarts, progress=run_answers.ProgressView(**progress), started=seen.started, ended=seen.ended,
     )  # fmt: skip
 
 
-def _where(seen: Snapshot) -> str:
+def _run_place(seen: Snapshot) -> str:
     """Its folder; of a run in a cluster its namespace and name."""
     return seen.where if seen.place == "folder" else f"{seen.where}/{seen.name}"
 
@@ -69,7 +69,7 @@ def run_view(run: Run) -> run_answers.RunView:
     """One run with its explanation."""
     now, seen = time.time(), run.snapshot()
     index, unread = steps_of(run)
-    told, bounds = explain(seen, now), index.bounds
+    told, bounds = explain_run(seen, now), index.bounds
     why = run_answers.Why(
         headline=told.headline,
         now=[run_answers.FindingView(**asdict(one)) for one in told.now],
@@ -79,7 +79,7 @@ def run_view(run: Run) -> run_answers.RunView:
     )
     wanted = run_answers.FailureView.model_fields
     return run_answers.RunView(
-        run=row(run.id, seen),
+        run=run_row(run.id, seen),
         place=seen.place,
         files=unread is None,
         unread=[*([unread] if unread else []), *seen.unread],
@@ -100,21 +100,23 @@ def run_view(run: Run) -> run_answers.RunView:
         first_step=bounds[0] if bounds else None,
         last_step=bounds[1] if bounds else None,
         results=list(seen.results),
-        cost=_cost(run, seen, index, now),
+        cost=_run_cost(run, seen, index, now),
     )
 
 
-def _cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
+def _run_cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
     """Cost of the run: as its status counts it, or by the columns of its metrics; None: nothing is known."""
     if seen.place == "cluster":
-        uses, gpus = sums(seen.cost), True
+        uses, gpus = sum_uses(seen.cost), True
     else:
-        uses, gpus = of_steps(run.files().paths, now, {attempt: _spent(index, attempt) for attempt in index.attempts})
+        uses, gpus = of_steps(
+            run.files().paths, now, {attempt: _step_seconds(index, attempt) for attempt in index.attempts}
+        )
     views = [run_answers.UseView(use=use, seconds=seconds) for use, seconds in uses.items()]
     return run_answers.CostView(gpus=gpus, hours=sum(uses.values()) / 3600, uses=views) if views else None
 
 
-def _spent(index: StepIndex, attempt: int) -> Spent:
+def _step_seconds(index: StepIndex, attempt: int) -> Spent:
     """Time of an attempt's steps."""
     first, last = index.attempts[attempt]
     took = index.line("time/step", first, last)
@@ -135,7 +137,7 @@ def _spent(index: StepIndex, attempt: int) -> Spent:
     )
 
 
-def staleness(run: OpenRun, step: int) -> run_answers.Staleness:
+def staleness_histogram(run: OpenRun, step: int) -> run_answers.Staleness:
     """Histogram of a step.
 
     Raises:
@@ -145,7 +147,7 @@ def staleness(run: OpenRun, step: int) -> run_answers.Staleness:
     return run_answers.Staleness(step=step, lags=list(lags), tokens=list(lags.values()))
 
 
-def history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]]) -> run_answers.History:
+def config_history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]]) -> run_answers.History:
     """Changes of a run's configuration over its attempts.
 
     Args:
@@ -153,15 +155,15 @@ def history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]
         clean: takes secrets out of a configuration; a secret that changed is none that is told.
     """
     kept = past.attempts_kept(run.paths, run.fence.open, run.fork(), lambda config: clean(dict(config)))
-    found = past.edits(kept)
+    found = past.list_edits(kept)
     edits = [
         run_answers.EditView(**asdict(edit) | {"changes": [run_answers.Change(**asdict(one)) for one in edit.changes]})
         for edit in found
     ]
-    return run_answers.History(said=past.said(kept, found), edits=edits)
+    return run_answers.History(said=past.describe_changes(kept, found), edits=edits)
 
 
-def lineage(run: Run, runs: Runs) -> run_answers.Lineage:
+def run_lineage(run: Run, runs: Runs) -> run_answers.Lineage:
     """The run that a run was forked from, and its own forks, among the runs that who asks may see."""
     fork, uid = run.fork(), run.uid()
     origin, forks = None, []
@@ -173,18 +175,18 @@ def lineage(run: Run, runs: Runs) -> run_answers.Lineage:
         theirs = other.fork()
         if theirs is not None and uid and theirs.uid == uid:
             forks.append(
-                run_answers.ForkView(id=other.id, label=other.label, step=theirs.step, changes=_forked(theirs))
+                run_answers.ForkView(id=other.id, label=other.label, step=theirs.step, changes=_forked_fields(theirs))
             )
     view = None
     if fork is not None:
         view = run_answers.Origin(
             id=None if origin is None else origin.id, run=printable(fork.run), step=fork.step, attempt=fork.attempt,
-            folder=printable(fork.folder), changes=_forked(fork),
+            folder=printable(fork.folder), changes=_forked_fields(fork),
         )  # fmt: skip
     return run_answers.Lineage(origin=view, forks=sorted(forks, key=lambda one: (one.step, one.label)))
 
 
-def _forked(fork: ForkedFrom) -> list[run_answers.Change]:
+def _forked_fields(fork: ForkedFrom) -> list[run_answers.Change]:
     """Changed fields of a fork, of which the record has one line each."""
     found = []
     for line in fork.changed[:_CHANGES]:
@@ -198,7 +200,7 @@ def _forked(fork: ForkedFrom) -> list[run_answers.Change]:
     return found
 
 
-def comparison(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answers.Comparison:
+def compare_runs(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answers.Comparison:
     """Runs beside each other.
 
     Args:
@@ -211,13 +213,16 @@ def comparison(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answers.
         compare.Curve(label, [dict.fromkeys(index.names)], one)
         for label, index, one in zip(labels, indexes, fields, strict=True)
     ]
-    metrics = compare.metrics(named)
+    metrics = compare.common_metrics(named)
     common = min((index.bounds or (0, 0))[1] for index in indexes)
     tail = max(1, common - common // 10)
     means = [
-        run_answers.Mean(metric=name, means=[_mean(index, name, tail, common) for index in indexes]) for name in metrics
+        run_answers.Mean(metric=name, means=[_mean_of(index, name, tail, common) for index in indexes])
+        for name in metrics
     ]
-    differences = [run_answers.Difference(field=name, values=values) for name, values in compare.differences(named)]
+    differences = [
+        run_answers.Difference(field=name, values=values) for name, values in compare.manifest_differences(named)
+    ]
     every = sorted({name for index in indexes for name in index.names})
     return run_answers.Comparison(
         ids=[run.id for run in runs], labels=labels, steps=common, metrics=every, last_tenth=means, differences=differences,
@@ -225,6 +230,6 @@ def comparison(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answers.
     )  # fmt: skip
 
 
-def _mean(index: StepIndex, metric: str, first: int, last: int) -> float | None:
+def _mean_of(index: StepIndex, metric: str, first: int, last: int) -> float | None:
     values = index.line(metric, first, last).values
     return sum(values) / len(values) if values else None

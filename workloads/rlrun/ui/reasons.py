@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runtime.extras import explain
+from rlrun.runtime.extras import explain_import
 from rlrun.ui.models import rollout_answers
 from rlrun.ui.registry import OpenRun
 from rlrun.ui.tokens import readable_batch
 
 
-def reasons(
+def rollout_reasons(
     run: OpenRun, fetch: tuple[str, str], step: int, place: tuple[int, int, int], clean: Callable[[str], str]
 ) -> rollout_answers.Reasons:
     """Lines on a rollout that was trained, one block for each of its samples, as long as the batch of its step is on the volume.
@@ -32,10 +32,10 @@ def reasons(
     sample = f"{group}/{rollout}"
     refused, samples = readable_batch(run, step, attempt), list[tuple[int, list[str]]]()
     try:
-        samples = [] if refused is not None else _explained(run, step, attempt, group, rollout)
+        samples = [] if refused is not None else _explained_samples(run, step, attempt, group, rollout)
         refused = refused or (None if samples else "the batch does not hold this rollout")
     except ImportError as error:
-        refused = explain(error) or str(error)
+        refused = explain_import(error) or str(error)
     except ValueError as error:
         refused = clean(str(error))
     if len(samples) > 1:  # GROUP/ROLLOUT names all of them
@@ -71,7 +71,7 @@ def next_commands(paths: RunPaths, folder: str, step: int, sample: str) -> list[
     return [rollout_answers.NextCommand(about=about, command=command) for about, command in found]
 
 
-def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:
+def _explained_samples(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:
     """Index and lines of each sample of a rollout.
 
     Raises:
@@ -85,7 +85,7 @@ def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) 
     from rlrun.protocol.files.batch import read_batch
     from rlrun.protocol.files.failures import RoleError
     from rlrun.replay.advantage import advantage_settings
-    from rlrun.replay.sample import report, text
+    from rlrun.replay.sample import report_sample, report_text
 
     batch = read_batch(run.paths.batch(step, attempt))
     settings, note = {}, None
@@ -102,7 +102,7 @@ def _explained(run: OpenRun, step: int, attempt: int, group: int, rollout: int) 
         if (sample.group, sample.rollout) != (group, rollout):
             continue
         try:
-            lines = text(report(batch, index, settings), None).splitlines()
+            lines = report_text(report_sample(batch, index, settings), None).splitlines()
         except RoleError as error:
             raise ValueError(str(error)) from None
         if (function := own.get(sample.environment)) is not None:

@@ -129,7 +129,7 @@ class Registry:
             UnknownRunError: there is none.
             OutsideError: a link leads out of its folder.
         """
-        root = next((root for folder in self._folders for root in _candidates(folder) if run_id(root) == run), None)
+        root = next((root for folder in self._folders for root in _run_candidates(folder) if run_id(root) == run), None)
         if root is None or not is_run(root):
             raise UnknownRunError(run)
         self.fence.check_run(root)
@@ -147,7 +147,7 @@ class Registry:
             OutsideError: a link leads out of its folder.
         """
         self.fence.check_run(root)
-        before, mark = self._over.get(root), fingerprint(root)
+        before, mark = self._over.get(root), files_fingerprint(root)
         if before is not None and before[0] == mark:
             return before[1]
         self.snapshots_read += 1
@@ -160,10 +160,10 @@ class Registry:
 
     def fingerprints(self) -> dict[str, str]:
         """A short text for each run that changes with its folder; an entry per run, also of those that may not be read."""
-        return {run: digest(repr(fingerprint(root))) for run, root in self.runs().items()}
+        return {run: short_digest(repr(files_fingerprint(root))) for run, root in self.runs().items()}
 
 
-def _candidates(folder: Path) -> list[Path]:
+def _run_candidates(folder: Path) -> list[Path]:
     try:
         return [folder, *sorted(folder.iterdir())]
     except OSError:
@@ -175,15 +175,15 @@ def run_id(root: Path) -> str:
     plain = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in root.name
     )
-    return f"{plain[:80]}.{digest(str(root.absolute()))}"
+    return f"{plain[:80]}.{short_digest(str(root.absolute()))}"
 
 
-def digest(text: str) -> str:
+def short_digest(text: str) -> str:
     """Eight letters that stand for a text."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
-def fingerprint(root: Path) -> Fingerprint:
+def files_fingerprint(root: Path) -> Fingerprint:
     """State of the files that a run writes when it goes on, without reading them."""
     paths = RunPaths(root)
     files = (
@@ -195,10 +195,10 @@ def fingerprint(root: Path) -> Fingerprint:
         paths.traces,
         root / "logs",
     )
-    return tuple(_state(path) for path in files)
+    return tuple(_file_state(path) for path in files)
 
 
-def _state(path: Path) -> tuple[int, int, int]:
+def _file_state(path: Path) -> tuple[int, int, int]:
     try:
         found = path.stat()
     except OSError:

@@ -48,10 +48,10 @@ def traced(run: OpenRun, name: str) -> rollout_answers.TracedSteps:
     """Steps and evaluations of a run that have a trace; `name`: the run's, for people."""
     names = [path.name for path in run.paths.traces.iterdir()] if run.paths.traces.is_dir() else []
     versions = [int(found[1]) for name in names if (found := re.fullmatch(r"eval_(\d{8})\.jsonl", name))]
-    return rollout_answers.TracedSteps(run=name, spans=_spans(traced_steps(names)), evaluations=sorted(versions))
+    return rollout_answers.TracedSteps(run=name, spans=_number_spans(traced_steps(names)), evaluations=sorted(versions))
 
 
-def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def _number_spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Unbroken spans of ascending numbers."""
     found: list[tuple[int, int]] = []
     for number in numbers:
@@ -62,7 +62,7 @@ def _spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
     return found
 
 
-def page(
+def rollout_page(
     index: TraceIndex, wanted: Filter, order: Order, clean: Clean, *, offset: int, limit: int
 ) -> rollout_answers.RolloutPage:
     """A page of the rollouts that are wanted."""
@@ -89,7 +89,7 @@ def row_view(row: Row, clean: Clean) -> rollout_answers.RolloutRow:
     return rollout_answers.RolloutRow(**{**plain, **texts, "versions": versions, "error": error})
 
 
-def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
+def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
     """Row of the index, and the whole rollout.
 
     Raises:
@@ -104,7 +104,7 @@ def whole(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
         return row, index.read(file, number)
 
 
-def view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
+def rollout_view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
     """One rollout; `name`: of its run, for people."""
     measures = found.get("metrics")
     named = measures if isinstance(measures, Mapping) else {}
@@ -113,17 +113,18 @@ def view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answers.Rollo
     return rollout_answers.RolloutView(
         run=name,
         row=row_view(row, clean),
-        turns=[_turn(turn, clean) for turn in rollouts.turns(found)],
+        turns=[_turn_view(turn, clean) for turn in rollouts.list_turns(found)],
         tools=[clean(name) for name in _tool_names(tools if isinstance(tools, list) else [])],
         measures=[
-            rollout_answers.Measured(metric=clean(str(name)), value=_number(value)) for name, value in named.items()
+            rollout_answers.Measured(metric=clean(str(name)), value=_read_number(value))
+            for name, value in named.items()
         ],
-        seconds=_number(seconds),
+        seconds=_read_number(seconds),
         dispatch_version=version if isinstance(version, int) else None,
     )
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None
 
 
@@ -134,12 +135,12 @@ def _tool_names(tools: Sequence[object]) -> Iterator[str]:
             yield str((function if isinstance(function, Mapping) else tool).get("name"))
 
 
-def _turn(turn: rollouts.Turn, clean: Clean) -> rollout_answers.TurnView:
+def _turn_view(turn: rollouts.Turn, clean: Clean) -> rollout_answers.TurnView:
     calls = [rollout_answers.CallView(name=clean(name), arguments=clean(arguments)) for name, arguments in turn.calls]
     return rollout_answers.TurnView(role=turn.role, text=clean(turn.text), calls=calls)
 
 
-def difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> rollout_answers.DiffView:
+def rollout_difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> rollout_answers.DiffView:
     """Two rollouts, turn by turn.
 
     Args:
@@ -147,22 +148,22 @@ def difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) ->
         second: of the other one.
         clean: takes secrets out.
     """
-    pairs = list(zip_longest(rollouts.turns(first[1]), rollouts.turns(second[1])))
+    pairs = list(zip_longest(rollouts.list_turns(first[1]), rollouts.list_turns(second[1])))
     return rollout_answers.DiffView(
         first=row_view(first[0], clean),
         second=row_view(second[0], clean),
-        turns=[list(pieces(clean(_text(a)), clean(_text(b)))) for a, b in pairs],
+        turns=[list(text_pieces(clean(_turn_text(a)), clean(_turn_text(b)))) for a, b in pairs],
         roles=[(a or b).role for a, b in pairs],
     )
 
 
-def _text(turn: rollouts.Turn | None) -> str:
+def _turn_text(turn: rollouts.Turn | None) -> str:
     if turn is None:
         return ""
     return "\n".join([turn.text, *(f"{name}({arguments})" for name, arguments in turn.calls)])
 
 
-def pieces(first: str, second: str) -> Iterator[rollout_answers.Piece]:
+def text_pieces(first: str, second: str) -> Iterator[rollout_answers.Piece]:
     """Parts that two texts share or that one has, by words; by lines where these are too many. Joined, they are the texts."""
     a, b = _WORDS.findall(first), _WORDS.findall(second)
     if max(len(a), len(b)) > _DIFF_MAX:

@@ -25,18 +25,18 @@ class Redactor:
 
     def model(self, answer: Model) -> Model:
         """An answer about a run without secrets."""
-        return type(answer).model_validate(redact.document(answer.model_dump(), self._known))
+        return type(answer).model_validate(redact.redact_document(answer.model_dump(), self._known))
 
     def document(self, value: dict[str, object]) -> dict[str, object]:
         """A configuration without secrets; values of free form that are not known to be harmless are hidden."""
-        found = redact.configuration(value, self._known)
+        found = redact.redact_configuration(value, self._known)
         assert isinstance(found, dict)
         return found
 
     def text(self, content: str) -> str:
         """A text of a model or an environment: only what is a secret for certain goes, and what would turn the text's direction."""
-        return printable(redact.certain(content, self._known), lines=True)
+        return printable(redact.redact_certain(content, self._known), lines=True)
 
     def spans(self, content: str) -> list[tuple[int, int]]:
         """Places of a text that are secrets for certain."""
-        return redact.spans(content, self._known)
+        return redact.certain_spans(content, self._known)

@@ -50,13 +50,13 @@ class Address:
             return False
 
 
-def guarded(app: ASGIApp, address: Address, port: int, token: str | None) -> Guard:
+def guard_app(app: ASGIApp, address: Address, port: int, token: str | None) -> Guard:
     """The application behind its checks: names of loopback there, a token elsewhere."""
     names = {*LOOPBACK, _in_url(address.host).lower()} if address.loopback else None
     return Guard(app, names=names, token=token, port=port)
 
 
-def serve(folders: Sequence[Path], address: Address, say: Callable[[str], None], *, seconds: float = 1.0) -> None:
+def serve_page(folders: Sequence[Path], address: Address, say: Callable[[str], None], *, seconds: float = 1.0) -> None:
     """Serve until a signal.
 
     Args:
@@ -77,7 +77,7 @@ def serve(folders: Sequence[Path], address: Address, say: Callable[[str], None],
     runs, feed = FolderRuns(registry, [str(folder) for folder in folders]), Feed(registry.fingerprints, seconds)
     app = make_app(lambda _request: runs, redactor, static, feed)
     config = uvicorn.Config(
-        guarded(app, address, port, token),
+        guard_app(app, address, port, token),
         log_level="warning",
         access_log=False,  # its lines would have the token
         server_header=False,

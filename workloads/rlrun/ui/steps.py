@@ -62,8 +62,8 @@ class StepIndex:
             self._cut(bisect_left(self._steps, step))
         count = len(self._steps)
         self._steps.append(step)
-        self._attempts.append(_whole(line.get("attempt")))
-        self._times.append(_number(line.get("time")))
+        self._attempts.append(_read_whole(line.get("attempt")))
+        self._times.append(_finite_number(line.get("time")))
         for name, value in line.items():
             if name in _NOT_METRICS or isinstance(value, bool) or not isinstance(value, int | float):
                 continue
@@ -77,7 +77,7 @@ class StepIndex:
                     column = self._columns[shown] = array("d", [math.nan]) * count
                 if len(column) > count:
                     continue  # two names that are shown alike: the first one counts
-            column.append(_number(value))
+            column.append(_finite_number(value))
         for column in self._columns.values():
             if len(column) == count:
                 column.append(math.nan)
@@ -137,11 +137,11 @@ NO_STEPS = StepIndex(Path("/nonexistent/metrics.jsonl"))
 """Index without a step, for a run whose files are not read."""
 
 
-def _whole(value: object) -> int:
+def _read_whole(value: object) -> int:
     return value if isinstance(value, int) and 0 <= value < 2**62 else 0
 
 
-def _number(value: object) -> float:
+def _finite_number(value: object) -> float:
     """A number that a picture has a place for; else NaN."""
     if not isinstance(value, int | float):
         return math.nan

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlrun.runtime.extras import explain
+from rlrun.runtime.extras import explain_import
 from rlrun.ui.models import rollout_answers
 from rlrun.ui.registry import OpenRun
 
@@ -25,7 +25,9 @@ Spans = Callable[[str], Sequence[tuple[int, int]]]
 Decode = Callable[[Sequence[int]], str]
 
 
-def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secrets: Spans) -> rollout_answers.Tokens:
+def rollout_tokens(
+    run: OpenRun, step: int, attempt: int, group: int, rollout: int, secrets: Spans
+) -> rollout_answers.Tokens:
     """Tokens of a rollout that was trained, as long as the batch of its step is on the volume.
 
     Raises:
@@ -33,11 +35,11 @@ def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secr
     """
     refused = readable_batch(run, step, attempt)
     if refused is not None:
-        return _none(refused)
+        return _no_tokens(refused)
     try:
         from rlrun.protocol.files.batch import BatchError, read_batch
     except ImportError as error:
-        return _none(explain(error) or str(error))
+        return _no_tokens(explain_import(error) or str(error))
     try:
         samples = [
             one
@@ -45,9 +47,9 @@ def tokens(run: OpenRun, step: int, attempt: int, group: int, rollout: int, secr
             if (one.group, one.rollout) == (group, rollout)
         ]
     except BatchError as error:
-        return _none(str(error))
-    decode = decoder(run)
-    found = [_sequence(sample, decode, secrets) for sample in samples]
+        return _no_tokens(str(error))
+    decode = load_decoder(run)
+    found = [_sequence_tokens(sample, decode, secrets) for sample in samples]
     return rollout_answers.Tokens(
         sequences=found, decoded=decode is not None, why=None if found else "the batch does not hold this rollout"
     )
@@ -69,13 +71,13 @@ def readable_batch(run: OpenRun, step: int, attempt: int) -> str | None:
     return f"the batch of step {step} has more than {_BATCH_BYTES_MAX >> 30} GiB" if large else None
 
 
-def _none(why: str) -> rollout_answers.Tokens:
+def _no_tokens(why: str) -> rollout_answers.Tokens:
     return rollout_answers.Tokens(sequences=[], decoded=False, why=why)
 
 
-def _sequence(sample: Sample, decode: Decode | None, secrets: Spans) -> rollout_answers.TokenSequence:
+def _sequence_tokens(sample: Sample, decode: Decode | None, secrets: Spans) -> rollout_answers.TokenSequence:
     ids = sample.input_ids[:_TOKENS_MAX].tolist()
-    texts = [str(one) for one in ids] if decode is None else hidden(pieces(ids, decode), secrets)
+    texts = [str(one) for one in ids] if decode is None else hide_secrets(token_pieces(ids, decode), secrets)
     return rollout_answers.TokenSequence(
         texts=texts,
         sampled=sample.loss_mask[:_TOKENS_MAX].tolist(),
@@ -86,7 +88,7 @@ def _sequence(sample: Sample, decode: Decode | None, secrets: Spans) -> rollout_
     )
 
 
-def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
+def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
     """Text of each token, such that they join to what all of them mean.
 
     A token is decoded behind the ones before it, on which spaces may depend. Of a letter of several tokens the last one has it, the others
@@ -103,7 +105,7 @@ def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
     return found
 
 
-def hidden(texts: Sequence[str], secrets: Spans) -> list[str]:
+def hide_secrets(texts: Sequence[str], secrets: Spans) -> list[str]:
     """Texts of tokens, those that have a part of a secret replaced by a dot."""
     spans = secrets("".join(texts))
     found, begin = [], 0
@@ -114,17 +116,17 @@ def hidden(texts: Sequence[str], secrets: Spans) -> list[str]:
     return found
 
 
-def decoder(run: OpenRun) -> Decode | None:
+def load_decoder(run: OpenRun) -> Decode | None:
     """The tokenizer that lies in the run's folder; None: there is none that can be read."""
     paths = run.paths
     published = [*reversed(paths.versions_on_disk()[-2:])]
     for folder in (paths.model, *(one.path for one in published)):
-        if (found := _load(run, folder / "tokenizer.json")) is not None:
+        if (found := _load_tokenizer(run, folder / "tokenizer.json")) is not None:
             return found
     return None
 
 
-def _load(run: OpenRun, path: Path) -> Decode | None:
+def _load_tokenizer(run: OpenRun, path: Path) -> Decode | None:
     try:
         with run.fence.open(path) as file:
             content = file.read(_TOKENIZER_BYTES_MAX + 1)

@@ -36,12 +36,12 @@ class Filter:
         return (
             self.environment in (None, row["environment"])
             and self.group in (None, row["group"])
-            and _between(reward, self.reward_min, self.reward_max)
-            and _between(tokens, self.tokens_min, self.tokens_max)
+            and _between_steps(reward, self.reward_min, self.reward_max)
+            and _between_steps(tokens, self.tokens_min, self.tokens_max)
         )
 
 
-def _between(value: object, least: float | None, most: float | None) -> bool:
+def _between_steps(value: object, least: float | None, most: float | None) -> bool:
     if least is None and most is None:
         return True
     if not isinstance(value, int | float):
@@ -59,10 +59,10 @@ class TraceIndex:
     def __init__(self, file: BinaryIO) -> None:
         self.lines_read = 0
         """Lines parsed to make the index."""
-        rows = [_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
-        self.rows: Sequence[Row] = rollouts.newest(rows)
+        rows = [_read_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
+        self.rows: Sequence[Row] = rollouts.newest_rollouts(rows)
         self._by_number = {row["number"]: row for row in self.rows}
-        self.environments = rollouts.environments(self.rows)
+        self.environments = rollouts.environment_names(self.rows)
 
     def _read(self, file: BinaryIO) -> Iterator[tuple[int, Mapping[str, object]]]:
         while True:
@@ -83,11 +83,11 @@ class TraceIndex:
         found = [row for row in self.rows if wanted.takes(row)]
         match order:
             case "worst" | "best":
-                rated = sorted((row for row in found if row["reward"] is not None), key=_reward)
+                rated = sorted((row for row in found if row["reward"] is not None), key=_read_reward)
                 unrated = [row for row in found if row["reward"] is None]
                 return [*(rated if order == "worst" else reversed(rated)), *unrated]
             case "longest" | "shortest":
-                return sorted(found, key=_length, reverse=order == "longest")
+                return sorted(found, key=_read_length, reverse=order == "longest")
             case "trace":
                 return found
 
@@ -98,7 +98,7 @@ class TraceIndex:
             LookupError: there is no such rollout, or its line is not there any more.
         """
         file.seek(self._by_number[number]["begin"])  # type: ignore[arg-type]
-        return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _gone(number)
+        return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _trace_gone(number)
 
     def lags(self, policy: int) -> dict[int, int]:
         """Sampled tokens by how many versions older than `policy` the one that sampled them is."""
@@ -109,17 +109,17 @@ class TraceIndex:
         return dict(sorted(found.items()))
 
 
-def _gone(number: int) -> Row:
+def _trace_gone(number: int) -> Row:
     raise LookupError(number)
 
 
-def _reward(row: Row) -> float:
+def _read_reward(row: Row) -> float:
     reward = row["reward"]
     assert isinstance(reward, float)
     return reward
 
 
-def _length(row: Row) -> int:
+def _read_length(row: Row) -> int:
     tokens = row["completion_tokens"]
     return tokens if isinstance(tokens, int) else 0
 
@@ -133,46 +133,46 @@ def rollouts_of(line: bytes) -> list[Mapping[str, object]]:
     return [row] if isinstance(row, dict) else []
 
 
-def _entry(number: int, begin: int, row: Row) -> dict[str, object]:
-    turns = rollouts.turns(row)
+def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
+    turns = rollouts.list_turns(row)
     asked = next((turn.text for turn in turns if turn.role == "user"), "")
     said = next((turn.text for turn in reversed(turns) if turn.role == "assistant"), "")
     return {
         "number": number,
         "begin": begin,
         "attempt": row.get("attempt"),
-        "group": _whole(row.get("group")),
-        "rollout": _whole(row.get("rollout", row.get("sample"))),
+        "group": _read_whole(row.get("group")),
+        "rollout": _read_whole(row.get("rollout", row.get("sample"))),
         "environment": printable(str(row.get("environment"))),  # as the page shows it, and filters by it
         "task_id": str(row.get("task_id")),
-        "reward": _number(row.get("reward")),
-        "advantage": _number(row.get("advantage")),
-        "tokens": _whole(row.get("tokens")),
-        "completion_tokens": _whole(row.get("completion_tokens")),
+        "reward": _read_number(row.get("reward")),
+        "advantage": _read_number(row.get("advantage")),
+        "tokens": _read_whole(row.get("tokens")),
+        "completion_tokens": _read_whole(row.get("completion_tokens")),
         "finish_reason": row["finish_reason"] if isinstance(row.get("finish_reason"), str) else None,
         "truncated": row.get("truncated") is True,
         "error": str(row["error"]) if row.get("error") else None,
         "turns": len(turns),
-        "versions": _versions(row),
+        "versions": _version_counts(row),
         "prompt": asked[:_EXCERPT],
         "answer": said[-_EXCERPT:],
     }
 
 
-def _versions(row: Row) -> tuple[tuple[int, int], ...]:
+def _version_counts(row: Row) -> tuple[tuple[int, int], ...]:
     """Versions with the number of tokens that each sampled."""
     found: Counter[int] = Counter()
     for span in rollouts.version_spans(row):
-        version, start, end = (_whole(span.get(name)) for name in ("version", "start", "end"))
+        version, start, end = (_read_whole(span.get(name)) for name in ("version", "start", "end"))
         if version is not None and start is not None and end is not None:
             found[version] += max(0, end - start)
     return tuple(sorted(found.items()))
 
 
-def _whole(value: object) -> int | None:
+def _read_whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else None
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     whole = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
     return float(value) if whole else None  # type: ignore[arg-type]

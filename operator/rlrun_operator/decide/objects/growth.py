@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from rlrun.api.kubernetes import read_amount
 from rlrun.api.status import StorageStatus
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.decide.reading.children import is_ending, uid_of
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.state import Grow, Manifest
@@ -105,7 +105,7 @@ def _growth_update(run: RunSnapshot, claim: Manifest) -> ConditionUpdate | None:
     )
     if grow is not None and (text := _growth_refusal(run, grow)) is not None:
         kept = f"it stays at {holds or asked}, and the run goes on"
-        what = f"storage.claimTemplate.size asks for {grow.size}, which is refused: {shorten(text, _TEXT_MAX)}"
+        what = f"storage.claimTemplate.size asks for {grow.size}, which is refused: {shorten_text(text, _TEXT_MAX)}"
         return ConditionUpdate("True", reasons.CLAIM_RESIZE_REFUSED, f"{kept}; {what}; {_growth_fix(claim, text)}")
     target = asked if grow is None else grow.size
     if not _is_less(holds or asked, target):
@@ -127,7 +127,7 @@ def _growth_stage(claim: Manifest) -> str:
     conditions = [c for c in (claim.get("status") or {}).get("conditions") or () if c.get("status") == "True"]
     for condition in conditions:
         if condition.get("type") in _FAILURES:
-            return f": {shorten(str(condition.get('message')), _TEXT_MAX)}; it is tried again"
+            return f": {shorten_text(str(condition.get('message')), _TEXT_MAX)}; it is tried again"
     if any(condition.get("type") == _ON_NODE for condition in conditions):
         return ": the volume is enlarged; its file system follows on the node of a pod that mounts it"
     return ": the storage driver enlarges the volume"

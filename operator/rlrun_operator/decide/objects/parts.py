@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator import render
 from rlrun_operator.decide.objects import workload_edits
 from rlrun_operator.decide.objects.refused import ALSO
@@ -180,7 +180,7 @@ def _explain_refused_repair(run: RunSnapshot, damaged: Iterable[Ref]) -> str:
     """Words of the admission that does not let a repair in, with the fix. Events of others about a part say nothing of that."""
     about = set(damaged)
     text = next((each.text for each in run.observed.refused if each.doing == MADE and each.ref in about), "")
-    return f"{shorten(text, TEXT_MAX)}; {admission_limits.refusal_fix(text)}" if text else ""
+    return f"{shorten_text(text, TEXT_MAX)}; {admission_limits.refusal_fix(text)}" if text else ""
 
 
 def _describe_event(message: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.defaults.words import shorten
+from rlrun.defaults.words import shorten_text
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.state import MADE, Refusal
 from rlrun_operator.status import admission_limits, reasons
@@ -43,7 +43,7 @@ def _unreported_refusals(run: RunSnapshot, updates: Mapping[str, ConditionUpdate
     told = [one.message for one in updates.values() if one is not None]
 
     def waited_for(each: Refusal) -> bool:
-        return each.doing == MADE and any(shorten(each.text, TEXT_MAX) in message for message in told)
+        return each.doing == MADE and any(shorten_text(each.text, TEXT_MAX) in message for message in told)
 
     return [each for each in run.observed.refused if not waited_for(each)]
 
@@ -79,4 +79,4 @@ def _describe_refusals(undone: list[Refusal]) -> str:
 
 def _describe_refusal(refusal: Refusal) -> str:
     what = f"{refusal.ref.kind} {refusal.ref.name} cannot {refusal.doing}"
-    return admission_limits.kept_out(what, shorten(refusal.text, TEXT_MAX), "the run").message
+    return admission_limits.kept_out(what, shorten_text(refusal.text, TEXT_MAX), "the run").message

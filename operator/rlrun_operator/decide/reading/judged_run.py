@@ -8,7 +8,7 @@ from functools import cached_property
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import RLRunStatus
 from rlrun.config.models.roles import ASKING_TASKS
-from rlrun.defaults.team import Applied, applied
+from rlrun.defaults.team import Applied, apply_defaults
 from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.names import SPEC_HASH_ANNOTATION, Names
 from rlrun_operator.sharing import host_name
@@ -58,7 +58,7 @@ class JudgedRun:
     @cached_property
     def applied(self) -> Applied:
         """The run with its namespace's defaults."""
-        return applied(self.observed.run, self.observed.defaults)
+        return apply_defaults(self.observed.run, self.observed.defaults)
 
     @cached_property
     def judgement(self) -> Judgement:

@@ -158,10 +158,10 @@ class Model:
 
 
 async def play(kind: str) -> dict[str, Any]:
-    from rlrun.environments import EnvironmentLoadError, EpisodeError, load, run_episode
+    from rlrun.environments import EnvironmentLoadError, EpisodeError, load_environment, run_episode
 
     try:
-        env = load("verifiers:foreign", {"args": {"kind": kind}})
+        env = load_environment("verifiers:foreign", {"args": {"kind": kind}})
     except EnvironmentLoadError as error:
         return {"refused": str(error)}
     plays = []

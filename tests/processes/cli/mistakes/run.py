@@ -44,7 +44,7 @@ PROGRAMS: Mapping[str, Callable[[], int]] = {
     "inference": roles.inference,
 }
 HEAVY = frozenset({"torch", "vllm", "transformers", "verifiers"})
-_check = user_code.check
+_check = user_code.check_subjects
 WORKER = "rlrun.environments.process.worker"
 
 
@@ -165,7 +165,7 @@ def _at(folder: Path, words: list[str], variables: Mapping[str, str]) -> Iterato
         mock.patch.dict(os.environ, kept | dict(variables), clear=True),
         mock.patch.object(os, "execve", _replaced),
         mock.patch.object(subprocess, "Popen", Process),
-        mock.patch.object(user_code, "check", _checked),
+        mock.patch.object(user_code, "check_subjects", _checked),
     ):
         yield
 

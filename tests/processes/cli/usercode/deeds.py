@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 
 from rlrun.environments.protocol import Environment
-from rlrun.environments.registry import load
+from rlrun.environments.registry import load_environment
 
 
 def good() -> Environment:
-    return load("reverse-text", {"length": 5})
+    return load_environment("reverse-text", {"length": 5})
 
 
 def make(deed: str, note: str = "") -> Environment:

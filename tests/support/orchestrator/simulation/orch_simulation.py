@@ -15,7 +15,7 @@ from typing import Any
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.environments.registry import load
+from rlrun.environments.registry import load_environment
 from rlrun.environments.stage import InProcessStage
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.inference.client.engine_metrics import EngineMetrics
@@ -292,7 +292,7 @@ async def in_process(
     environments: Sequence[EnvironmentConfig], logs: Path, background: Background
 ) -> AsyncIterator[list[Arena]]:
     """Environments in this very process: most tests are about something else, and a process takes half a second to start."""
-    yield arenas_of(environments, [InProcessStage(load(e.id, e.args)) for e in environments])
+    yield arenas_of(environments, [InProcessStage(load_environment(e.id, e.args)) for e in environments])
 
 
 async def simulate(

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlrun.api.resource import RLRun
-from rlrun.defaults.team import applied, read_defaults
+from rlrun.defaults.team import apply_defaults, read_defaults
 from rlrun_operator.names import Ref
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
 from rlrun_operator.state import TeamDefaults
@@ -172,7 +172,7 @@ def test_every_example_takes_defaults_for_all_fields(path: Path) -> None:
     team = defaults(WHOLE)
     for document in yaml.safe_load_all(path.read_text()):
         if document.get("kind") == "RLRun":
-            found = applied(document, team)
+            found = apply_defaults(document, team)
             assert found.taken
             RLRun.model_validate(found.run)
 

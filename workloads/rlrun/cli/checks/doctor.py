@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rlrun.config.loading.parser import Parser
-from rlrun.doctor.checks import abilities, checks
-from rlrun.doctor.facts import gather
+from rlrun.doctor.checks import list_abilities, list_checks
+from rlrun.doctor.facts import gather_facts
 from rlrun.runtime import exit_codes
 
 
@@ -33,9 +33,9 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     options = parser().parse_args(list(argv))
-    facts = gather(options.output_dir)
-    found = checks(facts)
-    can = abilities(facts, found)
+    facts = gather_facts(options.output_dir)
+    found = list_checks(facts)
+    can = list_abilities(facts, found)
     if options.json:
         print(json.dumps({"checks": [asdict(check) for check in found], "can": can}, indent=2))
     else:

@@ -78,9 +78,9 @@ def run(argv: Sequence[str]) -> int:
         return run_install(rest)
     if rest:
         parser().error(f"list takes no argument, got {rest[0]!r}")
-    from rlrun.environments.registry import known
+    from rlrun.environments.registry import known_environments
 
-    shipped = known()
+    shipped = known_environments()
     width = max(map(len, shipped))
     print("\n".join(f"{name:<{width}}  {said}" for name, said in shipped.items()))
     return exit_codes.OK

@@ -56,7 +56,7 @@ def install_parser() -> Parser:
 def run_install(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     options = install_parser().parse_args(list(argv))
-    from rlrun.environments.installation import InstallError, install, source_of
+    from rlrun.environments.installation import InstallError, install_environment, source_of
 
     def say(line: str) -> None:
         print(printable(line), file=sys.stderr)
@@ -64,7 +64,7 @@ def run_install(argv: Sequence[str]) -> int:
     try:
         source = source_of(options.source, options.hub or os.environ.get(HUB_VARIABLE) or None)
         folder = Path(options.into).expanduser() if options.into else _default_folder(source.name)
-        found = install(
+        found = install_environment(
             source, folder.absolute(), python=options.python, beside=options.beside, replace=options.replace, say=say
         )
     except InstallError as error:

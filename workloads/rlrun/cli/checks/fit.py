@@ -15,9 +15,9 @@ from rlrun.cli.checks import defaults
 from rlrun.cli.common import report
 from rlrun.config.loading.parser import Parser
 from rlrun.config.loading.problems import ConfigError
-from rlrun.fit.advice import advise
+from rlrun.fit.advice import advise_roles
 from rlrun.fit.gpu_products import MEMORY_MIB, MIB, memory_of, parse_size
-from rlrun.fit.report import Surroundings, document, gpu_products, lines, needs_of, refusals_of
+from rlrun.fit.report import Surroundings, gpu_products, needs_of, refusals_of, report_document, report_lines
 from rlrun.fit.sources import UnknownModelError, read_shape, shape_of
 from rlrun.runtime import exit_codes
 
@@ -61,11 +61,11 @@ def run(argv: Sequence[str]) -> int:
         print(f"{options.file}: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION
     needs, refusals = needs_of(spec, around), refusals_of(spec, around)
-    advice = advise(spec, around, needs)
+    advice = advise_roles(spec, around, needs)
     if options.json:
-        print(json.dumps(document(name, needs, advice, around.model, refusals), indent=2))
+        print(json.dumps(report_document(name, needs, advice, around.model, refusals), indent=2))
     elif needs or refusals:
-        print("\n".join(lines(name, needs, advice, around.model, refusals)))
+        print("\n".join(report_lines(name, needs, advice, around.model, refusals)))
     else:
         print(f"{name}: no role of this run has GPUs of its own: there is nothing to fit")
     fits = not refusals and all(one.fits for one in needs)

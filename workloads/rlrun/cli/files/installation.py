@@ -15,7 +15,7 @@ from rlrun.config.algorithm.names import PRESETS, algorithm_inputs
 from rlrun.config.loading.parser import Parser
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes
-from rlrun.runtime.shipped import shipped
+from rlrun.runtime.shipped import shipped_folder
 
 _START = "quickstart"
 """The example that `rlrun init` writes, and that a preset's manifest is made of."""
@@ -75,7 +75,7 @@ def run_crd(argv: Sequence[str]) -> int:
 def run_charts(argv: Sequence[str]) -> int:
     """Run `rlrun charts`; returns the exit code."""
     charts_parser().parse_args(list(argv))
-    folder = shipped()
+    folder = shipped_folder()
     if folder is None:
         return _refused(
             "charts", "this installation has no charts, as the images have none; take the wheel's or a checkout's"
@@ -120,7 +120,7 @@ def run_init(argv: Sequence[str]) -> int:
 
 
 def _examples() -> dict[str, Path]:
-    folder = shipped()
+    folder = shipped_folder()
     if folder is None:
         return {}
     paths = (sorted((folder / "examples" / below).glob("*.yaml")) for below in ("", _MODELS))

@@ -27,7 +27,7 @@ from rlrun.inspect.put import (
     write_archive,
 )
 from rlrun.inspect.source import ClusterRun, NotFoundError
-from rlrun.protocol.files.volume_faults import size
+from rlrun.protocol.files.volume_faults import show_size
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 
@@ -80,7 +80,7 @@ def run_put(argv: Sequence[str]) -> int:
             progress.end()
     count = sum(not entry.is_folder for entry in entries)
     place = f"{path or mount.path}/{folder}"
-    print(f"claim {claim}: {count} files, {size(progress.done)}, in {folder}; in a run's pods: {place}/{names[0]}")
+    print(f"claim {claim}: {count} files, {show_size(progress.done)}, in {folder}; in a run's pods: {place}/{names[0]}")
     return exit_codes.OK
 
 
@@ -147,7 +147,7 @@ class _Progress:
         self.done += count
         if time.monotonic() - self._shown >= _SHOW_SECONDS and sys.stderr.isatty():
             self._shown = time.monotonic()
-            print(f"\r{size(self.done)} of {size(self._total)} ", end="", file=sys.stderr, flush=True)
+            print(f"\r{show_size(self.done)} of {show_size(self._total)} ", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         """End the line."""

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rlrun.config.loading.parser import Parser
 from rlrun.config.models.data import DataSetConfig
-from rlrun.environments.dataset_rows import Rows, download
+from rlrun.environments.dataset_rows import Rows, download_set
 from rlrun.environments.layouts import LayoutName
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -46,14 +46,14 @@ def run(argv: Sequence[str]) -> int:
     """Run the subcommand; returns the exit code."""
     options = parser().parse_args(list(argv))
 
-    from rlrun.environments.bundled.row_files import converted
-    from rlrun.evaluate.dataset import check_output, write
+    from rlrun.environments.bundled.row_files import convert_rows
+    from rlrun.evaluate.dataset import check_output, write_rows
 
     try:
         check_output(options.output)
         rows = Rows(_place(options), "-")
-        found = converted(rows, options.layout, instruction=options.instruction, unique=options.unique)
-        write(options.output, found.rows)
+        found = convert_rows(rows, options.layout, instruction=options.instruction, unique=options.unique)
+        write_rows(options.output, found.rows)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "revision"
@@ -76,7 +76,7 @@ def _place(options: argparse.Namespace) -> DataSetConfig:
     place = DataSetConfig.model_validate({name: value for name in fields if (value := getattr(options, name))})
     if options.subset is None:
         return place
-    root = Path(place.path) if place.path is not None else download(place.name or "", "-", place.revision)
+    root = Path(place.path) if place.path is not None else download_set(place.name or "", "-", place.revision)
     return DataSetConfig(path=str(root / options.subset), split=place.split)
 
 

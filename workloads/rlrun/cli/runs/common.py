@@ -15,7 +15,7 @@ from pathlib import Path
 from rlrun.config.loading.parser import Parser
 from rlrun.inspect.kubectl import ClusterError, Kubectl
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.source import FolderRun, NotFoundError, Run, find
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, find_run
 from rlrun.inspect.why import Explanation
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
@@ -69,7 +69,7 @@ def the_run(options: argparse.Namespace) -> Run:
     Raises:
         NotFoundError: it is a path without a run.
     """
-    return find(options.run, cluster_only=is_plugin())
+    return find_run(options.run, cluster_only=is_plugin())
 
 
 def argument(run: Run, options: argparse.Namespace, *more: str) -> str:

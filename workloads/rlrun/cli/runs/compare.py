@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 from rlrun.cli.runs.common import RUN_HELP, answered, api, is_plugin, runs_parser, write
 from rlrun.config.loading.parser import Parser
-from rlrun.inspect.compare import Curve, curves_table, differences, differences_table, last_step, mean_between, metrics
+from rlrun.inspect.compare import (
+    Curve,
+    common_metrics,
+    curves_table,
+    differences_table,
+    last_step,
+    manifest_differences,
+    mean_between,
+)
 from rlrun.inspect.kubectl import Api
-from rlrun.inspect.source import NotFoundError, find
+from rlrun.inspect.source import NotFoundError, find_run
 from rlrun.runs import reading
 from rlrun.runtime import exit_codes
 
@@ -38,9 +46,9 @@ def run_compare(argv: Sequence[str]) -> int:
         "steps": common,
         "runs": [curve.label for curve in curves],
         "lastTenth": {
-            name: [mean_between(curve.lines, name, tail, common) for curve in curves] for name in metrics(curves)
+            name: [mean_between(curve.lines, name, tail, common) for curve in curves] for name in common_metrics(curves)
         },
-        "differences": dict(differences(curves)),
+        "differences": dict(manifest_differences(curves)),
     }
     write(found, options.output)
     return exit_codes.OK
@@ -48,4 +56,4 @@ def run_compare(argv: Sequence[str]) -> int:
 
 def read_curve(word: str, cluster: Api) -> Curve:
     """Metrics and configuration of the run that a word of the command line names."""
-    return reading.curve(find(word, cluster_only=is_plugin()), cluster, word)
+    return reading.curve(find_run(word, cluster_only=is_plugin()), cluster, word)

@@ -33,9 +33,9 @@ def run_cost(argv: Sequence[str]) -> int:
     seen = snapshots(options, now)
     found = [of_folder(Path(one.where), now) if one.place == "folder" else of_snapshot(one) for one in seen]
     if options.output in ("json", "yaml"):
-        write([text.document(one) for one in found], options.output)
+        write([text.cost_document(one) for one in found], options.output)
     elif not found:
         say_no_runs()
     else:
-        print(text.table(found, wide=options.output == "wide"))
+        print(text.cost_table(found, wide=options.output == "wide"))
     return exit_codes.OK

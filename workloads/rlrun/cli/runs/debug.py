@@ -14,8 +14,8 @@ from rlrun.inspect import screen
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.report import bundle
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
-from rlrun.inspect.why import explain
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read_run
+from rlrun.inspect.why import explain_run
 from rlrun.runtime import exit_codes
 from rlrun.runtime.redact import known_secrets
 
@@ -38,14 +38,14 @@ def run_debug(argv: Sequence[str]) -> int:
     """Run `rlrun debug`; returns the exit code."""
     options, now = debug_parser().parse_args(list(argv)), time.time()
     run, cluster = the_run(options), api(options)
-    seen = read(run, cluster, now)
+    seen = read_run(run, cluster, now)
     top = f"rlrun-debug-{seen.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     file: Path = options.file or Path(f"{top}.tar.gz")
     if file.exists():
         raise NotFoundError(f"--file: {file} is there already; name a new one")
     if not file.absolute().parent.is_dir():
         raise NotFoundError(f"--file: there is no folder {file.parent}; make it first")
-    names = bundle.write(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
+    names = bundle.write_bundle(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
     print(f"{file}: {len(names)} files, {file.stat().st_size // 1024 + 1} KiB")
     print(
         "read it before you send it: a log can contain a secret of your environments that has no known form",
@@ -55,8 +55,8 @@ def run_debug(argv: Sequence[str]) -> int:
 
 
 def _parts(run: Run, seen: Snapshot, cluster: Api, now: float) -> Iterator[bundle.Part]:
-    told = explain(seen, now)
-    yield "why.txt", screen.words(told, now) + "\n"
-    yield "status.txt", screen.joined([screen.status(seen, told, now), screen.pods(seen, now)]) + "\n"
-    yield "versions.txt", bundle.versions()
+    told = explain_run(seen, now)
+    yield "why.txt", screen.explanation_text(told, now) + "\n"
+    yield "status.txt", screen.join_blocks([screen.status_screen(seen, told, now), screen.pods_tree(seen, now)]) + "\n"
+    yield "versions.txt", bundle.list_versions()
     yield from bundle.parts_of_folder(run) if isinstance(run, FolderRun) else bundle.parts_of_cluster(seen, cluster)

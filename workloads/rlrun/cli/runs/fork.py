@@ -64,10 +64,10 @@ def run_fork(argv: Sequence[str]) -> int:
     if isinstance(run, ClusterRun):
         print(f"rlrun fork: {in_cluster(run.name, argument(run, options, 'run'), options.step)}", file=sys.stderr)
         return exit_codes.USAGE
-    from rlrun.replay.fork import fork
+    from rlrun.replay.fork import fork_run
 
     try:
-        made = fork(
+        made = fork_run(
             run.root,
             step=options.step,
             changes=options.set,

@@ -15,7 +15,7 @@ from rlrun.inspect import logs
 from rlrun.inspect.folder.reader import read_folder
 from rlrun.inspect.kubectl import Api
 from rlrun.inspect.snapshot import Process, Snapshot
-from rlrun.inspect.source import FolderRun, NotFoundError, Run, read
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, read_run
 from rlrun.inspect.volume import no_reader
 from rlrun.inspect.why import not_there
 from rlrun.protocol.files.launcher import read_record
@@ -74,14 +74,14 @@ def _of_folder(root: Path, wanted: logs.Wanted, options: argparse.Namespace) -> 
     if not logs.attempt_folders(root):
         lacks = "has no logs (roles that were started by hand write to their terminals)"
         raise NotFoundError(not_there(read_folder(root, time.time()), lacks))
-    found = logs.files(root, wanted)
+    found = logs.list_log_files(root, wanted)
     several, filters = len(found) > 1, {file.path: LogLines(os.environ) for file in found}
     for file in found:
         for line in logs.last_lines(file, wanted.lines):
-            print(logs.shown(file, line, filters, several=several))
+            print(logs.show_line(file, line, filters, several=several))
     if options.follow:
-        for file, line in logs.follow(found, lambda: _alive(root)):
-            print(logs.shown(file, line, filters, several=several), flush=True)
+        for file, line in logs.follow_lines(found, lambda: _alive(root)):
+            print(logs.show_line(file, line, filters, several=several), flush=True)
     return exit_codes.OK
 
 
@@ -93,7 +93,7 @@ def _alive(root: Path) -> bool:
 
 def _of_cluster(run: Run, wanted: logs.Wanted, options: argparse.Namespace) -> int:
     cluster = api(options)
-    seen = read(run, cluster, time.time(), events=False)
+    seen = read_run(run, cluster, time.time(), events=False)
     found = chosen(seen, wanted)
     if not found and wanted.rank is not None and (there := chosen(seen, replace(wanted, rank=None))):
         most = max(sum(pod.role == role for pod in there) for role in wanted.roles)

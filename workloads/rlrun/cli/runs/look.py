@@ -23,12 +23,12 @@ from rlrun.cli.runs.common import (
 )
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect import screen
-from rlrun.inspect.cost.account import counted
+from rlrun.inspect.cost.account import with_local_cost
 from rlrun.inspect.cost.use import with_gpus
 from rlrun.inspect.kubectl import Api, ClusterError, is_configured
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.inspect.source import FolderRun, Run, find, read, read_cluster, read_folders
-from rlrun.inspect.why import explain
+from rlrun.inspect.source import FolderRun, Run, find_run, read_cluster, read_folders, read_run
+from rlrun.inspect.why import explain_run
 from rlrun.runtime import exit_codes
 
 _HERE = Path("runs")
@@ -58,8 +58,8 @@ def run_get(argv: Sequence[str]) -> int:
     elif not found:
         say_no_runs()
     else:
-        print(screen.table(found, now, wide=options.output == "wide", everywhere=options.all_namespaces))
-        if len(found) == 1 and options.runs and (tree := screen.pods(found[0], now)):
+        print(screen.runs_table(found, now, wide=options.output == "wide", everywhere=options.all_namespaces))
+        if len(found) == 1 and options.runs and (tree := screen.pods_tree(found[0], now)):
             print(tree)
     return exit_codes.OK
 
@@ -74,7 +74,7 @@ def _named(options: argparse.Namespace, now: float) -> list[Snapshot]:
     for word in options.runs:
         folder = Path(word).expanduser()
         below = [] if is_plugin() or not folder.is_dir() else read_folders([folder], now)
-        found += below or [read(find(word, cluster_only=is_plugin()), api(options), now, events=False)]
+        found += below or [read_run(find_run(word, cluster_only=is_plugin()), api(options), now, events=False)]
     return found
 
 
@@ -109,11 +109,11 @@ def run_status(argv: Sequence[str]) -> int:
     """Run `rlrun status`; returns the exit code."""
     options, now = status_parser().parse_args(list(argv)), time.time()
     cluster = api(options)
-    seen = with_gpus(counted(read(the_run(options), cluster, now), now), cluster, now)
+    seen = with_gpus(with_local_cost(read_run(the_run(options), cluster, now), now), cluster, now)
     if options.output:
         write(document(seen), options.output)
     else:
-        print(screen.status(seen, explain(seen, now), now))
+        print(screen.status_screen(seen, explain_run(seen, now), now))
     return exit_codes.OK
 
 
@@ -129,11 +129,11 @@ def why_parser() -> Parser:
 def run_why(argv: Sequence[str]) -> int:
     """Run `rlrun why`; returns the exit code."""
     options, now = why_parser().parse_args(list(argv)), time.time()
-    told = explain(read(the_run(options), api(options), now), now)
+    told = explain_run(read_run(the_run(options), api(options), now), now)
     if options.output:
         write(document(told) | {"toDo": list(told.steps())}, options.output)
     else:
-        print(screen.words(told, now))
+        print(screen.explanation_text(told, now))
     return exit_codes.OK
 
 
@@ -175,7 +175,7 @@ def run_watch(argv: Sequence[str]) -> int:
 def _seen(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None:
     """A look; None: the cluster does not answer now, which passes."""
     try:
-        return read(run, cluster, now)
+        return read_run(run, cluster, now)
     except ClusterError as error:
         if first or error.code == exit_codes.USAGE:
             raise
@@ -186,12 +186,12 @@ def _seen(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None
 def _shown(seen: Snapshot, before: str, now: float) -> str:
     """Show a look if it is another one than `before`, which it becomes."""
     if sys.stdout.isatty():
-        text = screen.status(seen, explain(seen, now), now)
+        text = screen.status_screen(seen, explain_run(seen, now), now)
         print(_CLEAR + text, flush=True)
         return text
-    waits = f", waits for {screen.cut(seen.wait.text.split(' since ')[0], 120)}" if seen.wait is not None else ""
+    waits = f", waits for {screen.cut_text(seen.wait.text.split(' since ')[0], 120)}" if seen.wait is not None else ""
     reason = f" ({seen.reason})" if seen.reason else ""
-    line = f"{seen.phase}{reason}  step {screen.steps(seen)}  attempt {seen.attempt}"
+    line = f"{seen.phase}{reason}  step {screen.show_steps(seen)}  attempt {seen.attempt}"
     if line != before:
         print(f"{line}{waits}", flush=True)
     return line

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlrun.cli.runs.common import RUN_HELP, answered, api, runs_parser
 from rlrun.cli.runs.compare import read_curve
 from rlrun.config.loading.parser import Parser, whole_number
-from rlrun.inspect.curves import Line, png, svg
+from rlrun.inspect.curves import Line, draw_png, draw_svg
 from rlrun.inspect.source import NotFoundError
 from rlrun.runs.pictures import lines_of
 from rlrun.runtime import exit_codes
@@ -61,7 +61,7 @@ def run_plot(argv: Sequence[str]) -> int:
     runs = [read_curve(word, api(options)) for word in options.runs]
     metric, found = lines_of(runs, options.metric, options.smooth, "--metric")
     if options.svg is not None:
-        options.svg.write_text(svg(metric, found))
+        options.svg.write_text(draw_svg(metric, found))
         print(options.svg)
     elif options.png is not None:
         options.png.write_bytes(_pixels(metric, found))
@@ -73,7 +73,7 @@ def run_plot(argv: Sequence[str]) -> int:
 
 def _pixels(metric: str, found: Sequence[Line]) -> bytes:
     try:
-        return png(metric, found)
+        return draw_png(metric, found)
     except ModuleNotFoundError:
         raise NotFoundError("--png: the package pillow is missing; pip install pillow, or take --svg") from None
 

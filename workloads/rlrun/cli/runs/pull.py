@@ -11,8 +11,8 @@ from pathlib import Path
 from rlrun.cli.runs.common import answered, api, runs_parser, the_run
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.kubectl import ClusterError
-from rlrun.inspect.pull import PARTS, place_of, unpack
-from rlrun.inspect.source import FolderRun, NotFoundError, read
+from rlrun.inspect.pull import PARTS, place_of, unpack_part
+from rlrun.inspect.source import FolderRun, NotFoundError, read_run
 from rlrun.inspect.volume import Volume
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
@@ -45,11 +45,11 @@ def run_pull(argv: Sequence[str]) -> int:
     target: Path = options.to or Path(f"{run.name}-{options.part}")
     if target.exists():
         raise NotFoundError(f"--to: {target} is there already; name a new path")
-    volume = Volume(run, read(run, cluster, time.time(), events=False), cluster)
+    volume = Volume(run, read_run(run, cluster, time.time(), events=False), cluster)
     place = place_of(options.part, options.step, volume.names)
     try:
         with volume.packed(place) as stream:
-            unpacked = unpack(stream, place, target)
+            unpacked = unpack_part(stream, place, target)
     except (tarfile.TarError, FileNotFoundError) as error:
         raise ClusterError(f"{place} did not come whole: {error}", exit_codes.FAILURE) from None
     what = "the folder" if options.part == "run" else place

@@ -83,7 +83,7 @@ def _replay(
 ) -> int:
     from rlrun.replay import again
 
-    found = again.replay(
+    found = again.replay_step(
         root, step, sample=sample, computes=computes, ranks=ranks, model=model, trusts_code=trusts_code
     )
     if form is not None:

@@ -40,15 +40,15 @@ def run_rollouts(argv: Sequence[str]) -> int:
     options = rollouts_parser().parse_args(list(argv))
     label, rows = reading.trace(the_run(options), api(options), options.step, options.evaluation)
     reading.of_environment(rows, options.environment, "--environment")
-    found = rollouts.choose(rows, worst=options.worst, best=options.best, environment=options.environment)
+    found = rollouts.choose_rollouts(rows, worst=options.worst, best=options.best, environment=options.environment)
     if options.output == "json":
         write(found, "json")
         return exit_codes.OK
     if options.worst is None and options.best is None:
         found = found[:_SHOWN]
-    print(rollouts.summary(label, rows, len(found)))
+    print(rollouts.summarize_step(label, rows, len(found)))
     for row in found:
-        print("\n" + rollouts.text(row, most=0 if options.full else _CHARACTERS))
+        print("\n" + rollouts.rollout_text(row, most=0 if options.full else _CHARACTERS))
     if len(found) < len(rows) and options.worst is None and options.best is None:
         print(f"\n{len(rows) - len(found)} more: --worst N, --best N or -o json", file=sys.stderr)
     return exit_codes.OK

@@ -10,7 +10,7 @@ from rlrun.cli.runs.common import answered
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.source import NotFoundError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.extras import UI, lacking
+from rlrun.runtime.extras import UI, explain_lacking
 
 _PORT = 8765
 _NEEDED = ("fastapi", "uvicorn")
@@ -53,14 +53,14 @@ def run_ui(argv: Sequence[str]) -> int:
     for folder in folders:
         if not folder.is_dir():
             raise NotFoundError(f"FOLDER: there is no folder {folder}; name a run's folder, or one with runs below it")
-    if (missing := lacking(_NEEDED, extra=UI)) is not None:
+    if (missing := explain_lacking(_NEEDED, extra=UI)) is not None:
         print(f"rlrun ui: {missing}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
-    from rlrun.ui.server import Address, serve
+    from rlrun.ui.server import Address, serve_page
 
     address = Address(options.host, options.port, options.token)
     try:
-        serve(folders, address, lambda url: print(f"rlrun ui: {url}  (Ctrl-C ends it)", flush=True))
+        serve_page(folders, address, lambda url: print(f"rlrun ui: {url}  (Ctrl-C ends it)", flush=True))
     except OSError as error:
         if error.filename is not None:
             raise

@@ -10,7 +10,7 @@ from pathlib import Path
 from rlrun.cli.runs.common import answered
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.runtime import exit_codes
-from rlrun.runtime.extras import UI, lacking
+from rlrun.runtime.extras import UI, explain_lacking
 
 _PORT = 8080
 _NEEDED = ("fastapi", "uvicorn")
@@ -58,11 +58,11 @@ def ui_team_parser() -> Parser:
 def run_ui_team(argv: Sequence[str]) -> int:
     """Run `rlrun ui-team`; returns the exit code."""
     options = ui_team_parser().parse_args(list(argv))
-    if (missing := lacking(_NEEDED, extra=UI)) is not None:
+    if (missing := explain_lacking(_NEEDED, extra=UI)) is not None:
         print(f"rlrun ui-team: {missing}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
     from rlrun.ui.team.api_server import CREDENTIALS
-    from rlrun.ui.team.peers import networks
+    from rlrun.ui.team.peers import parse_networks
     from rlrun.ui.team.server import Settings, api_url, claims_of, serve_team
 
     url = options.api_server or api_url(os.environ)
@@ -71,7 +71,7 @@ def run_ui_team(argv: Sequence[str]) -> int:
     if options.root_path and not options.root_path.startswith("/"):
         return _wrong(f"--root-path: {options.root_path} does not begin with /")
     try:
-        trusted = networks(options.trusted_proxy)
+        trusted = parse_networks(options.trusted_proxy)
     except ValueError as error:
         return _wrong(f"--trusted-proxy: {error}")
     try:

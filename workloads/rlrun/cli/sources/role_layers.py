@@ -22,7 +22,7 @@ from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, ConfigError
 from rlrun.config.loading.schema import Style, snake_name
 from rlrun.config.loading.yaml_text import Document
 from rlrun.config.models.roles import RoleConfig
-from rlrun.protocol.files.identity import complete as complete_role
+from rlrun.protocol.files.identity import complete_role_file as complete_role
 from rlrun.protocol.files.identity import derived_states
 from rlrun.protocol.files.paths import Role
 

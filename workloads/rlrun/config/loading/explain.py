@@ -17,7 +17,7 @@ from rlrun.config.loading.schema import Shape, child_shape, describe_expected, p
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.meaning import field_meaning
 from rlrun.config.suggest import did_you_mean
-from rlrun.runtime.redact import REMOVED, document
+from rlrun.runtime.redact import REMOVED, redact_document
 
 _RULES = ("value_error", "assertion_error")
 _SHOWN_CHARACTERS = 60
@@ -134,7 +134,7 @@ def _show_value(value: object, key: Key, layer: Layer) -> str:
         return "null"
     if is_hidden(key, layer):
         return REMOVED
-    text = json.dumps(document(value, []), ensure_ascii=False, default=str)
+    text = json.dumps(redact_document(value, []), ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "…"
 
 

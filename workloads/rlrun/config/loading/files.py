@@ -32,7 +32,7 @@ def read_text(path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         if address := re.match(r"([a-z][a-z0-9+.-]+):/+(.+)", str(path)):
-            raise ConfigError([Problem(redact.text(f"{address[1]}://{address[2]}", []), "", _ADDRESS)]) from None
+            raise ConfigError([Problem(redact.redact_text(f"{address[1]}://{address[2]}", []), "", _ADDRESS)]) from None
         _refuse_file(path, f"no such file{_close_file(path)}")
     except IsADirectoryError:
         _refuse_file(path, f"is a folder, expected a file{_such_as(path, '*')}")

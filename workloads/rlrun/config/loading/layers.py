@@ -154,7 +154,7 @@ class Reader:
             return suggest_key(model, name, self.model, self.style)
         if (item := self._entry(model, name, value, document)) is not None:
             text = to_yaml(item)
-            return f"; write {text}" if redact.text(text, []) == text else ""
+            return f"; write {text}" if redact.redact_text(text, []) == text else ""
         return unknown_field(model, name, self.model, path, value)
 
     def _entry(

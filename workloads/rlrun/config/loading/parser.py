@@ -45,7 +45,7 @@ class Options(argparse.ArgumentParser):
         """Say what is wrong and end with the exit code of a wrong command line."""
         for theirs, ours in _SAID:
             message = re.sub(theirs, ours, message)
-        print(f"{self.prog}: {redact.text(message, [])}; see {self.prog} --help", file=sys.stderr)
+        print(f"{self.prog}: {redact.redact_text(message, [])}; see {self.prog} --help", file=sys.stderr)
         sys.exit(exit_codes.USAGE)
 
 

@@ -29,8 +29,8 @@ class Problem:
 
     def __post_init__(self) -> None:
         """Remove secrets: no message shows a value under the name of a secret, or one that looks like a token."""
-        object.__setattr__(self, "path", redact.certain(self.path, []))
-        object.__setattr__(self, "message", redact.text(self.message, []))
+        object.__setattr__(self, "path", redact.redact_certain(self.path, []))
+        object.__setattr__(self, "message", redact.redact_text(self.message, []))
 
     def __str__(self) -> str:
         where = self.source if self.line is None else f"{self.source}:{self.line}"

@@ -25,7 +25,7 @@ class Setting:
     @property
     def shown(self) -> object:
         """Value without secrets, for messages and comments."""
-        return redact.document(self.value, [], self.key)
+        return redact.redact_document(self.value, [], self.key)
 
 
 def refuse_file(source: str, message: str, line: int | None = None, path: str = "") -> ConfigError:

@@ -139,7 +139,7 @@ def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[
 
 
 def _parse_script(text: str, source: str, line: int = 0) -> Node:
-    if (missing := extras.lacking(_PARSERS)) is not None:
+    if (missing := extras.explain_lacking(_PARSERS)) is not None:
         raise refuse_file(source, f"a shell script cannot be read: {missing}")
     import tree_sitter_bash
     from tree_sitter import Language, Parser

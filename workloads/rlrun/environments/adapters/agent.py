@@ -48,13 +48,13 @@ class AgentEnvironment(ABC):
         """
         server = await self._started()
         async with server.episode(model) as served:
-            playing = asyncio.ensure_future(_contained(self.agent(task, served.endpoint)))
+            playing = asyncio.ensure_future(_contain_exit(self.agent(task, served.endpoint)))
             try:
                 ends: set[asyncio.Future[object] | asyncio.Future[None]] = {playing, served.failed}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 if served.failed.done():
                     served.failed.result()
-                result, error = await _outcome(playing, served.overflowed)
+                result, error = await _program_outcome(playing, served.overflowed)
             finally:
                 playing.cancel()
                 await asyncio.wait({playing}, timeout=END_SECONDS)
@@ -71,11 +71,11 @@ class AgentEnvironment(ABC):
     async def _started(self) -> ChatServer:
         """The server, started with the first episode."""
         if not hasattr(self, "_server"):  # subclasses need not call our constructor
-            self._server = asyncio.ensure_future(_start())
+            self._server = asyncio.ensure_future(_start_program())
         return await asyncio.shield(self._server)
 
 
-async def _start() -> ChatServer:
+async def _start_program() -> ChatServer:
     try:
         from rlrun.environments.adapters.openai_server import ChatServer
     except ImportError as error:
@@ -85,7 +85,7 @@ async def _start() -> ChatServer:
     return server
 
 
-async def _contained(playing: Awaitable[object]) -> object:
+async def _contain_exit(playing: Awaitable[object]) -> object:
     """Let a program that wants to end its process end only its own episode."""
     try:
         return await playing
@@ -93,7 +93,7 @@ async def _contained(playing: Awaitable[object]) -> object:
         raise RuntimeError(f"the program raised {type(error).__name__}({error})") from None
 
 
-async def _outcome(playing: asyncio.Future[object], overflowed: bool) -> tuple[object, str | None]:
+async def _program_outcome(playing: asyncio.Future[object], overflowed: bool) -> tuple[object, str | None]:
     """The program's return value, and its error or None. A failure for lack of room has played to the end: it is scored."""
     try:
         return await playing, None
@@ -135,14 +135,14 @@ async def run_program(
         process = await asyncio.shield(starting)
         output, errors = await process.communicate(stdin.encode())
     finally:
-        await _kill(starting)
+        await _kill_program(starting)
     if process.returncode:
         last = errors.decode(errors="replace").strip()[-_LAST_CHARACTERS:]
         raise RuntimeError(f"{command[0]} ended with code {process.returncode}: {last}")
     return output.decode(errors="replace")
 
 
-async def _kill(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
+async def _kill_program(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
     """Kill a program, and what it started in its session, if it started at all."""
     with suppress(OSError, TimeoutError):
         process = await asyncio.shield(starting)

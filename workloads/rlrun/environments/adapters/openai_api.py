@@ -62,7 +62,7 @@ def read_request(body: object) -> Asked:
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
-    _refuse(body)
+    _refuse_request(body)
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestError("messages must be a list with at least one message", "messages")
@@ -74,8 +74,8 @@ def read_request(body: object) -> Asked:
     if not isinstance(options, dict):
         raise RequestError("stream_options must be an object", "stream_options")
     return Asked(
-        messages=[_message(message, f"messages[{index}]") for index, message in enumerate(messages)],
-        tools=[] if body.get("tool_choice") == "none" else _tools(body.get("tools")),
+        messages=[_read_message(message, f"messages[{index}]") for index, message in enumerate(messages)],
+        tools=[] if body.get("tool_choice") == "none" else _read_tools(body.get("tools")),
         max_tokens=_max_tokens(body),
         stop=stop,
         stream=bool(body.get("stream")),
@@ -84,7 +84,7 @@ def read_request(body: object) -> Asked:
     )
 
 
-def _refuse(body: Mapping[str, object]) -> None:
+def _refuse_request(body: Mapping[str, object]) -> None:
     response_format = body.get("response_format") or {"type": "text"}
     wanted = {
         "n": (body.get("n") in (None, 1), "one choice is sampled; ask again for another"),
@@ -123,25 +123,25 @@ def _max_tokens(body: Mapping[str, object]) -> int | None:
     return value
 
 
-def _message(message: object, where: str) -> Message:
+def _read_message(message: object, where: str) -> Message:
     if not isinstance(message, dict) or (role := _ROLES.get(str(message.get("role")))) is None:
         raise RequestError(f"{where} must be an object whose role is one of {', '.join(_ROLES)}", where)
-    read: Message = {"role": role, "content": _text(message.get("content"), where)}
+    read: Message = {"role": role, "content": _read_text(message.get("content"), where)}
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             raise RequestError(f"{where}.tool_calls must be calls of functions", where)
-        read["tool_calls"] = [_call(call, where) for call in calls]
+        read["tool_calls"] = [_read_call(call, where) for call in calls]
     return read | {name: message[name] for name in ("name", "tool_call_id") if message.get(name) is not None}
 
 
-def _text(content: object, where: str) -> str:
+def _read_text(content: object, where: str) -> str:
     try:
         return content_text(content, f"{where}.content")
     except ContentError as error:
         raise RequestError(str(error), where) from None
 
 
-def _call(call: object, where: str) -> dict[str, object]:
+def _read_call(call: object, where: str) -> dict[str, object]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where}.tool_calls must be calls of functions", where)
@@ -149,7 +149,7 @@ def _call(call: object, where: str) -> dict[str, object]:
     return {"id": call.get("id"), "type": "function", "function": written}
 
 
-def _tools(tools: object) -> list[Tool]:
+def _read_tools(tools: object) -> list[Tool]:
     offered = tools or []
     if not isinstance(offered, list):
         raise RequestError("tools must be a list", "tools")
@@ -163,46 +163,46 @@ def _tools(tools: object) -> list[Tool]:
 # ---- answers
 
 
-def completion(asked: Asked, reply: Reply, number: int) -> dict[str, object]:
+def make_completion(asked: Asked, reply: Reply, number: int) -> dict[str, object]:
     """The answer to a request; `number` counts the episode's replies."""
     return {
-        **_head(asked, number, "chat.completion"),
+        **_answer_head(asked, number, "chat.completion"),
         "choices": [
-            {"index": 0, "message": _answer(reply), "finish_reason": _finish(reply), "logprobs": None},
+            {"index": 0, "message": _answer_choice(reply), "finish_reason": _finish_reason(reply), "logprobs": None},
         ],
-        "usage": _usage(reply),
+        "usage": _token_usage(reply),
     }
 
 
-def chunks(asked: Asked, reply: Reply, number: int) -> Iterator[str]:
+def make_chunks(asked: Asked, reply: Reply, number: int) -> Iterator[str]:
     """The answer as events of a stream, each a text to send; a reply is whole before its first chunk."""
-    head = _head(asked, number, "chat.completion.chunk")
-    message = _answer(reply)
+    head = _answer_head(asked, number, "chat.completion.chunk")
+    message = _answer_choice(reply)
     calls = [call | {"index": index} for index, call in enumerate(message.pop("tool_calls", []))]
     delta = message | ({"tool_calls": calls} if calls else {})
-    for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": _finish(reply)}):
-        yield _event({**head, "choices": [{"index": 0, "logprobs": None, **choice}]})
+    for choice in ({"delta": delta, "finish_reason": None}, {"delta": {}, "finish_reason": _finish_reason(reply)}):
+        yield _stream_event({**head, "choices": [{"index": 0, "logprobs": None, **choice}]})
     if asked.include_usage:
-        yield _event({**head, "choices": [], "usage": _usage(reply)})
+        yield _stream_event({**head, "choices": [], "usage": _token_usage(reply)})
     yield "data: [DONE]\n\n"
 
 
-def _head(asked: Asked, number: int, kind: str) -> dict[str, object]:
+def _answer_head(asked: Asked, number: int, kind: str) -> dict[str, object]:
     return {"id": f"reply-{number}", "object": kind, "created": int(time.time()), "model": asked.model}
 
 
-def _answer(reply: Reply) -> Message:
+def _answer_choice(reply: Reply) -> Message:
     message = reply.message
     return message | {"content": message["content"] or None} if reply.tool_calls else message
 
 
-def _finish(reply: Reply) -> str:
+def _finish_reason(reply: Reply) -> str:
     if reply.truncated:
         return "length"
     return "tool_calls" if reply.tool_calls else "stop"
 
 
-def _usage(reply: Reply) -> dict[str, int]:
+def _token_usage(reply: Reply) -> dict[str, int]:
     return {
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
@@ -210,5 +210,5 @@ def _usage(reply: Reply) -> dict[str, int]:
     }
 
 
-def _event(document: dict[str, object]) -> str:
+def _stream_event(document: dict[str, object]) -> str:
     return f"data: {json.dumps(document)}\n\n"

@@ -16,7 +16,14 @@ from dataclasses import dataclass
 
 from aiohttp import web
 
-from rlrun.environments.adapters.openai_api import MODEL, Asked, RequestError, chunks, completion, read_request
+from rlrun.environments.adapters.openai_api import (
+    MODEL,
+    Asked,
+    RequestError,
+    make_chunks,
+    make_completion,
+    read_request,
+)
 from rlrun.environments.protocol import Message, ModelClient, Reply
 from rlrun.runtime.site import Site
 
@@ -125,7 +132,7 @@ class ChatServer:
 
     async def start(self) -> None:
         """Listen on a free port of loopback."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_openai_errors])
         app.router.add_post("/episodes/{episode}/v1/chat/completions", self._chat)
         app.router.add_get("/episodes/{episode}/v1/models", self._models)
         # A program that goes away takes its request along, so that no engine works for nobody.
@@ -170,17 +177,17 @@ class ChatServer:
         asked = read_request(body)
         reply, number = await served.ask(asked)
         if not asked.stream:
-            return web.json_response(completion(asked, reply, number))
+            return web.json_response(make_completion(asked, reply, number))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        for event in chunks(asked, reply, number):
+        for event in make_chunks(asked, reply, number):
             await response.write(event.encode())
         await response.write_eof()
         return response
 
 
 @web.middleware
-async def _errors(
+async def _openai_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
     """Errors as OpenAI's objects, also those of the server itself."""

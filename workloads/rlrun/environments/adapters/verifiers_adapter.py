@@ -138,7 +138,7 @@ class VerifiersEnvironment:
         if len(traces) != 1:
             raise RuntimeError(f"its run() played {len(traces)} conversations; one per episode can be trained on")
         trace = traces[0]
-        _check(trace)
+        _check_rollout(trace)
         record = VerifiersEpisode(
             env=EnvInfo(id=self._env.config.env_id),
             task=TraceTask(type=type(theirs).__name__, data=theirs.data, key=theirs.key, hash=theirs.hash),
@@ -151,7 +151,7 @@ class VerifiersEnvironment:
             replies=trace.num_turns,
             info={
                 "reward": trace.reward,
-                "metrics": _metrics(trace),
+                "metrics": _read_metrics(trace),
                 "stop_condition": trace.stop_condition,
                 "truncated": trace.is_truncated,
             },
@@ -175,7 +175,7 @@ class VerifiersEnvironment:
         return resolve_agent(spec, model="policy", client=client)
 
     def _divide(self, theirs: list[vf.Task]) -> dict[str, list[Task]]:
-        contents = {index: _content(task) for index, task in enumerate(theirs)}
+        contents = {index: _message_content(task) for index, task in enumerate(theirs)}
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
             raise VerifiersLoadError(
@@ -186,7 +186,7 @@ class VerifiersEnvironment:
         for index, task in enumerate(theirs):
             ours = Task(
                 id=f"{index}-{contents[index][:8]}",
-                prompt=_prompt(task.data),
+                prompt=_task_prompt(task.data),
                 answer=_text_or_none(getattr(task.data, "answer", None)),
                 info={"index": index},
             )
@@ -310,7 +310,7 @@ def _raise_model_error(harnesses: list[ChatHarness]) -> None:
             raise harness.model_error
 
 
-def _check(trace: Trace) -> None:
+def _check_rollout(trace: Trace) -> None:
     """Raise when the rollout failed or was not scored to the end."""
     if not trace.ok:
         error = trace.last_error
@@ -322,27 +322,27 @@ def _check(trace: Trace) -> None:
         raise RuntimeError(f"unscored rewards: {', '.join(unscored)}")
 
 
-def _metrics(trace: Trace) -> dict[str, float]:
+def _read_metrics(trace: Trace) -> dict[str, float]:
     scored = {f"reward_{name}": reward.score for name, reward in trace.rewards.items() if reward is not None}
     return scored | {name: value for name, value in trace.metrics.items() if value is not None}
 
 
-def _content(task: vf.Task) -> str:
+def _message_content(task: vf.Task) -> str:
     return str(task_key(task.data.model_dump(mode="json", exclude_none=True, exclude={"idx"})))
 
 
-def _prompt(data: vf.TaskData) -> list[Message]:
+def _task_prompt(data: vf.TaskData) -> list[Message]:
     messages: list[Message] = []
     if data.system_prompt is not None:
         messages.append({"role": "system", "content": data.system_prompt})
     if isinstance(data.prompt, str):
         messages.append({"role": "user", "content": data.prompt})
     else:
-        messages += [_wire(message) for message in data.prompt or []]
+        messages += [_wire_message(message) for message in data.prompt or []]
     return messages
 
 
-def _wire(message: VerifiersMessage) -> Message:
+def _wire_message(message: VerifiersMessage) -> Message:
     wire: Message = message_to_wire(message)
     return wire | {"content": content_text(wire["content"])} if isinstance(wire.get("content"), list) else wire
 

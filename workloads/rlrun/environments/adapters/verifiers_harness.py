@@ -147,7 +147,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         except Exception as error:
             self.model_error = error
             raise
-        response, records, stopped = await session.rewrite_response(_response(reply, trace))
+        response, records, stopped = await session.rewrite_response(_make_response(reply, trace))
         trace.response_rewrites.extend(records)
         node = turn.commit(response)
         trace.calls.append(
@@ -195,7 +195,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         await self._toolboxes[-1].close()
 
 
-def _response(reply: Reply, trace: Trace) -> Response:
+def _make_response(reply: Reply, trace: Trace) -> Response:
     calls = [ToolCall(id=call["id"], **call["function"]) for call in reply.tool_calls]
     return Response(
         id=f"{trace.id}-{trace.num_turns}",

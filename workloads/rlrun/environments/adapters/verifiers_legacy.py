@@ -23,7 +23,12 @@ from openai import AsyncOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
-from rlrun.environments.adapters.verifiers_legacy_playable import check_environment, check_row, identities, own_sampling
+from rlrun.environments.adapters.verifiers_legacy_playable import (
+    check_environment,
+    check_row,
+    own_sampling,
+    task_digests,
+)
 from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 
@@ -73,17 +78,17 @@ class _Transport(httpx.AsyncBaseTransport):  # type: ignore[misc]
         asked = json.loads(await request.aread())
         conversation = _CURRENT.get()
         try:
-            completion = await _complete(conversation, asked, request.url.path)
+            completion = await _complete_message(conversation, asked, request.url.path)
         except Exception as error:
             conversation.error = error
             raise
         return httpx.Response(200, json=completion, request=request)
 
 
-async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path: str) -> dict[str, Any]:
+async def _complete_message(conversation: _Conversation, asked: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not path.endswith("/chat/completions"):
         raise RuntimeError(f"it asks for {path}; only chat completions can be answered")
-    messages = [_plain(message, f"messages[{index}]") for index, message in enumerate(asked["messages"])]
+    messages = [_plain_message(message, f"messages[{index}]") for index, message in enumerate(asked["messages"])]
     stop = asked.get("stop") or []
     reply = await conversation.model.complete(
         messages,
@@ -107,7 +112,7 @@ async def _complete(conversation: _Conversation, asked: Mapping[str, Any], path:
     }
 
 
-def _plain(message: Message, where: str) -> Message:
+def _plain_message(message: Message, where: str) -> Message:
     """A message with its text as a string, and its fields of calls; verifiers may send a list of parts."""
     calls = {name: message[name] for name in _OF_CALLS if message.get(name)}
     return {"role": message["role"], "content": content_text(message.get("content"), f"{where}.content"), **calls}
@@ -138,7 +143,7 @@ class LegacyVerifiersEnvironment:
 
     async def run(self, task: Task, model: ModelClient) -> Episode:
         if self._client is None:
-            self._client = _client()
+            self._client = _make_client()
         conversation = _Conversation(model)
         _CURRENT.set(conversation)
         row = self._inputs[task.id]
@@ -165,7 +170,7 @@ class LegacyVerifiersEnvironment:
         train = self._read("train", rows, args.limit)
         if self._env.eval_dataset is not None:
             return {"train": train, "eval": self._read("eval", self._env.eval_dataset, args.limit)}
-        contents = identities(train)
+        contents = task_digests(train)
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
             raise VerifiersLoadError(
@@ -184,17 +189,19 @@ class LegacyVerifiersEnvironment:
             row = {name: value for name, value in rows[index].items() if value is not None}
             row.setdefault("example_id", index)
             try:
-                prompt = [_plain(message, f"prompt[{place}]") for place, message in enumerate(row["prompt"])]
+                prompt = [_plain_message(message, f"prompt[{place}]") for place, message in enumerate(row["prompt"])]
                 check_row(row)
             except ValueError as error:
                 raise VerifiersLoadError(f"row {index} of the {split} data: {error}") from None
-            task = Task(f"{split}-{index}", prompt, answer=_text(row.get("answer")), info={"row": _digest(row)})
+            task = Task(
+                f"{split}-{index}", prompt, answer=_message_text(row.get("answer")), info={"row": _row_digest(row)}
+            )
             self._inputs[task.id] = row
             tasks.append(task)
         return tasks
 
 
-def _client() -> OpenAIChatCompletionsClient:
+def _make_client() -> OpenAIChatCompletionsClient:
     from verifiers.clients import OpenAIChatCompletionsClient
 
     http = httpx.AsyncClient(transport=_Transport(), trust_env=False, timeout=None)
@@ -204,11 +211,11 @@ def _client() -> OpenAIChatCompletionsClient:
     )
 
 
-def _digest(row: dict[str, object]) -> str:
+def _row_digest(row: dict[str, object]) -> str:
     """All that a row says, in short: an environment may find in any column what a task asks."""
     said = {name: value for name, value in row.items() if name != "example_id"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def _text(answer: object) -> str | None:
+def _message_text(answer: object) -> str | None:
     return None if answer is None else str(answer)

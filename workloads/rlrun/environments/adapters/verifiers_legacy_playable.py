@@ -34,19 +34,19 @@ def check_environment(env: vf.Environment) -> None:
     Raises:
         VerifiersLoadError: names what stands against it, its value and what to do.
     """
-    for name, member in _members(env, ""):
+    for name, member in _list_members(env, ""):
         try:
             _check_member(member)
         except VerifiersLoadError as error:
             raise VerifiersLoadError(f"{name}{error}") from None
 
 
-def _members(env: vf.Environment, name: str) -> Iterator[tuple[str, vf.Environment]]:
+def _list_members(env: vf.Environment, name: str) -> Iterator[tuple[str, vf.Environment]]:
     if not (inner := getattr(env, "env_map", None)):
         yield name, env
         return
     for member_name, member in inner.items():
-        yield from _members(member, f"{name}{member_name}: ")
+        yield from _list_members(member, f"{name}{member_name}: ")
 
 
 def _check_member(env: vf.Environment) -> None:
@@ -65,7 +65,7 @@ def _check_member(env: vf.Environment) -> None:
             raise VerifiersLoadError(
                 f"sampling_args has {key} {value!r}; remove it and set environments[].sampling ({', '.join(OWN_SAMPLING)} may stay)"
             )
-    rubrics = [*_rubrics(env.rubric)]
+    rubrics = [*_list_rubrics(env.rubric)]
     groups = [function for rubric in rubrics for function in rubric._get_group_reward_func_names()]
     if groups:
         raise VerifiersLoadError(
@@ -77,10 +77,10 @@ def _check_member(env: vf.Environment) -> None:
         raise VerifiersLoadError("its rubric has no reward with a weight other than 0, so there is nothing to train on")
 
 
-def _rubrics(rubric: vf.Rubric) -> Iterator[vf.Rubric]:
+def _list_rubrics(rubric: vf.Rubric) -> Iterator[vf.Rubric]:
     if inner := getattr(rubric, "rubrics", None):
         for member in inner:
-            yield from _rubrics(member)
+            yield from _list_rubrics(member)
     else:
         yield rubric
 
@@ -103,7 +103,7 @@ def check_row(row: Mapping[str, object]) -> None:
         )
 
 
-def identities(tasks: Sequence[Task]) -> dict[str, str]:
+def task_digests(tasks: Sequence[Task]) -> dict[str, str]:
     """Return the digest by which each task is held out or trained on, by the task's id: equal digests stay in one split.
 
     A prompt that has one answer is its own identity, so that its rows are held out as before. Rows with one prompt and several answers are

@@ -140,7 +140,7 @@ def _check_type(env: vf.Env, task: vf.Task) -> None:
     )
     if not rewards and not judges and all(own is base for own, base in hooks):
         raise VerifiersLoadError(f"{name} has no @vf.reward and no judge, so there is nothing to train on: give it one")
-    conversations = rehearse(env, task)
+    conversations = count_conversations(env, task)
     if conversations > 1:
         raise VerifiersLoadError(
             f"run() of {type(env).__name__} plays {conversations} conversations per episode; one can be trained on. Rewards that compare "
@@ -148,7 +148,7 @@ def _check_type(env: vf.Env, task: vf.Task) -> None:
         )
 
 
-def rehearse(env: vf.Env, task: vf.Task) -> int:
+def count_conversations(env: vf.Env, task: vf.Task) -> int:
     """Number of conversations that `Env.run` begins for a task with silent agents; 1 where it fails before a second one."""
     begun: list[Trace] = []
 

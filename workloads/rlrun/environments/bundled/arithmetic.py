@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rlrun.environments.bundled.expression import evaluate
+from rlrun.environments.bundled.expression import evaluate_text
 from rlrun.environments.bundled.text import position_score
 from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.splits import GeneratedTasks
@@ -68,7 +68,9 @@ class Arithmetic(SingleTurnEnvironment):
 
     @staticmethod
     def _make_task(task_id: str, expression: str) -> Task:
-        return Task(id=task_id, prompt=[{"role": "user", "content": f"{expression}="}], answer=evaluate(expression))
+        return Task(
+            id=task_id, prompt=[{"role": "user", "content": f"{expression}="}], answer=evaluate_text(expression)
+        )
 
     async def score(self, task: Task, episode: Episode) -> Score:
         assert task.answer is not None

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from rlrun.environments.bundled.arithmetic import check_operations, draw_expression
-from rlrun.environments.bundled.expression import ExpressionError, evaluate
+from rlrun.environments.bundled.expression import ExpressionError, evaluate_text
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 from rlrun.environments.splits import GeneratedTasks
 
@@ -72,7 +72,7 @@ def find_call(text: str) -> str | None:
 def answer_call(expression: str) -> str:
     """Result of the calculator: the value, or "error: ..."."""
     try:
-        return evaluate(expression)
+        return evaluate_text(expression)
     except ExpressionError as error:
         return f"error: {error}"
 
@@ -97,7 +97,7 @@ class Calculator:
     def _make_task(self, task_id: str, expression: str) -> Task:
         prompt: list[Message] = [{"role": "system", "content": INSTRUCTIONS}] if self.args.instructions else []
         prompt.append({"role": "user", "content": f"{expression}="})
-        return Task(id=task_id, prompt=prompt, answer=evaluate(expression), info={"expression": expression})
+        return Task(id=task_id, prompt=prompt, answer=evaluate_text(expression), info={"expression": expression})
 
     async def run(self, task: Task, model: ModelClient) -> Episode:
         messages = list(task.prompt)

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlrun.config.models.data import DataSetConfig
 from rlrun.environments.bundled.word_problems import PROBLEMS
-from rlrun.environments.dataset_rows import Rows, download
+from rlrun.environments.dataset_rows import Rows, download_set
 from rlrun.environments.distinct import CHECKED
-from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, final_answer, no_prompt
+from rlrun.environments.layouts import LAYOUTS, LayoutName, convert_row, final_answer, no_prompt
 from rlrun.environments.message_content import (
     check_prompt,
     content_text,
@@ -27,7 +27,7 @@ from rlrun.environments.message_content import (
 from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntries, RewardEntry
 from rlrun.environments.rewards.mixture import Rewards, RowTask
-from rlrun.environments.rewards.scorers import scorer
+from rlrun.environments.rewards.scorers import find_scorer
 from rlrun.environments.splits import EmptySplitError, split_of
 
 
@@ -60,17 +60,17 @@ class RowTasks(Sequence[Task]):
         try:
             return self._read(position)
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"{self._rows.describe_place(position)}: {_reason(error)}") from error
+            raise ValueError(f"{self._rows.describe_place(position)}: {_row_problem(error)}") from error
 
     def _read(self, position: int) -> Task:
         return self._make(f"{self._split}-{position}", self._rows.row(position))
 
 
-def _reason(error: Exception) -> str:
+def _row_problem(error: Exception) -> str:
     return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
 
 
-def _places(places: Sequence[str]) -> str:
+def _row_places(places: Sequence[str]) -> str:
     shown = ", ".join(places[:3])
     return shown if len(places) <= 3 else f"{shown} and {len(places) - 3} more"
 
@@ -174,7 +174,7 @@ class Dataset(SingleTurnEnvironment):
 
     def _own(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """A row of the files as one of this environment."""
-        return row if self.args.layout is None else convert(self.args.layout, row)
+        return row if self.args.layout is None else convert_row(self.args.layout, row)
 
     def _problem(self, row: Mapping[str, object]) -> str:
         own = self._own(row)
@@ -266,7 +266,7 @@ def split_rows(
         ValueError: a row is malformed and `args.malformed` is `Fail`, or a split is empty; names file and line.
     """
     notices = [] if notices is None else notices
-    root = Path(args.path) if args.path is not None else download(args.name or "", "args", args.revision)
+    root = Path(args.path) if args.path is not None else download_set(args.name or "", "args", args.revision)
     root = root / args.subset if args.subset else root
 
     def rows(word: str | None) -> Rows:
@@ -274,18 +274,20 @@ def split_rows(
 
     if args.train_split is not None:
         train, held_out = rows(args.train_split), rows(args.eval_split)
-        left = _usable(args, train, make, notices, "train split: ")
-        asked = _usable(args, held_out, make, notices, "eval split: ")
+        left = _usable_rows(args, train, make, notices, "train split: ")
+        asked = _usable_rows(args, held_out, make, notices, "eval split: ")
         if args.leave_out_shared:
             left = _not_in(held_out, asked, train, left, problem, notices)
         return {
-            "train": RowTasks(train, _first(args, train, left, problem, notices), make, "train"),
-            "eval": RowTasks(held_out, _first(args, held_out, asked, problem, notices), make, "eval"),
+            "train": RowTasks(train, _distinct_positions(args, train, left, problem, notices), make, "train"),
+            "eval": RowTasks(held_out, _distinct_positions(args, held_out, asked, problem, notices), make, "eval"),
         }
     everything = rows(None)
     positions: dict[Split, list[int]] = {"train": [], "eval": []}
-    for position in _first(args, everything, _usable(args, everything, make, notices), problem, notices):
-        positions[split_of(_problem(everything, position, problem))].append(position)
+    for position in _distinct_positions(
+        args, everything, _usable_rows(args, everything, make, notices), problem, notices
+    ):
+        positions[split_of(_dataset_problem(everything, position, problem))].append(position)
     for split, found in positions.items():
         if not found:
             raise EmptySplitError(
@@ -303,7 +305,7 @@ class _Refused:
     places: list[str] = field(default_factory=list)
 
 
-def _usable(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what: str = "") -> Sequence[int]:
+def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what: str = "") -> Sequence[int]:
     """Return the positions of rows that tasks can be made of.
 
     A malformed row is left out (`args.malformed: Skip`), or refused here; then the first 200,000 rows are read, and a later malformed row
@@ -321,34 +323,34 @@ def _usable(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what:
             left.append(position)
         except (KeyError, TypeError, ValueError) as error:
             # Rows of one fault are named together, whatever values they have.
-            reason = _reason(error)
+            reason = _row_problem(error)
             refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(
                 rows.describe_place(position)
             )
     if refused and (is_error or not left):
         advice = "correct or remove the rows" + (", or set args.malformed to Skip" if is_error else "")
-        raise ValueError(f"{what}{_described(refused)}; {advice}")
+        raise ValueError(f"{what}{_describe_refused(refused)}; {advice}")
     if refused:
         left_out = f"{len(rows) - len(left)} of {len(rows)} rows of {rows.label} are left out as malformed"
-        _report(notices, f"{left_out}: {_described(refused)}")
+        _report_notice(notices, f"{left_out}: {_describe_refused(refused)}")
     return range(len(rows)) if is_error else left
 
 
-def _described(refused: Mapping[str, _Refused]) -> str:
+def _describe_refused(refused: Mapping[str, _Refused]) -> str:
     """Refused rows in words: up to `MAX_NAMED` reasons with their places, and the number of the others."""
     named = list(refused.values())[:MAX_NAMED]
     others = sum(len(rows.places) for rows in refused.values()) - sum(len(rows.places) for rows in named)
-    text = "; ".join(f"{_places(rows.places)}: {rows.reason}" for rows in named)
+    text = "; ".join(f"{_row_places(rows.places)}: {rows.reason}" for rows in named)
     return text + (f"; and {others} more rows" if others else "")
 
 
-def _report(notices: list[str], text: str) -> None:
+def _report_notice(notices: list[str], text: str) -> None:
     """Print a notice into the environment's log, and keep it for the log of the run and for `rlrun validate`."""
     print(text)
     notices.append(text)
 
 
-def _problem(rows: Rows, position: int, problem: Problem) -> str:
+def _dataset_problem(rows: Rows, position: int, problem: Problem) -> str:
     row = rows.row(position)
     try:
         return problem(row)
@@ -358,7 +360,7 @@ def _problem(rows: Rows, position: int, problem: Problem) -> str:
         raise ValueError(f"{rows.describe_place(position)}: {error}") from error
 
 
-def _first(
+def _distinct_positions(
     args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
 ) -> Sequence[int]:
     """Positions without those of rows that ask what an earlier one asks, where rows are to be unique."""
@@ -368,13 +370,13 @@ def _first(
     asked: set[bytes] = set()
     left = []
     for position in positions:
-        text = _problem(rows, position, problem)
+        text = _dataset_problem(rows, position, problem)
         digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
         if digest not in asked:
             asked.add(digest)
             left.append(position)
     if len(left) < len(positions):
-        _report(
+        _report_notice(
             notices, f"{len(positions) - len(left)} rows of {rows.label} are left out: an earlier row asks the same"
         )
     return left
@@ -384,14 +386,14 @@ def _not_in(
     held_out: Rows, asked_at: Sequence[int], train: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
 ) -> list[int]:
     """Those of the positions in `train` that ask nothing that `held_out` asks."""
-    asked = {_problem(held_out, position, problem) for position in asked_at}
-    left = [position for position in positions if _problem(train, position, problem) not in asked]
+    asked = {_dataset_problem(held_out, position, problem) for position in asked_at}
+    left = [position for position in positions if _dataset_problem(train, position, problem) not in asked]
     if not left:
         raise EmptySplitError(
             "the eval split asks all that the train split asks; set train_split and eval_split to others"
         )
     if len(left) < len(positions):
-        _report(
+        _report_notice(
             notices, f"{len(positions) - len(left)} rows of the train split are left out: the eval split asks the same"
         )
     return left
@@ -425,7 +427,7 @@ class Gsm8k(SingleTurnEnvironment):
 
     def __init__(self, args: Gsm8kArgs) -> None:
         self.args = args
-        self._score = scorer("math", args.math)
+        self._score = find_scorer("math", args.math)
         self._tasks: Mapping[Split, Sequence[Task]]
         if args.source == "bundled":
             half = len(PROBLEMS) * 3 // 4

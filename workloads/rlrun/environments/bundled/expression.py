@@ -32,7 +32,7 @@ class ExpressionError(ValueError):
     """Error for a refused expression; the message has the reason, in words fit to show to a model."""
 
 
-def evaluate(text: str) -> str:
+def evaluate_text(text: str) -> str:
     """The value of an expression as text: "2*(3+4)" -> "14", "1/4" -> "0.25", "6/3" -> "2".
 
     Integers are exact; other numbers show ten significant digits. Raises `ExpressionError`.
@@ -48,23 +48,23 @@ def evaluate(text: str) -> str:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ExpressionError("not an expression") from None
-    return _format(_value(tree.body))
+    return _format_number(_node_value(tree.body))
 
 
-def _value(node: ast.expr) -> Number:
+def _node_value(node: ast.expr) -> Number:
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            return _bounded(number)
+            return _bound_number(number)
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _value(operand)
+            return _node_value(operand)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_value(operand)
+            return -_node_value(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            return _apply(type(op), _value(left), _value(right))
+            return _apply_operator(type(op), _node_value(left), _node_value(right))
     raise ExpressionError("only numbers, + - * / // % ** and parentheses")
 
 
-def _apply(op: type[ast.operator], left: Number, right: Number) -> Number:
+def _apply_operator(op: type[ast.operator], left: Number, right: Number) -> Number:
     # Refused before it is computed: a power has no bound of its own, but its size is known from its operands.
     if op is ast.Pow and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > 2 * MAX_BITS:
         raise ExpressionError("number too large")
@@ -76,16 +76,16 @@ def _apply(op: type[ast.operator], left: Number, right: Number) -> Number:
         raise ExpressionError("number too large") from None
     if isinstance(result, complex):
         raise ExpressionError("not a real number")
-    return _bounded(result)
+    return _bound_number(result)
 
 
-def _bounded(number: Number) -> Number:
+def _bound_number(number: Number) -> Number:
     if not math.isfinite(number) if isinstance(number, float) else number.bit_length() > MAX_BITS:
         raise ExpressionError("number too large")
     return number
 
 
-def _format(number: Number) -> str:
+def _format_number(number: Number) -> str:
     if isinstance(number, float) and number.is_integer() and abs(number) < 1e15:
         number = int(number)
     return str(number) if isinstance(number, int) else format(number, ".10g")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from rlrun.environments.bundled.dataset import messages_of, truth_of, with_instruction
 from rlrun.environments.dataset_rows import Rows
-from rlrun.environments.layouts import LAYOUTS, LayoutName, convert, no_prompt
+from rlrun.environments.layouts import LAYOUTS, LayoutName, convert_row, no_prompt
 from rlrun.environments.message_content import check_prompt, refuse_media
 
 UID_CHARACTERS = 16
@@ -33,7 +33,7 @@ def uid_of(row: Mapping[str, object]) -> str:
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:UID_CHARACTERS]
 
 
-def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None, unique: bool | None) -> Converted:
+def convert_rows(rows: Rows, layout: LayoutName | None, *, instruction: str | None, unique: bool | None) -> Converted:
     """All rows of a data set with distinct uids; those that have one keep it.
 
     Args:
@@ -49,7 +49,7 @@ def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None,
         unique = layout is not None and LAYOUTS[layout].repeats
     found, asked, times = Converted([]), set[str](), Counter[str]()
     places: dict[str, str] = {}
-    for place, row in _rows(rows, layout):
+    for place, row in _read_rows(rows, layout):
         try:
             if "prompt" not in row:
                 raise ValueError(no_prompt(row))
@@ -76,11 +76,11 @@ def converted(rows: Rows, layout: LayoutName | None, *, instruction: str | None,
     return found
 
 
-def _rows(rows: Rows, layout: LayoutName | None) -> Iterator[tuple[str, dict[str, object]]]:
+def _read_rows(rows: Rows, layout: LayoutName | None) -> Iterator[tuple[str, dict[str, object]]]:
     for index in range(len(rows)):
         place, row = rows.describe_place(index), rows.row(index)
         try:
-            own = row if layout is None else convert(layout, row)
+            own = row if layout is None else convert_row(layout, row)
             for name, value in own.items():
                 _refuse_no_json(name, value)
         except ValueError as error:

@@ -53,7 +53,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
                 self.run_forever()
             except (SystemExit, KeyboardInterrupt):
                 # Its task has the exception, and so has its waiter; this reports one that nothing waits for.
-                tell()
+                print_exception()
 
     def start_task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """A task that user code does not find among all tasks, to cancel it."""
@@ -62,7 +62,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         return task
 
 
-def tell() -> None:
+def print_exception() -> None:
     """Print the exception that is handled, if there is still somewhere to print it."""
     with suppress(BaseException):
         traceback.print_exc()

@@ -83,7 +83,7 @@ class Page:
         since = worst = idle = 0.0
         before = monotonic()
         while True:
-            now, present = monotonic(), _call(_current_frames().get(thread))
+            now, present = monotonic(), _running_call(_current_frames().get(thread))
             if present is None:
                 # A beat that comes late shows nothing about the time before: perhaps the whole process had no turn.
                 idle += min(now - before, 2 * BEAT_SECONDS)
@@ -100,7 +100,7 @@ class Page:
             sleep(BEAT_SECONDS)
 
 
-def _call(frame: FrameType | None) -> FrameType | None:
+def _running_call(frame: FrameType | None) -> FrameType | None:
     """The frame with which the event loop called what it runs now; None: it waits. Each call has a frame of its own."""
     for _ in range(_MAX_FRAMES):
         if frame is None or frame.f_code is _RUN:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import cast
 
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.process.containment.signal_guard import ancestors
+from rlrun.environments.process.containment.signal_guard import ancestor_pids
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Ready, StartError
@@ -98,7 +98,7 @@ def _started_here(pid: int) -> bool:
     Args:
         pid: of the process that has connected; 0 if it is in another container, whose processes have no pid here.
     """
-    return pid != 0 and (os.getpid() in ancestors(pid) or not Path("/proc", str(pid)).exists())
+    return pid != 0 and (os.getpid() in ancestor_pids(pid) or not Path("/proc", str(pid)).exists())
 
 
 class _LifeStage:
@@ -210,7 +210,7 @@ class _Guest(Worker):
         stage.told.set()
 
 
-async def serve(socket: Path, stopped: asyncio.Event, *, is_shared: bool = False) -> None:
+async def serve_connections(socket: Path, stopped: asyncio.Event, *, is_shared: bool = False) -> None:
     """Serve connections at `socket`, which does not exist, until `stopped`; then end all that they began.
 
     Args:
@@ -234,7 +234,7 @@ async def serve(socket: Path, stopped: asyncio.Event, *, is_shared: bool = False
         guest.end()
 
 
-def _prepare(socket: Path) -> None:
+def _prepare_socket(socket: Path) -> None:
     refuse_inspection()
     Path.home().mkdir(parents=True, exist_ok=True)  # of its own, on the pod's volume: the root file system is read-only
     socket.parent.mkdir(parents=True, exist_ok=True)
@@ -248,13 +248,13 @@ def main(argv: Sequence[str]) -> None:
         argv: path of the socket.
     """
     socket = Path(argv[0])
-    _prepare(socket)
+    _prepare_socket(socket)
 
     async def run() -> None:
         stopped = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-        await serve(socket, stopped)
+        await serve_connections(socket, stopped)
 
     asyncio.run(run())
 
@@ -266,11 +266,11 @@ def serve_shared(socket: Path, ending: int) -> None:
         socket: path of the socket.
         ending: descriptor that is readable once a signal came; signals are handled already.
     """
-    _prepare(socket)
+    _prepare_socket(socket)
 
     async def run() -> None:
         stopped = asyncio.Event()
         asyncio.get_running_loop().add_reader(ending, stopped.set)
-        await serve(socket, stopped, is_shared=True)
+        await serve_connections(socket, stopped, is_shared=True)
 
     asyncio.run(run())

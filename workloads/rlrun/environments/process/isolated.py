@@ -15,7 +15,7 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.remote import Remote
-from rlrun.environments.process.supervised import MAX_BACKOFF_SECONDS, Record, Supervised, first_of, see
+from rlrun.environments.process.supervised import MAX_BACKOFF_SECONDS, Record, Supervised, first_of, log_hint
 from rlrun.environments.process.talk import Ready, StartError, Talk
 from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
@@ -85,7 +85,7 @@ class IsolatedEnvironment:
             return await worker.start()
         except StartError as error:
             code = exit_codes.CONFIGURATION if error.permanent else exit_codes.FAILURE
-            message = str(error) if error.permanent else f"environment {self._label!r}: {error}{see(worker.log)}"
+            message = str(error) if error.permanent else f"environment {self._label!r}: {error}{log_hint(worker.log)}"
             raise RoleError(message, code) from error
 
     async def run(self) -> None:

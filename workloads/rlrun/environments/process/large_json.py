@@ -38,7 +38,7 @@ class _Structure:
     """Open brackets before it; a closing bracket has the depth of its opening one."""
 
 
-def decode(data: bytes) -> Any:
+def decode_json(data: bytes) -> Any:
     """Return the value of a JSON document in UTF-8, as `json.loads` does.
 
     Raises:
@@ -48,7 +48,7 @@ def decode(data: bytes) -> Any:
     if len(data) <= PIECE_BYTES:
         return _from_json(data.decode())
     data = data.strip(b" \t\r\n")
-    return _Decoder(data, _structure(data)).value(0, len(data), 0)
+    return _Decoder(data, _find_structure(data)).value(0, len(data), 0)
 
 
 class _Decoder:
@@ -134,13 +134,15 @@ class _Decoder:
         parts: list[str] = []
         start, end = start + 1, end - 1
         while start < end:
-            stop = end if end - start <= PIECE_BYTES else start + _cut(self._data[start : start + PIECE_BYTES + 1])
+            stop = (
+                end if end - start <= PIECE_BYTES else start + _cut_string(self._data[start : start + PIECE_BYTES + 1])
+            )
             parts.append(_from_json(f'"{self._data[start:stop].decode()}"'))
             start = stop
         return "".join(parts)
 
 
-def _cut(text: bytes) -> int:
+def _cut_string(text: bytes) -> int:
     """Length of the longest beginning of a string's text, less than all of it, that ends between two characters.
 
     Args:
@@ -166,7 +168,7 @@ def _begins_escape(text: bytes, at: int) -> bool:
     return (at - len(text[:at].rstrip(b"\\"))) % 2 == 0
 
 
-def _structure(data: bytes) -> _Structure:
+def _find_structure(data: bytes) -> _Structure:
     """Find all brackets, commas and colons outside of strings, one megabyte after the other."""
     structural = np.zeros(256, np.bool_)
     structural[list(b"[]{},:")] = True

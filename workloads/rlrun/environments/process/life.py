@@ -21,15 +21,15 @@ from rlrun.environments.process.containment.keeper import STACKS
 from rlrun.environments.process.containment.kill import (
     MARK_VARIABLE,
     Known,
+    descendant_usage,
     is_stopped,
     kill_all,
     kill_descendants,
-    usage,
 )
 from rlrun.environments.process.heartbeat import Page
 from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import Death, DeathKind, Ready, StartError, Talk
-from rlrun.environments.process.variables import EVERYTHING, named_by, passed, withheld_hint
+from rlrun.environments.process.variables import EVERYTHING, named_by, passed_variables, withheld_hint
 from rlrun.environments.process.wire import Document, WireError
 from rlrun.environments.process.worker import BROKEN_LOOP, LOST
 from rlrun.runtime.bootstrap import python_command
@@ -91,8 +91,8 @@ class Command:
     def passed(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Environment variables of this process that it gets."""
         if self.kind != "environment":  # code of the roles, which have all of them
-            return passed(variables, (EVERYTHING,))
-        return passed(variables, (*self.variables, *named_by(self.id, self.args)))
+            return passed_variables(variables, (EVERYTHING,))
+        return passed_variables(variables, (*self.variables, *named_by(self.id, self.args)))
 
 
 class Life(Talk):
@@ -243,13 +243,13 @@ class Life(Talk):
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.limits.look_seconds)
-            taken = await asyncio.to_thread(usage, self.pid, self.limits.memory_bytes)
+            taken = await asyncio.to_thread(descendant_usage, self.pid, self.limits.memory_bytes)
             self._seen |= taken.members
             self.peak_memory_bytes = max(self.peak_memory_bytes, taken.memory_bytes)
             if taken.memory_bytes > self.limits.memory_bytes:
-                limit = f"more than memoryGib allows ({_gib(self.limits.memory_bytes)})"
+                limit = f"more than memoryGib allows ({_show_gib(self.limits.memory_bytes)})"
                 self._kill(
-                    "memory", f"used {_gib(taken.memory_bytes)}, {limit}", rollout=0
+                    "memory", f"used {_show_gib(taken.memory_bytes)}, {limit}", rollout=0
                 )  # all may have a part in it
             elif (count := len(taken.members)) > MAX_PROCESSES:
                 self._kill("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
@@ -340,7 +340,7 @@ class Life(Talk):
         await self._wire.settled()  # rollouts that it has answered are not lost with it
         rollout = self._page.read().rollout
         self._close()
-        self._bury(self._verdict or Death("crash", self._explained(_how(code) + self._last_words()), rollout))
+        self._bury(self._verdict or Death("crash", self._explained(_describe_end(code) + self._last_words()), rollout))
 
     def _last_words(self) -> str:
         if at := self._current_frame():  # Python's fault handler had the last word
@@ -378,7 +378,7 @@ _STACK = ("Current thread", "Stack (most recent call first)")
 """Beginnings of a stack by Python's fault handler: after a crash, and on request."""
 
 
-def _how(code: int) -> str:
+def _describe_end(code: int) -> str:
     if code in (BROKEN_LOOP, LOST):
         return (
             _HUNG_UP if code == LOST else "closed descriptors that are not its own, and its event loop could not go on"
@@ -389,5 +389,5 @@ def _how(code: int) -> str:
     return f"was killed by {name}" + (" (out of memory, if nobody else did it)" if name == "SIGKILL" else "")
 
 
-def _gib(count: int) -> str:
+def _show_gib(count: int) -> str:
     return f"{count / 1024**3:.2f} GiB"

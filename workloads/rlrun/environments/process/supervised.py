@@ -91,16 +91,16 @@ class Record:
         if death.task is not None:
             self.accused.add(death.task)
         self._first = self._first or death.message
-        logger.warning(f"environment {self.label!r}: its process {death.message}{see(log)}")
+        logger.warning(f"environment {self.label!r}: its process {death.message}{log_hint(log)}")
         if len(self._causes) >= MAX_DEATHS or self.in_row >= MAX_DEATHS_IN_ALL:
             raise RoleError(
                 f"environment {self.label!r}: its process ended {self.in_row} times in a row without one good rollout. "
-                f"The first time it {self._first}{see(log)}",
+                f"The first time it {self._first}{log_hint(log)}",
                 exit_codes.DATA,
             )
 
 
-def see(log: Log) -> str:
+def log_hint(log: Log) -> str:
     """Place to read on, for the end of a message."""
     return f" (see {log.path})" if log.path is not None else ""
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from rlrun.environments.bounds import MAX_NAME_CHARACTERS, BoundsError, clipped, describe, plain_score
+from rlrun.environments.bounds import MAX_NAME_CHARACTERS, BoundsError, clip_text, describe_exception, plain_score
 from rlrun.environments.episode import EpisodeError, ErrorKind
-from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode, encode_list
+from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode_document, encode_list
 from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Score, Tool
 from rlrun.environments.stage import MAX_NOTICES, Played, TaskRef
 
@@ -173,7 +173,8 @@ class Talk(ABC):
             number: see `play`.
         """
         members = [
-            {"messages": one.episode.messages, "replies": one.episode.replies, **_numbers(one.score)} for one in group
+            {"messages": one.episode.messages, "replies": one.episode.replies, **_read_numbers(one.score)}
+            for one in group
         ]
         rollout = _Rollout(task, _NoModel(), asyncio.get_running_loop().create_future(), len(members))
         scores = await self._answer(rollout, {"op": "compare"}, timeout_seconds, reward_seconds, number, members)
@@ -196,7 +197,7 @@ class Talk(ABC):
         document = {**asked, "rollout": number, "split": task.split, "index": task.index, **deadlines}
         self._rollouts[number] = rollout  # before anything is awaited: the process may end meanwhile
         try:
-            line = await encode_list(document, "members", members) if members else encode(document)
+            line = await encode_list(document, "members", members) if members else encode_document(document)
             if len(line) > MAX_LINE_BYTES:
                 message = (
                     f"the group's episodes have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); make them shorter"
@@ -258,7 +259,7 @@ class Talk(ABC):
             raise
         except Exception as error:
             raise WireError(
-                f"its message {clipped(str(document['op']), 40)!r} is malformed ({describe(error)})"
+                f"its message {clip_text(str(document['op']), 40)!r} is malformed ({describe_exception(error)})"
             ) from error
 
     def _handle(self, document: Document) -> None:
@@ -287,8 +288,11 @@ class Talk(ABC):
                 self._finished(rollout, document)
             case "failed":
                 if (kind := document["kind"]) not in get_args(ErrorKind):
-                    raise WireError(f"{clipped(str(kind), 40)!r} is no kind of error")
-                task_id, message = clipped(str(document["task_id"])), self._explained(clipped(str(document["message"])))
+                    raise WireError(f"{clip_text(str(kind), 40)!r} is no kind of error")
+                task_id, message = (
+                    clip_text(str(document["task_id"])),
+                    self._explained(clip_text(str(document["message"]))),
+                )
                 error = EpisodeError(kind, self.id, task_id, message)
                 if error.kind == "model":
                     error.__cause__ = rollout.model_error
@@ -300,7 +304,9 @@ class Talk(ABC):
         if (document["op"] == "compared") != (rollout.members > 0):
             raise WireError(f"{document['op']!r} does not answer what was asked")
         try:
-            rollout.result.set_result(_compared(document, rollout.members) if rollout.members else _played(document))
+            rollout.result.set_result(
+                _read_compared(document, rollout.members) if rollout.members else _read_played(document)
+            )
             self.played += 1
         except BoundsError as refused:
             rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
@@ -313,8 +319,8 @@ class Talk(ABC):
             return
         kind = bool(document["single_turn"]), bool(document["compares"])
         sizes = int(document["train"]), int(document["eval"])
-        notices = tuple(clipped(str(notice)) for notice in list(document.get("notices", ()))[:MAX_NOTICES])
-        digest = clipped(str(dict(document.get("digests", {})).get("train", "")), MAX_NAME_CHARACTERS)
+        notices = tuple(clip_text(str(notice)) for notice in list(document.get("notices", ()))[:MAX_NOTICES])
+        digest = clip_text(str(dict(document.get("digests", {})).get("train", "")), MAX_NAME_CHARACTERS)
         self._ready.set_result(Ready(str(document["id"]), *kind, *sizes, notices, digest))
 
 
@@ -332,18 +338,18 @@ class _NoModel:
         raise RuntimeError("a comparison asks the policy nothing")
 
 
-def _numbers(score: Score) -> Document:
+def _read_numbers(score: Score) -> Document:
     return {"reward": score.reward, "metrics": score.metrics}
 
 
-def _compared(document: Document, members: int) -> list[Score]:
+def _read_compared(document: Document, members: int) -> list[Score]:
     rewards, metrics = list(document["rewards"]), list(document["metrics"])
     if len(rewards) != members or len(metrics) != members:
         raise WireError(f"it gave {len(rewards)} rewards to {members} episodes")
     return [plain_score(Score(reward, of_one)) for reward, of_one in zip(rewards, metrics, strict=True)]
 
 
-def _played(document: Document) -> Played:
+def _read_played(document: Document) -> Played:
     episode = Episode(list(document["messages"]), int(document["replies"]), dict(document["info"]))
     score = plain_score(Score(document["reward"], document["metrics"]))
     return Played(str(document["task_id"]), episode, score)

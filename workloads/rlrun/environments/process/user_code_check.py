@@ -33,7 +33,7 @@ class Refusal:
     """True if the code reported it itself; otherwise its process ended, or took too long."""
 
 
-def check(
+def check_subjects(
     subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None] = lambda _index, _text: None
 ) -> list[Refusal | None]:
     """Load every subject and end its process with all its descendants; None: it loads. Equal subjects share one process.
@@ -48,10 +48,10 @@ def check(
     if not subjects:
         return []
     with asyncio.Runner() as runner, _ended_by_signals(runner.get_loop()) as stopped:
-        return runner.run(_check(subjects, notice, stopped))
+        return runner.run(_check_subject(subjects, notice, stopped))
 
 
-async def _check(
+async def _check_subject(
     subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None], stopped: asyncio.Event
 ) -> list[Refusal | None]:
     room = asyncio.Semaphore(AT_ONCE)

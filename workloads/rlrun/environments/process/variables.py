@@ -59,11 +59,11 @@ def for_another_container(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in variables.items()
-        if not any(_matches(name, pattern) for pattern in _OF_THIS_CONTAINER)
+        if not any(_matches_name(name, pattern) for pattern in _OF_THIS_CONTAINER)
     }
 
 
-def passed(variables: Mapping[str, str], named: Iterable[str]) -> dict[str, str]:
+def passed_variables(variables: Mapping[str, str], named: Iterable[str]) -> dict[str, str]:
     """The variables that a process gets.
 
     Args:
@@ -75,11 +75,11 @@ def passed(variables: Mapping[str, str], named: Iterable[str]) -> dict[str, str]
         name: value
         for name, value in variables.items()
         if name in _OWN
-        or (not name.startswith(RESERVED_VARIABLES) and any(_matches(name, pattern) for pattern in names))
+        or (not name.startswith(RESERVED_VARIABLES) and any(_matches_name(name, pattern) for pattern in names))
     }
 
 
-def _matches(name: str, pattern: str) -> bool:
+def _matches_name(name: str, pattern: str) -> bool:
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
@@ -90,32 +90,32 @@ def named_by(id: str, args: Mapping[str, object]) -> tuple[str, ...]:
         id: the environment's.
         args: its arguments.
     """
-    names = [*_values(args, _KEY_ARGUMENT)]
-    if id == "dataset" and SERVED & {*_texts(args.get("reward")), *_texts(args.get("reward_by_source"))}:
+    names = [*_values_of_key(args, _KEY_ARGUMENT)]
+    if id == "dataset" and SERVED & {*_list_texts(args.get("reward")), *_list_texts(args.get("reward_by_source"))}:
         names.append(str(ServedArgs.model_fields[_KEY_ARGUMENT].default))
     if id in ("dataset", "gsm8k") and args.get("path") is None and args.get("source") != "bundled":
         names += _HUB_TOKENS
     return tuple(names)
 
 
-def _values(value: object, key: str) -> Iterator[str]:
+def _values_of_key(value: object, key: str) -> Iterator[str]:
     """Texts that stand under a key, at any depth of JSON."""
     if isinstance(value, Mapping):
         if isinstance(found := value.get(key), str):
             yield found
         for part in value.values():
-            yield from _values(part, key)
+            yield from _values_of_key(part, key)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _values(part, key)
+            yield from _values_of_key(part, key)
 
 
-def _texts(value: object) -> Iterator[str]:
+def _list_texts(value: object) -> Iterator[str]:
     """Texts in JSON, at any depth."""
     if isinstance(value, str):
         yield value
     for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
-        yield from _texts(part)
+        yield from _list_texts(part)
 
 
 def withheld_hint(message: str, withheld: Collection[str]) -> str:

@@ -55,7 +55,7 @@ _to_json = json.JSONEncoder(separators=(",", ":")).encode
 _from_json = json.JSONDecoder().decode
 
 
-def encode(document: Document) -> bytes:
+def encode_document(document: Document) -> bytes:
     """A document of plain JSON values as a line."""
     return _to_json(document).encode() + b"\n"
 
@@ -168,7 +168,7 @@ class Lines(asyncio.Protocol):
     def _take(self, parts: list[bytes]) -> None:
         size = sum(map(len, parts))
         if self._settled.is_set() and (size <= LARGE_BYTES or not self._apart):
-            self._receive(_decode(parts, in_pieces=False))
+            self._receive(_decode_line(parts, in_pieces=False))
             return
         self._queue.append(parts)
         self._queued += size
@@ -183,7 +183,7 @@ class Lines(asyncio.Protocol):
         while self._queue:
             parts = self._queue.popleft()
             size = sum(map(len, parts))
-            decode = partial(_decode, parts, in_pieces=size > LARGE_BYTES)
+            decode = partial(_decode_line, parts, in_pieces=size > LARGE_BYTES)
             if size <= LARGE_BYTES:
                 document = decode()
             elif (loop := _running_loop()) is not None:
@@ -222,10 +222,10 @@ class Lines(asyncio.Protocol):
 
     def send(self, document: Document) -> None:
         """Send a document; nothing happens when the other end is gone."""
-        self.send_line(encode(document))
+        self.send_line(encode_document(document))
 
     def send_line(self, line: bytes) -> None:
-        """Send what `encode` made."""
+        """Send what `encode_document` made."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(line)
 
@@ -249,7 +249,7 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
-def _decode(parts: list[bytes], *, in_pieces: bool) -> Document:
+def _decode_line(parts: list[bytes], *, in_pieces: bool) -> Document:
     line = b"".join(parts)
     try:
         document = _in_pieces(line) if in_pieces else _from_json(line.decode())
@@ -265,4 +265,4 @@ def _in_pieces(line: bytes) -> Any:
         from rlrun.environments.process import large_json  # only here: an environment's Python may have no numpy
     except ImportError:
         return _from_json(line.decode())
-    return large_json.decode(line)
+    return large_json.decode_json(line)

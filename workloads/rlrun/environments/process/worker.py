@@ -26,19 +26,19 @@ from rlrun.diagnostics import heap, stacks
 from rlrun.environments.bounds import (
     MAX_REQUESTS,
     BoundsError,
-    clipped,
-    describe,
+    clip_text,
+    describe_exception,
     plain_json,
     plain_messages,
 )
 from rlrun.environments.distinct import PromptError, SharedTaskError
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.containment import enclosure, keeper
-from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, tell
+from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, print_exception
 from rlrun.environments.process.heartbeat import Page
-from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode
+from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode_document
 from rlrun.environments.protocol import Episode, Message, Reply, Score, Tool
-from rlrun.environments.registry import EnvironmentLoadError, load
+from rlrun.environments.registry import EnvironmentLoadError, load_environment
 from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
 from rlrun.protocol.files.failures import RoleError
 
@@ -84,9 +84,9 @@ class RemoteModel:
             raise RuntimeError("complete() was called again before it had answered; one call at a time")
         if self._call >= MAX_REQUESTS:
             raise BoundsError(f"the episode has asked the model {MAX_REQUESTS} times, which is the most; end it")
-        asked = _asked(messages, max_tokens, stop, tools)
+        asked = _read_request(messages, max_tokens, stop, tools)
         call = {"rollout": self.rollout, "call": self._call + 1}
-        line = encode({"op": "complete", **call, **asked})
+        line = encode_document({"op": "complete", **call, **asked})
         if len(line) > MAX_LINE_BYTES:
             raise BoundsError(f"messages and tools have {len(line)} bytes as JSON (at most {MAX_LINE_BYTES})")
         self._call += 1
@@ -111,7 +111,7 @@ class RemoteModel:
             self._answer.set_result(Reply(**said | {"tool_calls": tuple(said["tool_calls"])}))
 
 
-def _asked(
+def _read_request(
     messages: Sequence[Message], max_tokens: int | None, stop: Sequence[str], tools: Sequence[Tool] | None
 ) -> Document:
     """A request as a document.
@@ -181,9 +181,9 @@ class Worker:
 
     def _load(self, document: Document) -> Document:
         if (kind := document.get("kind", "environment")) != "environment":
-            return _checked(document) if kind == "check" else _bound(kind, document)
+            return _call_checked(document) if kind == "check" else _bind_function(kind, document)
         try:
-            self._stage = stage = InProcessStage(load(document["id"], document["args"]))
+            self._stage = stage = InProcessStage(load_environment(document["id"], document["args"]))
             stage.check_tasks()
             sizes = {"train": len(stage.tasks("train")), "eval": len(stage.tasks("eval"))}
             kind_of = {"single_turn": stage.single_turn, "compares": stage.compares}
@@ -197,14 +197,14 @@ class Worker:
             }
         except EnvironmentLoadError as error:
             missing = isinstance(error.__cause__, ImportError | RoleError)  # a package, or data
-            return _unusable(str(error), error) | {"missing": missing}
+            return _unusable_answer(str(error), error) | {"missing": missing}
         except (SharedTaskError, PromptError) as error:
-            return _unusable(f"environment {document['id']!r}: {error}", error)
+            return _unusable_answer(f"environment {document['id']!r}: {error}", error)
         except BaseException as error:
-            return _unusable(
-                f"environment {document['id']!r}: its code raised {describe(error)} while it loaded", error
+            return _unusable_answer(
+                f"environment {document['id']!r}: its code raised {describe_exception(error)} while it loaded", error
             )
-        heap.spare()
+        heap.freeze_loaded()
         return ready
 
     def _start(self, document: Document) -> None:
@@ -228,18 +228,20 @@ class Worker:
         deadlines = {name: document[name] for name in ("timeout_seconds", "reward_seconds")}
         try:
             if document["op"] == "compare":
-                group = [_member(member) for member in document["members"]]
+                group = [_find_member(member) for member in document["members"]]
                 scores = await self._compare(stage, number, task, group, deadlines)
-                line = encode({"op": "compared", "rollout": number, **_columns(scores)})
+                line = encode_document({"op": "compared", "rollout": number, **_read_columns(scores)})
             else:
-                line = _line(number, await stage.play(task, playing.model, **deadlines), stage.id)
+                line = _answer_line(number, await stage.play(task, playing.model, **deadlines), stage.id)
         except EpisodeError as error:
-            line = _failed(number, error.kind, error.task_id, error.message)
+            line = _failed_answer(number, error.kind, error.task_id, error.message)
         except BaseException as error:
             if playing.cancelled:
                 return
             what = "was cancelled by other code of the environment" if isinstance(error, CancelledError) else None
-            line = _failed(number, "environment", str(task), what or f"its code raised {describe(error)}")
+            line = _failed_answer(
+                number, "environment", str(task), what or f"its code raised {describe_exception(error)}"
+            )
         finally:
             self._playing.pop(number, None)
         self.wire.send_line(line)
@@ -250,39 +252,41 @@ class Worker:
         return await stage.compare(task, group, **deadlines)
 
 
-def _failed(number: int, kind: str, task_id: str, message: str) -> bytes:
-    failed = {"kind": kind, "task_id": task_id, "message": clipped(message)}
-    return encode({"op": "failed", "rollout": number, **failed})
+def _failed_answer(number: int, kind: str, task_id: str, message: str) -> bytes:
+    failed = {"kind": kind, "task_id": task_id, "message": clip_text(message)}
+    return encode_document({"op": "failed", "rollout": number, **failed})
 
 
-def _unusable(message: str, error: BaseException) -> Document:
-    return {"op": "unusable", "message": clipped(message), "missing": isinstance(error.__cause__, ImportError)}
+def _unusable_answer(message: str, error: BaseException) -> Document:
+    return {"op": "unusable", "message": clip_text(message), "missing": isinstance(error.__cause__, ImportError)}
 
 
-def _bound(kind: Kind, document: Document) -> Document:
+def _bind_function(kind: Kind, document: Document) -> Document:
     """Find a user's loss or advantage and hold its options against its parameters."""
     try:
         bind(kind, document["id"], {}, document["args"])
     except ValueError as error:
-        return _unusable(str(error), error)
+        return _unusable_answer(str(error), error)
     except BaseException as error:
-        return _unusable(f"{kind} {document['id']!r}: its code raised {describe(error)} while it loaded", error)
+        return _unusable_answer(
+            f"{kind} {document['id']!r}: its code raised {describe_exception(error)} while it loaded", error
+        )
     return _nothing_to_play(document)
 
 
-def _checked(document: Document) -> Document:
+def _call_checked(document: Document) -> Document:
     """Call one of our own checks, which may run other people's code; a list that it returns is its notices."""
     module, name = document["id"].split(":")
     try:
-        with heap.importing():
+        with heap.without_collector():
             check = getattr(importlib.import_module(module), name)
         notices = check(**document["args"])
     except RoleError as error:
-        return _unusable(str(error), error)
+        return _unusable_answer(str(error), error)
     except ImportError as error:
-        return _unusable(describe(error), error) | {"missing": True}
+        return _unusable_answer(describe_exception(error), error) | {"missing": True}
     except BaseException as error:
-        return _unusable(f"the check of it raised {describe(error)}", error)
+        return _unusable_answer(f"the check of it raised {describe_exception(error)}", error)
     return _nothing_to_play(document) | {"notices": notices if isinstance(notices, list) else []}
 
 
@@ -290,19 +294,19 @@ def _nothing_to_play(document: Document) -> Document:
     return {"op": "ready", "id": document["id"], "single_turn": True, "compares": False, "train": 0, "eval": 0}
 
 
-def _member(document: Document) -> Played:
+def _find_member(document: Document) -> Played:
     return Played(
         "", Episode(document["messages"], document["replies"]), Score(document["reward"], document["metrics"])
     )
 
 
-def _columns(scores: Sequence[Score]) -> Document:
+def _read_columns(scores: Sequence[Score]) -> Document:
     return {"rewards": [score.reward for score in scores], "metrics": [score.metrics for score in scores]}
 
 
-def _line(number: int, played: Played, env_id: str) -> bytes:
+def _answer_line(number: int, played: Played, env_id: str) -> bytes:
     episode, score = played.episode, played.score
-    line = encode(
+    line = encode_document(
         {
             "op": "played",
             "rollout": number,
@@ -320,7 +324,7 @@ def _line(number: int, played: Played, env_id: str) -> bytes:
     return line
 
 
-def _limit(memory_bytes: int) -> None:
+def _set_limits(memory_bytes: int) -> None:
     """Set the limits that must hold before any of the environment's code runs."""
     # The orchestrator looks at the memory once in a while; this stops what allocates too fast for it. Not RLIMIT_AS: address space
     # that is only reserved (thread arenas, memory-mapped data sets) is no memory.
@@ -348,9 +352,9 @@ def main(argv: Sequence[str]) -> NoReturn:
     """
     descriptor, page_descriptor, parent, memory_bytes = map(int, argv[:4])
     os.set_inheritable(descriptor, False)
-    keeper.fork(parent)
-    _limit(memory_bytes)
-    enclosure.enclose(writable=argv[4:] or None)
+    keeper.fork_kept(parent)
+    _set_limits(memory_bytes)
+    enclosure.enclose_process(writable=argv[4:] or None)
     page = Page(page_descriptor)
     page.forget_descriptor()
     page.start()
@@ -364,6 +368,6 @@ def main(argv: Sequence[str]) -> NoReturn:
         loop.run_until_complete(loop.create_unix_connection(lambda: worker.wire, sock=connection))
         loop.go_on()
     except BaseException:
-        tell()
+        print_exception()
     # Not a plain return: threads and tasks of the environment could hold the process for ever.
     os._exit(BROKEN_LOOP)

@@ -129,7 +129,7 @@ class CodeRunner:
                     os.kill(process.pid, signal.SIGKILL)
 
         streams = (process.stdout, process.stderr)
-        texts = [asyncio.ensure_future(_take(stream, limits.output_bytes, kill)) for stream in streams]
+        texts = [asyncio.ensure_future(_take_output(stream, limits.output_bytes, kill)) for stream in streams]
         counting = asyncio.ensure_future(_count_threads(process.pid, limits.threads, kill))
         try:
             # Both: a program can close its streams and go on.
@@ -158,7 +158,7 @@ async def _count_threads(pid: int, limit: int, too_many: Callable[[], None]) -> 
     return False
 
 
-async def _take(stream: asyncio.StreamReader, limit: int, too_much: Callable[[], None]) -> tuple[str, bool]:
+async def _take_output(stream: asyncio.StreamReader, limit: int, too_much: Callable[[], None]) -> tuple[str, bool]:
     """The beginning of a stream, read to its end, and whether there was more; `too_much` is called as soon as there is."""
     text, more = bytearray(), False
     while chunk := await stream.read(_CHUNK_BYTES):

@@ -48,7 +48,7 @@ class RewardEntry(BaseModel):
         return self.name.rpartition(":")[2]
 
 
-def _listed(value: object) -> object:
+def _list_entries(value: object) -> object:
     """One reward or a list of them as a list of entries."""
     items = value if isinstance(value, list) else [value]
     if not items:
@@ -56,13 +56,13 @@ def _listed(value: object) -> object:
     return [{"name": item} if isinstance(item, str) else item for item in items]
 
 
-RewardEntries = Annotated[list[RewardEntry], BeforeValidator(_listed)]
+RewardEntries = Annotated[list[RewardEntry], BeforeValidator(_list_entries)]
 """A name, an entry, or a list of names and entries."""
 
 ANY_SOURCE = "*"
 """Key of the rewards of every `data_source` that is not named."""
 
 
-def described(entries: Mapping[str, object]) -> str:
+def describe_sources(entries: Mapping[str, object]) -> str:
     """Names of sources, for messages."""
     return ", ".join(repr(source) for source in entries) or "none"

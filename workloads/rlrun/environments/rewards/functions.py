@@ -17,7 +17,7 @@ from typing import Any
 
 from rlrun.config.suggest import did_you_mean
 from rlrun.custom import imported
-from rlrun.environments.bounds import MAX_METRIC, MAX_REWARD, BoundsError, describe, number
+from rlrun.environments.bounds import MAX_METRIC, MAX_REWARD, BoundsError, bounded_number, describe_exception
 from rlrun.environments.protocol import Score, UnplayableTaskError
 from rlrun.environments.rewards.bounded import BoundedCalls
 from rlrun.environments.rewards.entries import RewardEntry
@@ -163,7 +163,7 @@ class RewardFunction:
                 seconds = f"{self._entry.timeout_seconds:g} seconds"
                 raise RewardFunctionError(f"reward {self._entry.name} did not finish within {seconds}") from error
             except Exception as error:
-                raise RewardFunctionError(f"reward {self._entry.name}: {_told(error)}") from error
+                raise RewardFunctionError(f"reward {self._entry.name}: {_function_error(error)}") from error
         scores, problem, is_unplayable = await self._calls.call(call_here, self._entry.name, arguments, members)
         if problem is not None:
             refused = UnplayableTaskError(problem) if is_unplayable else None
@@ -194,24 +194,24 @@ def call_here(path: str, arguments: Mapping[str, object], members: int | None) -
     try:
         value = imported(KIND, path)(**arguments)
         if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
+            value = asyncio.run(_await_result(value))
         return [(score.reward, score.metrics) for score in scores_of(value, members)], None, False
     except BaseException as error:
-        return [], _told(error), issubclass(type(error), UnplayableTaskError)
+        return [], _function_error(error), issubclass(type(error), UnplayableTaskError)
 
 
-async def _awaited(value: Awaitable[object]) -> object:
+async def _await_result(value: Awaitable[object]) -> object:
     return await value
 
 
-def _told(error: BaseException) -> str:
+def _function_error(error: BaseException) -> str:
     """An error of the function, and where in the user's files it was raised."""
     if isinstance(error, BoundsError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename) != Path(__file__)]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"raised {describe(error)}{where}"
+    return f"raised {describe_exception(error)}{where}"
 
 
 def scores_of(value: object, members: int | None) -> list[Score]:
@@ -225,32 +225,34 @@ def scores_of(value: object, members: int | None) -> list[Score]:
         BoundsError: it is something else, or a number is not finite.
     """
     if members is None:
-        return [_score(value, "reward")]
+        return [_read_score(value, "reward")]
     try:
         is_text = isinstance(value, str | bytes | Mapping)
         found = list(value) if isinstance(value, Iterable) and not is_text else []
     except TypeError:
         found = []
     if len(found) != members:
-        raise BoundsError(f"it has to return a list of {members} rewards, one for each completion, not {_shown(value)}")
-    return [_score(item, f"reward of completion {i}") for i, item in enumerate(found)]
+        raise BoundsError(
+            f"it has to return a list of {members} rewards, one for each completion, not {_show_value(value)}"
+        )
+    return [_read_score(item, f"reward of completion {i}") for i, item in enumerate(found)]
 
 
-def _score(value: object, what: str) -> Score:
+def _read_score(value: object, what: str) -> Score:
     if not isinstance(value, Mapping):
-        return Score(number(value, what, MAX_REWARD))
+        return Score(bounded_number(value, what, MAX_REWARD))
     if "score" not in value:
         raise BoundsError(
             f"the dictionary that it returned has no 'score' but {', '.join(map(repr, value)) or 'nothing'}"
         )
     metrics = {
-        str(name): number(item, f"metric {name!r}", MAX_METRIC)
+        str(name): bounded_number(item, f"metric {name!r}", MAX_METRIC)
         for name, item in value.items()
         if name != "score" and not isinstance(item, str | bytes | list | tuple | Mapping | None)
     }
-    return Score(number(value["score"], what, MAX_REWARD), metrics)
+    return Score(bounded_number(value["score"], what, MAX_REWARD), metrics)
 
 
-def _shown(value: object) -> str:
+def _show_value(value: object) -> str:
     sized = f" of {len(value)}" if isinstance(value, list | tuple) else ""
     return f"{type(value).__name__}{sized}"

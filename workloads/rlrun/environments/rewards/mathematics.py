@@ -12,7 +12,7 @@ import re
 from decimal import Decimal
 from functools import partial
 
-from rlrun.environments.layouts import boxed, has_box
+from rlrun.environments.layouts import boxed_content, has_box
 
 _SCIENTIFIC = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d+)\s*")
 """A number as programs print it, such as `1e-05`: math-verify reads its `e` as Euler's number."""
@@ -76,7 +76,7 @@ def math_score(reply: str, truth: str) -> float:
         ModuleNotFoundError: `math-verify` is not installed.
         ValueError: `truth` is not an expression.
     """
-    answer = boxed(reply)
+    answer = boxed_content(reply)
     if answer is None and has_box(reply):
         return 0.0
     if answer is not None and "".join(answer.split()) == "".join(truth.split()):
@@ -85,7 +85,7 @@ def math_score(reply: str, truth: str) -> float:
     try:
         from math_verify import verify
 
-        found = _parsed(_written_out(reply) if answer is None else f"\\boxed{{{_written_out(answer)}}}")
+        found = _parse_answer(_written_out(reply) if answer is None else f"\\boxed{{{_written_out(answer)}}}")
         return float(verify(gold, found, timeout_seconds=None))
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError):
         return 0.0
@@ -100,7 +100,7 @@ def parse_truth(truth: str) -> list[object]:
     """
     written = _written_out(truth)
     try:
-        gold = _parsed(f"\\boxed{{{written}}}") or _parsed(written)
+        gold = _parse_answer(f"\\boxed{{{written}}}") or _parse_answer(written)
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError) as error:
         raise ValueError(f"the right answer {truth!r} cannot be parsed: {type(error).__name__}: {error}") from error
     if not gold:
@@ -108,7 +108,7 @@ def parse_truth(truth: str) -> list[object]:
     return gold
 
 
-def _parsed(text: str) -> list[object]:
+def _parse_answer(text: str) -> list[object]:
     from math_verify import parse
 
     # Without its own time-outs, which would make a wrong answer of one that takes long.
@@ -126,7 +126,7 @@ def _written_out(text: str) -> str:
     return f"{match[1]} \\times 10^{{{match[2]}}}"
 
 
-def prepare() -> None:
+def prepare_parsers() -> None:
     """Import what `math_score` needs and build its parsers, which takes seconds."""
     math_score("\\boxed{1}", "2")
 

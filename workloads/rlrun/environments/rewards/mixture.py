@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from rlrun.config.algorithm.names import is_import_path
 from rlrun.config.suggest import did_you_mean
 from rlrun.environments.protocol import Score, Task
-from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntry, described
+from rlrun.environments.rewards.entries import ANY_SOURCE, RewardEntry, describe_sources
 from rlrun.environments.rewards.functions import RewardFunction
-from rlrun.environments.rewards.scorers import OF_GROUPS, GroupScorer, Scorer, check_truth, group_scorer, scorer
+from rlrun.environments.rewards.scorers import OF_GROUPS, GroupScorer, Scorer, check_truth, find_scorer, group_scorer
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class _Part:
             self.group = self._function.signature.group
         else:
             self.group = entry.name in OF_GROUPS
-            self._scorer = group_scorer(entry.name, entry.args) if self.group else scorer(entry.name, entry.args)
+            self._scorer = group_scorer(entry.name, entry.args) if self.group else find_scorer(entry.name, entry.args)
 
     def check(self, row: Mapping[str, object], truth: object) -> None:
         if self._function is None:
@@ -49,18 +49,18 @@ class _Part:
 
     async def one(self, task: RowTask, reply: str) -> Score:
         if self._function is not None:
-            return await self._function.one(_given(task), task.row, reply)
+            return await self._function.one(_given_arguments(task), task.row, reply)
         assert isinstance(self._scorer, Scorer)
         return Score(await self._scorer(task, reply))
 
     async def all(self, task: RowTask, replies: Sequence[str]) -> list[Score]:
         if self._function is not None:
-            return await self._function.all(_given(task), task.row, replies)
+            return await self._function.all(_given_arguments(task), task.row, replies)
         assert isinstance(self._scorer, GroupScorer)
         return [Score(reward) for reward in await self._scorer.of_group(task, replies)]
 
 
-def _given(task: RowTask) -> dict[str, object]:
+def _given_arguments(task: RowTask) -> dict[str, object]:
     return {"prompt": task.prompt, "ground_truth": task.truth}
 
 
@@ -98,7 +98,7 @@ class Sum:
 
     async def score(self, task: RowTask, reply: str) -> Score:
         """The part of the sum that a reply earns alone."""
-        found = await _all(part.one(task, reply) for part in self._single)
+        found = await _gather_results(part.one(task, reply) for part in self._single)
         return self._added(Score(0.0), zip(self._single, found, strict=True))
 
     async def compare(self, task: RowTask, replies: Sequence[str], scores: Sequence[Score]) -> list[Score]:
@@ -109,7 +109,7 @@ class Sum:
             replies: of the policy.
             scores: what each earned alone.
         """
-        found = await _all(part.all(task, replies) for part in self._of_groups)
+        found = await _gather_results(part.all(task, replies) for part in self._of_groups)
         return [
             self._added(score, zip(self._of_groups, [column[i] for column in found], strict=True))
             for i, score in enumerate(scores)
@@ -126,7 +126,7 @@ class Sum:
         return Score(reward, metrics)
 
 
-async def _all(awaitables: Iterable[Awaitable[T]]) -> list[T]:
+async def _gather_results(awaitables: Iterable[Awaitable[T]]) -> list[T]:
     """Results in order; with the first error the others end."""
     tasks = [asyncio.ensure_future(one) for one in awaitables]
     try:
@@ -178,7 +178,7 @@ class Rewards:
         source = row.get("data_source")
         found = self._sums.get(str(source), self._sums.get(ANY_SOURCE))
         if found is None:
-            known = f"reward_by_source names {described(self._sums)}; name it there, or '{ANY_SOURCE}' for all others"
+            known = f"reward_by_source names {describe_sources(self._sums)}; name it there, or '{ANY_SOURCE}' for all others"
             if source is None:
                 raise ValueError(f"there is no column 'data_source'; {known}")
             raise ValueError(f"data_source {source!r} has no reward{did_you_mean(str(source), self._sums)}: {known}")

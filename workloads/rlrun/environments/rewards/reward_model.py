@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlrun.environments.protocol import Message
-from rlrun.environments.rewards.served import ServedArgs, ServedError, Server, filled
+from rlrun.environments.rewards.served import ServedArgs, ServedError, Server, fill_template
 
 
 class RewardModelError(ServedError):
@@ -61,11 +61,11 @@ class RewardModel:
         elif args.input == "messages":
             body["messages"] = [*prompt, {"role": "assistant", "content": reply}]
         else:
-            body["input"] = filled(args.template, {"question": question, "reply": reply})
+            body["input"] = fill_template(args.template, {"question": question, "reply": reply})
         return await self._server.ask(args.endpoint, body, self._parsed) / args.scale
 
     def _parsed(self, document: object) -> float:
-        numbers = _numbers(document, self._args.endpoint)
+        numbers = _read_numbers(document, self._args.endpoint)
         if self._args.label is None and len(numbers) != 1:
             raise RewardModelError(
                 f"the reward model gives {len(numbers)} numbers for one reply; say with label which is the score"
@@ -76,7 +76,7 @@ class RewardModel:
         return numbers[index]
 
 
-def _numbers(document: Any, endpoint: str) -> list[float]:
+def _read_numbers(document: Any, endpoint: str) -> list[float]:
     """The numbers of an answer's one item. Raises RewardModelError: it has another form."""
     try:
         found = {"classify": "probs", "pooling": "data", "score": "score"}[endpoint]

@@ -100,7 +100,7 @@ def filter_program(pid: int) -> list[tuple[int, int, int, int]]:
     return [*program, (_RETURN, 0, 0, _EPERM)]
 
 
-def _checked(result: int, what: str) -> int:
+def _check_call(result: int, what: str) -> int:
     if result < 0:
         raise UnavailableError(f"{what}: {os.strerror(ctypes.get_errno())}")
     return result
@@ -113,7 +113,7 @@ def landlock_version(libc: ctypes.CDLL) -> int:
         UnavailableError: it has none.
     """
     libc.syscall.restype = ctypes.c_long
-    return _checked(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
+    return _check_call(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
 
 
 def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int]], *, scoped: int = 0) -> None:
@@ -129,7 +129,7 @@ def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int
         UnavailableError: the kernel refuses.
     """
     rules = struct.pack("=QQQ", handled, 0, scoped) if scoped else struct.pack("=Q", handled)
-    ruleset = _checked(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
+    ruleset = _check_call(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
     for path, rights in allowed:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -137,13 +137,13 @@ def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int
             continue
         access = rights if stat.S_ISDIR(os.fstat(place).st_mode) else rights & _OF_FILES
         rule = struct.pack("=Qi", access, place)
-        _checked(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule for {path}")
+        _check_call(libc.syscall(_LANDLOCK_ADD, ruleset, 1, rule, 0), f"landlock_add_rule for {path}")
         os.close(place)
-    _checked(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
+    _check_call(libc.syscall(_LANDLOCK_RESTRICT, ruleset, 0), "landlock_restrict_self")
     os.close(ruleset)
 
 
-def _landlock(libc: ctypes.CDLL, readable: list[str]) -> None:
+def _landlock_rules(libc: ctypes.CDLL, readable: list[str]) -> None:
     # Version 1 knows all rights but moving between folders (2) and truncating (3), which the filter refuses in every form.
     abi = landlock_version(libc)
     rights = 13 + min(2, abi - 1)
@@ -159,10 +159,10 @@ def install_filter(libc: ctypes.CDLL, program: list[tuple[int, int, int, int]]) 
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     instructions = ctypes.create_string_buffer(code, len(code))
     head = struct.pack("@HP", len(program), ctypes.addressof(instructions))
-    _checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0), "seccomp")
+    _check_call(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, head, 0, 0), "seccomp")
 
 
-def confine(*, cpu_seconds: int, memory_bytes: int) -> None:
+def confine_process(*, cpu_seconds: int, memory_bytes: int) -> None:
     """Put everything on.
 
     Raises:
@@ -180,8 +180,8 @@ def confine(*, cpu_seconds: int, memory_bytes: int) -> None:
         resource.setrlimit(kind, (limit, limit))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
-    _checked(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    _landlock(libc, [sys.base_prefix, "/usr/lib", "/lib", "/lib64", "/dev/null", "/dev/urandom"])
+    _check_call(libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    _landlock_rules(libc, [sys.base_prefix, "/usr/lib", "/lib", "/lib64", "/dev/null", "/dev/urandom"])
     install_filter(libc, filter_program(os.getpid()))
 
 
@@ -191,7 +191,7 @@ def main() -> None:
     with os.fdopen(descriptor, "rb") as file:
         code = file.read()
     try:
-        confine(cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
+        confine_process(cpu_seconds=cpu_seconds, memory_bytes=memory_bytes)
     except UnavailableError as error:
         print(error, file=sys.stderr)
         sys.exit(UNAVAILABLE)

@@ -65,25 +65,25 @@ class ExactArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-def scorer(name: str, options: Mapping[str, object]) -> Scorer:
+def find_scorer(name: str, options: Mapping[str, object]) -> Scorer:
     """The built-in reward of this name.
 
     Raises:
         ValueError: an option is wrong; says which.
     """
-    found = _made(name, options)
+    found = _make_scorer(name, options)
     assert isinstance(found, Scorer)
     return found
 
 
 def group_scorer(name: str, options: Mapping[str, object]) -> GroupScorer:
     """The same of one in `OF_GROUPS`."""
-    found = _made(name, options)
+    found = _make_scorer(name, options)
     assert isinstance(found, GroupScorer)
     return found
 
 
-def _made(name: str, options: Mapping[str, object]) -> Scorer | GroupScorer:
+def _make_scorer(name: str, options: Mapping[str, object]) -> Scorer | GroupScorer:
     model, make = BUILT_IN[name]
     try:
         args: Any = model.model_validate(dict(options))
@@ -93,14 +93,14 @@ def _made(name: str, options: Mapping[str, object]) -> Scorer | GroupScorer:
     return make(args)
 
 
-async def _exact(task: Task, reply: str) -> float:
+async def _score_exact(task: Task, reply: str) -> float:
     return float(reply.strip() == (task.answer or "").strip())
 
 
 class _Math:
     def __init__(self, args: MathArgs) -> None:
         self._calls = BoundedCalls(
-            processes=args.processes, timeout_seconds=args.timeout_seconds, prepare=mathematics.prepare
+            processes=args.processes, timeout_seconds=args.timeout_seconds, prepare=mathematics.prepare_parsers
         )
         self._parsable: set[str] = set()
         """Right answers that are known to be parsed in time."""
@@ -147,7 +147,7 @@ class _Code:
 
     async def __call__(self, task: Task, reply: str) -> float:
         program = last_code_block(reply)
-        return 0.0 if program is None else await self._runner.share(program, _cases(task.answer or ""))
+        return 0.0 if program is None else await self._runner.share(program, _read_cases(task.answer or ""))
 
 
 def check_truth(reward: str, truth: object) -> None:
@@ -173,7 +173,7 @@ def _check_text(truth: object) -> None:
 
 
 def _check_cases(truth: object) -> None:
-    if not _cases(truth if isinstance(truth, str) else json.dumps(truth)):
+    if not _read_cases(truth if isinstance(truth, str) else json.dumps(truth)):
         raise ValueError(
             "ground_truth has no test case, so the reward code cannot pay for anything; add one, or remove the row"
         )
@@ -187,7 +187,7 @@ _TRUTHS: Mapping[str, Callable[[object], object]] = {
 """Checks of the ground truth; other rewards take any, or none."""
 
 
-def _cases(answer: str) -> list[Case]:
+def _read_cases(answer: str) -> list[Case]:
     """Test cases from a data set: `[{"stdin": ..., "stdout": ...}]`, or `{"inputs": [...], "outputs": [...]}`."""
     try:
         found = json.loads(answer)
@@ -203,7 +203,7 @@ class _Judged:
         self._judge = Judge(args)
 
     async def __call__(self, task: Task, reply: str) -> float:
-        return await self._judge.score(question=_question(task), truth=task.answer or "", reply=reply)
+        return await self._judge.score(question=_prompt_text(task), truth=task.answer or "", reply=reply)
 
 
 class _GroupJudged:
@@ -211,7 +211,7 @@ class _GroupJudged:
         self._judge = GroupJudge(args)
 
     async def of_group(self, task: Task, replies: Sequence[str]) -> Sequence[float]:
-        return await self._judge.scores(question=_question(task), truth=task.answer or "", replies=replies)
+        return await self._judge.scores(question=_prompt_text(task), truth=task.answer or "", replies=replies)
 
 
 class _Modelled:
@@ -219,17 +219,17 @@ class _Modelled:
         self._model = RewardModel(args)
 
     async def __call__(self, task: Task, reply: str) -> float:
-        return await self._model.score(prompt=task.prompt, question=_question(task), reply=reply)
+        return await self._model.score(prompt=task.prompt, question=_prompt_text(task), reply=reply)
 
 
-def _question(task: Task) -> str:
+def _prompt_text(task: Task) -> str:
     """The prompt as one text, without the system's."""
     texts = [content_text(message.get("content"), f"prompt[{i}].content") for i, message in enumerate(task.prompt)]
     return "\n\n".join(text for text, message in zip(texts, task.prompt, strict=True) if message["role"] != "system")
 
 
 BUILT_IN: Mapping[str, tuple[type[BaseModel], Callable[[Any], Scorer | GroupScorer]]] = {
-    "exact": (ExactArgs, lambda _: _exact),
+    "exact": (ExactArgs, lambda _: _score_exact),
     "math": (MathArgs, _Math),
     "code": (CodeArgs, _Code),
     "judge": (JudgeArgs, _Judged),

@@ -19,7 +19,7 @@ from rlrun.backoff import backoff
 T = TypeVar("T")
 
 
-def filled(template: str, fields: Mapping[str, str]) -> str:
+def fill_template(template: str, fields: Mapping[str, str]) -> str:
     """A template with the texts of its `{fields}`, all at once: braces in a text are no fields."""
     return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
 

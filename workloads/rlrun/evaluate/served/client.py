@@ -42,7 +42,7 @@ class ClientConfig(Config):
     @model_validator(mode="after")
     def _urls(self) -> Self:
         for url in self.base_url:
-            if problem := _problem(url):
+            if problem := _url_problem(url):
                 raise ValueError(f"base_url: got {url!r}, {problem}")
         if len(set(self.base_url)) < len(self.base_url):
             raise ValueError("base_url: names a URL twice; leave one out")
@@ -76,7 +76,7 @@ class ClientConfig(Config):
         return self.api_key_var or " or ".join(KEY_VARIABLES)
 
 
-def _problem(url: str) -> str:
+def _url_problem(url: str) -> str:
     """Why a URL is none of a server; empty: it is one."""
     try:
         parts = urlsplit(url)

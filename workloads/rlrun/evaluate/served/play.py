@@ -11,7 +11,7 @@ from loguru import logger
 
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.stage import TaskRef
-from rlrun.evaluate.answers import keep
+from rlrun.evaluate.answers import keep_answers
 from rlrun.evaluate.play import Part, Watcher, parts_of
 from rlrun.evaluate.served.job import ServedJob
 from rlrun.evaluate.served.model import ServedModel, ServedRollout
@@ -41,9 +41,9 @@ async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
         watcher.tell(f"{total} answers of {job.model} are wanted, {total - left} are there")
         if not left:
             return parts
-        servers = await stack.enter_async_context(_opened(job))
+        servers = await stack.enter_async_context(_open_servers(job))
         watcher.expect(left)
-        kept = GroupCommit(keep, Volume(job.work, say=watcher.tell), doing="keep answers")
+        kept = GroupCommit(keep_answers, Volume(job.work, say=watcher.tell), doing="keep answers")
         stack.push_async_callback(kept.close)
         files = {part.environment: part.file for part in parts}
 
@@ -56,7 +56,7 @@ async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
 
 
 @asynccontextmanager
-async def _opened(job: ServedJob) -> AsyncIterator[Servers]:
+async def _open_servers(job: ServedJob) -> AsyncIterator[Servers]:
     """The servers, which have the model."""
     servers = job.servers()
     try:
@@ -91,7 +91,7 @@ class ServedAsker(Asker):
             except EpisodeError as error:
                 logger.debug(f"task {task}: {error}")
                 reason = str(error)
-                refused = _behind(error)
+                refused = _server_failure(error)
                 if isinstance(refused, RoleError):
                     raise refused from error
                 if refused is not None:  # it was tried again already
@@ -137,7 +137,7 @@ class ServedAsker(Asker):
         return Answer(arena.config.label, played.task_id, sample, rollout)
 
 
-def _behind(error: EpisodeError) -> RefusedError | RoleError | None:
+def _server_failure(error: EpisodeError) -> RefusedError | RoleError | None:
     """The servers' own failure behind an episode's, if there is one."""
     cause: BaseException | None = error
     while cause is not None:

@@ -186,7 +186,7 @@ class Servers:
             names = await self._models(server) if error.status == 404 else None
             if names is not None and model not in names:
                 raise self._no_such_model(server, model, names) from error
-            fix = _address(server.base_url) if error.status == 404 else ""
+            fix = _address_hint(server.base_url) if error.status == 404 else ""
             raise RoleError(f"client.base_url: {error}{fix}; {_KEPT}", exit_codes.CONFIGURATION) from error
         if not error.passing:
             raise RefusedError(str(error)) from error
@@ -241,6 +241,6 @@ class Servers:
         )
 
 
-def _address(url: str) -> str:
+def _address_hint(url: str) -> str:
     """Hint to an address that lacks its usual end."""
     return "" if urlsplit(url).path.strip("/") else f" (is it {url}/v1?)"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integers
+from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integer_column
 
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -9999.0, 1e-3
 """-9999 stands for minus infinity in vLLM's answers: a token that could not have been sampled. Above 0 is rounding."""
@@ -109,7 +109,7 @@ def parse_stock(text: bytes, n: int, adapter: Adapter | None = None) -> list[Com
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error}") from None
     _check_answer(len(answer.choices), n, answer.model, adapter)
-    return [_stock(choice, adapter) for choice in sorted(answer.choices, key=lambda choice: choice.index)]
+    return [_stock_completion(choice, adapter) for choice in sorted(answer.choices, key=lambda choice: choice.index)]
 
 
 def parse_packed(data: bytes, n: int, adapter: Adapter | None = None) -> list[Completion]:
@@ -129,7 +129,7 @@ def parse_packed(data: bytes, n: int, adapter: Adapter | None = None) -> list[Co
             count = choice["tokens"]
             token_ids, logprobs = reader.column(INTEGERS, count), reader.column(FLOATS, count)
             spans = choice["weight_versions"]
-            completions.append(_checked(token_ids, logprobs, spans, choice["finish_reason"], adapter))
+            completions.append(_check_completion(token_ids, logprobs, spans, choice["finish_reason"], adapter))
         reader.end()
         return completions
     except (PackedError, KeyError, TypeError, AttributeError) as error:
@@ -143,7 +143,7 @@ def _check_answer(found: int, n: int, model: str | None, adapter: Adapter | None
         raise EngineError(f"the engine returned {found} completions instead of {n}")
 
 
-def _stock(choice: _Choice, adapter: Adapter | None) -> Completion:
+def _stock_completion(choice: _Choice, adapter: Adapter | None) -> Completion:
     if choice.logprobs is None and choice.token_ids:
         raise EngineError("the engine's answer lacks a field: logprobs")
     entries = choice.logprobs.content if choice.logprobs is not None else []
@@ -152,14 +152,14 @@ def _stock(choice: _Choice, adapter: Adapter | None) -> Completion:
     if [entry.token_id for entry in entries] != choice.token_ids:
         raise EngineError("log-probs belong to other tokens than those sampled")
     try:
-        token_ids = integers(choice.token_ids)
+        token_ids = integer_column(choice.token_ids)
     except OverflowError:
         raise EngineError("the engine's answer lacks a field: a token id is no 32-bit integer") from None
     logprobs = array(FLOATS, [entry.logprob for entry in entries])
-    return _checked(token_ids, logprobs, choice.weight_versions or [], choice.finish_reason, adapter)
+    return _check_completion(token_ids, logprobs, choice.weight_versions or [], choice.finish_reason, adapter)
 
 
-def _checked(
+def _check_completion(
     token_ids: array[int],
     logprobs: array[float],
     spans: Sequence[Span],
@@ -174,13 +174,13 @@ def _checked(
     if not isinstance(finish, str) or finish in ("abort", "error"):
         raise EngineError(f"the engine did not finish the request: finish_reason is {finish!r}")
     if adapter is not None:
-        return Completion(token_ids, logprobs, integers([adapter.version]) * len(token_ids), finish)
+        return Completion(token_ids, logprobs, integer_column([adapter.version]) * len(token_ids), finish)
     return Completion(token_ids, logprobs, expand_versions(spans, len(token_ids)), finish)
 
 
 def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
     """One version per token from spans `{version, start, end}` that cover `[0, length)` without gap or overlap."""
-    versions = integers([])
+    versions = integer_column([])
     try:
         for span in spans:
             label, start, end = span["version"], span["start"], span["end"]
@@ -188,7 +188,7 @@ def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
                 raise EngineError(f"version spans do not cover the tokens: {list(spans)}")
             if not (isinstance(label, str) and label.isascii() and label.isdigit()):
                 raise EngineError(f"tokens were sampled by weights of no known version ({label!r})")
-            versions.extend(integers([int(label)]) * (end - start))
+            versions.extend(integer_column([int(label)]) * (end - start))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
     if len(versions) != length:

@@ -41,7 +41,7 @@ from rlrun.protocol.messages.endpoints import (
     ENGINE_UPDATE_WEIGHTS,
 )
 from rlrun.protocol.messages.engine_protocol import HEADER, OWN
-from rlrun.protocol.messages.packed import MEDIA_TYPE, integers, pack
+from rlrun.protocol.messages.packed import MEDIA_TYPE, integer_column, pack_document
 from rlrun.runtime.compute import compute
 from rlrun.runtime.json_types import Json
 
@@ -178,7 +178,7 @@ class EngineClient:
         if request_id is not None:
             head["request_id"] = request_id
         head["sampling_params"] = sampling
-        prompt = integers(token_ids)
+        prompt = integer_column(token_ids)
         if self._packs:
             try:
                 return await self._in_parts(prompt, head, n, max(1, PACKED_TOKENS // max_tokens), packed=True)
@@ -189,11 +189,11 @@ class EngineClient:
     async def _in_parts(self, prompt: array[int], head: _Head, n: int, most: int, *, packed: bool) -> list[Completion]:
         """`n` continuations, at most so many of them in one request."""
         if n <= most:
-            return await self._generate(prompt, _part(head, 0, n), packed=packed)
+            return await self._generate(prompt, _request_part(head, 0, n), packed=packed)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._generate(prompt, _part(head, at, min(most, n - at)), packed=packed))
+                    group.create_task(self._generate(prompt, _request_part(head, at, min(most, n - at)), packed=packed))
                     for at in range(0, n, most)
                 ]
         except* (EngineError, _NoRouteError) as errors:
@@ -217,7 +217,7 @@ class EngineClient:
         longest = head["sampling_params"]["max_tokens"]
         limit = ANSWER_BYTES + n * longest * (PACKED_TOKEN_BYTES if packed else STOCK_TOKEN_BYTES)
         if packed:
-            body = pack(head | {"tokens": len(prompt)}, [prompt])
+            body = pack_document(head | {"tokens": len(prompt)}, [prompt])
         else:
             body = await compute(8 * len(prompt), partial(_stock_body, prompt, head))
         status, data = await self._request("POST", path, self._generate_timeout, body, limit)
@@ -349,7 +349,7 @@ class EngineClient:
             raise EngineError(f"{self.base_url}{path} answered {status} without JSON", status) from None
 
     def _refused(self, path: str, status: int, data: bytes) -> EngineError:
-        return EngineError(f"{self.base_url}{path} answered {status}: {_message(data)}", status)
+        return EngineError(f"{self.base_url}{path} answered {status}: {_error_message(data)}", status)
 
     async def _request(
         self, method: str, path: str, timeout: float, body: bytes | None = None, limit: int = ANSWER_BYTES
@@ -369,7 +369,7 @@ class EngineClient:
         deadline = aiohttp.ClientTimeout(total=timeout, sock_connect=self._connect_timeout)
         try:
             url, headers = (
-                _url(self.base_url + path),
+                _parse_url(self.base_url + path),
                 _HEADERS[path == ENGINE_GENERATE_PACKED] if body is not None else None,
             )
             async with self._session.request(method, url, data=body, headers=headers, timeout=deadline) as response:
@@ -386,7 +386,7 @@ class EngineClient:
 
 
 @lru_cache(1024)
-def _url(text: str) -> URL:
+def _parse_url(text: str) -> URL:
     """Parsed once: there are few, and each is asked a thousand times a second."""
     return URL(text)
 
@@ -396,7 +396,7 @@ def _stock_body(prompt: array[int], head: _Head) -> bytes:
     return json.dumps({**head, "token_ids": prompt.tolist(), "sampling_params": sampling}).encode()
 
 
-def _part(head: _Head, first: int, n: int) -> _Head:
+def _request_part(head: _Head, first: int, n: int) -> _Head:
     """The request for `n` continuations of a group, from the one of this index on; each part has a seed and a name of its own."""
     part: _Head = {**head, "sampling_params": head["sampling_params"] | {"n": n}}
     if "seed" in part["sampling_params"]:
@@ -406,7 +406,7 @@ def _part(head: _Head, first: int, n: int) -> _Head:
     return part
 
 
-def _message(data: bytes) -> str:
+def _error_message(data: bytes) -> str:
     """The message of an error body of ours, of vLLM's or of FastAPI's."""
     text = data.decode(errors="replace")
     try:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlrun.inference.guard import GUEST
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, Column, PackedError, Reader, pack
+from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, Column, PackedError, Reader, pack_document
 
 CLIENT_GONE = 499
 GONE = 410
@@ -106,7 +106,7 @@ def generate_router(engine: TokenEngine) -> APIRouter:
     async def generate(request: Request) -> Response:
         """Packed request, packed answer."""
         try:
-            head, prompt = _read(await request.body())
+            head, prompt = _read_request(await request.body())
             _check_owner(request, head.model)
             answer = await unless_gone(request, lambda: engine.sample(head, prompt))
         except GenerateError as error:
@@ -114,7 +114,7 @@ def generate_router(engine: TokenEngine) -> APIRouter:
             return JSONResponse(body, status_code=error.status)
         if answer is None:
             return Response(status_code=CLIENT_GONE)
-        return Response(_packed(*answer), media_type=MEDIA_TYPE)
+        return Response(_packed_answer(*answer), media_type=MEDIA_TYPE)
 
     return router
 
@@ -126,7 +126,7 @@ def _check_owner(request: Request, model: str | None) -> None:
         raise GenerateError(f"run {guest} has no model {model} here", GONE)
 
 
-def _read(data: bytes) -> tuple[Head, array[int]]:
+def _read_request(data: bytes) -> tuple[Head, array[int]]:
     try:
         reader = Reader(data)
         head = Head.model_validate(reader.head)
@@ -143,7 +143,7 @@ def _read(data: bytes) -> tuple[Head, array[int]]:
     return head, prompt
 
 
-def _packed(model: str, sampled: Sequence[SampledTokens]) -> bytes:
+def _packed_answer(model: str, sampled: Sequence[SampledTokens]) -> bytes:
     choices = [
         {
             "tokens": len(one.token_ids),
@@ -153,7 +153,7 @@ def _packed(model: str, sampled: Sequence[SampledTokens]) -> bytes:
         for one in sampled
     ]
     columns: list[Column] = [column for one in sampled for column in (one.token_ids, one.logprobs)]
-    return pack({"model": model, "choices": choices}, columns)
+    return pack_document({"model": model, "choices": choices}, columns)
 
 
 async def unless_gone(request: Request, work: Callable[[], Coroutine[object, object, _T]]) -> _T | None:

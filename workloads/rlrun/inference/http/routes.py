@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlrun.inference.guard import GUEST
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.weights.handover import Handover, HandoverError, Outcome
-from rlrun.protocol.messages.engine_protocol import HEADER, OWN, REFUSED, mismatch, of_header
+from rlrun.protocol.messages.engine_protocol import HEADER, OWN, REFUSED, explain_mismatch, of_header
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _handover(request: Request) -> Handover:
     Raises:
         HandoverError: the orchestrator is of a release with another version of these routes.
     """
-    problem = mismatch(OWN, of_header(request.headers.get(HEADER)))
+    problem = explain_mismatch(OWN, of_header(request.headers.get(HEADER)))
     if problem is not None:
         raise HandoverError(REFUSED, problem)
     return _control(request).handover

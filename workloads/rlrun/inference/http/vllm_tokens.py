@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens
-from rlrun.protocol.messages.packed import FLOATS, integers
+from rlrun.protocol.messages.packed import FLOATS, integer_column
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient
@@ -62,7 +62,7 @@ class VLLMTokens:
 
 
 def _of_vllm(output: CompletionOutput) -> SampledTokens:
-    token_ids, logprobs = integers(list(output.token_ids)), array(FLOATS, output.logprobs.logprobs)
+    token_ids, logprobs = integer_column(list(output.token_ids)), array(FLOATS, output.logprobs.logprobs)
     if list(output.logprobs.token_ids) != token_ids.tolist():
         raise GenerateError("the engine's log-probs belong to other tokens than those sampled", 500)
     versions = [(span.version, span.start, span.end) for span in output.weight_versions or ()]

@@ -16,7 +16,7 @@ import numpy as np
 from loguru import logger
 
 from rlrun.inference.weights.preflight import FolderError, Shapes, problem_of_tensors
-from rlrun.inference.weights.rebuild import DamagedError, make, replace
+from rlrun.inference.weights.rebuild import DamagedError, make_bucket, replace_bucket
 from rlrun.inference.weights.receive import RefusedError
 from rlrun.inference.weights.staging import NoRoomError, Staging, file_name
 from rlrun.inference.weights.stored import StoredTensors
@@ -82,7 +82,7 @@ class Rebuilder:
 
     def _make(self, folder: Path) -> Path:
         held = self._staging.whole
-        chain = _chain(folder, None if held is None else held.checksum)
+        chain = _delta_chain(folder, None if held is None else held.checksum)
         target = chain[0].files
         problem = problem_of_tensors(target.tensors, self._expected)
         if problem is not None:
@@ -96,7 +96,7 @@ class Rebuilder:
                 logger.warning(
                     f"version {target.version} cannot be made from what is in memory: {error}; it is read whole"
                 )
-                chain = _chain(folder, None)
+                chain = _delta_chain(folder, None)
         return self._from_volume(chain)
 
     def _from_memory(self, links: Sequence[_Link]) -> Path:
@@ -104,7 +104,7 @@ class Rebuilder:
         base, folder = self._staging.follow(target.version, target.buckets())
 
         def one(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
-            replace(base / path.name, path, bucket, sent, expected)
+            replace_bucket(base / path.name, path, bucket, sent, expected)
 
         return self._all(links, folder, one)
 
@@ -123,7 +123,7 @@ class Rebuilder:
         stored = StoredTensors(root / whole)
 
         def one(bucket: Bucket, path: Path, sent: Sequence[Bytes], expected: int) -> None:
-            make(path, bucket, lambda body: stored.fill(bucket, body), sent, expected)
+            make_bucket(path, bucket, lambda body: stored.fill(bucket, body), sent, expected)
 
         self._staging.drop_all()
         folder = self._staging.open(target.version, target.buckets())
@@ -151,7 +151,7 @@ class Rebuilder:
         return folder
 
 
-def _chain(folder: Path, held: int | None) -> list[_Link]:
+def _delta_chain(folder: Path, held: int | None) -> list[_Link]:
     """What differs, the newest first, as far back as it has to be read: to what makes a version from the held one (its checksum); if
     none is, to a whole version; else to the oldest that is there.
 

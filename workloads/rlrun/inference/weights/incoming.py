@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from rlrun.inference.weights.rebuild import DamagedError, compare, replace
+from rlrun.inference.weights.rebuild import DamagedError, compare_checksum, replace_bucket
 from rlrun.inference.weights.receive import Groups
 from rlrun.inference.weights.staging import Staging, file_name, make_file
-from rlrun.protocol.messages.buckets import Bucket, checksum
+from rlrun.protocol.messages.buckets import Bucket, version_checksum
 from rlrun.protocol.messages.transfer import Joining, TransferOffer, group_name
 from rlrun.transport import links
 
@@ -106,11 +106,11 @@ class Incoming:
                 return None
             body = torch.frombuffer(memory, dtype=torch.uint8, offset=start, count=bucket.size)
             link.broadcast(body)
-            return partial(compare, bucket, body.numpy(), expected)
+            return partial(compare_checksum, bucket, body.numpy(), expected)
         delta = torch.empty(size, dtype=torch.uint8)
         if size:
             link.broadcast(delta)
-        return partial(replace, source, target, bucket, [delta.numpy()], expected)
+        return partial(replace_bucket, source, target, bucket, [delta.numpy()], expected)
 
     def meet(self) -> bool:
         """Tell the roots that all is received; returns whether the groups can be used again."""
@@ -169,7 +169,7 @@ class Fetching:
             if self._incoming is None or self._incoming.session != offer.session:
                 raise RuntimeError("the trainer takes this engine for one of another session")
             self._incoming.receive(offer, folder, base)
-            self._staging.settle(folder, checksum(offer.checksums))
+            self._staging.settle(folder, version_checksum(offer.checksums))
             logger.info(f"version {offer.version} has come: {offer.about()}")
         except BaseException:
             self._staging.drop_all()

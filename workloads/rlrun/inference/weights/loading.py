@@ -48,14 +48,14 @@ def load_version(runner: Any, vllm_config: Any, weights_path: str) -> None:
     """
     model, config = runner.get_model(), vllm_config.model_config
     config.model, config.model_weights, config.revision = weights_path, "", None
-    lost = _load(model, vllm_config)
+    lost = _load_once(model, vllm_config)
     if lost:
         written = {name.rpartition(".")[0] for name in lost}
         logger.info(
             "{} layers are written to past their loaders; they get memory before a version is loaded", len(written)
         )
         model._rlrun_written = getattr(model, "_rlrun_written", frozenset()) | written
-        lost = _load(model, vllm_config)
+        lost = _load_once(model, vllm_config)
     for part in ("lora_state", "encoder_cache", "mm_cache"):
         getattr(runner, f"reset_{part}")()
     if lost:
@@ -65,7 +65,7 @@ def load_version(runner: Any, vllm_config: Any, weights_path: str) -> None:
         )
 
 
-def _load(model: Any, vllm_config: Any) -> list[str]:
+def _load_once(model: Any, vllm_config: Any) -> list[str]:
     """Load once; returns the names of parameters that got no values."""
     from vllm.model_executor.model_loader import get_model_loader
     from vllm.model_executor.model_loader.reload import layerwise
@@ -78,9 +78,9 @@ def _load(model: Any, vllm_config: Any) -> list[str]:
         _give_memory(layer)
     model.load_weights(loader.get_all_weights(config, model))
     # What an online quantization makes of parameters has no names of the checkpoint.
-    lost = [] if config.quantization is not None else sorted(_lost(model, written))
+    lost = [] if config.quantization is not None else sorted(_lost_parameters(model, written))
     for layer in written.values():
-        _finish(layer)
+        _finish_layer(layer)
     layerwise.finalize_layerwise_reload(model, config)
     _pack_heads(model)
     return lost
@@ -123,11 +123,11 @@ def _give_memory(layer: nn.Module) -> None:
                 setattr(layer, name, meta.materialize_meta_tensor(tensor))
     for tensor in layerwise.get_layer_tensors(layer).values():
         tensor.weight_loader = layerwise._get_original_loader(tensor)
-    for parameter in _parameters(layer).values():
+    for parameter in _loading_parameters(layer).values():
         parameter.data.fill_(torch.nan)
 
 
-def _finish(layer: nn.Module) -> None:
+def _finish_layer(layer: nn.Module) -> None:
     """Bring a layer that was written to into the form that is computed with, where the served one has its memory."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.model_loader.reload import layerwise
@@ -135,7 +135,7 @@ def _finish(layer: nn.Module) -> None:
     info, method = layerwise.get_layerwise_info(layer), getattr(layer, "quant_method", None)
     for tensor in layerwise.get_layer_tensors(layer).values():
         tensor.data = tensor.data.to(info.restore_device)
-    for parameter in _parameters(layer).values():
+    for parameter in _loading_parameters(layer).values():
         parameter.data.nan_to_num_(0.0)  # padding
     if isinstance(method, QuantizeMethodBase):
         if hasattr(layer, "_already_called_process_weights_after_loading"):
@@ -145,7 +145,7 @@ def _finish(layer: nn.Module) -> None:
     info.reset()
 
 
-def _parameters(layer: nn.Module) -> dict[str, Tensor]:
+def _loading_parameters(layer: nn.Module) -> dict[str, Tensor]:
     """Parameters that vLLM takes the memory of while it loads, of numbers that can be none (NaN)."""
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
@@ -156,7 +156,7 @@ def _parameters(layer: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _lost(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
+def _lost_parameters(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
     """Names of parameters that got no values, with all tensors loaded and nothing finished."""
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.model_loader.reload import layerwise
@@ -164,10 +164,12 @@ def _lost(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
 
     for prefix, layer in written.items():
         yield from (
-            f"{prefix}.{name}" for name, one in _parameters(layer).items() if one.numel() and bool(one.isnan().all())
+            f"{prefix}.{name}"
+            for name, one in _loading_parameters(layer).items()
+            if one.numel() and bool(one.isnan().all())
         )
     pending = {}
-    loaded = {_place(one) for one in model.parameters() if not one.is_meta}
+    loaded = {_storage_place(one) for one in model.parameters() if not one.is_meta}
     for prefix, layer in model.named_modules():
         info = layerwise.get_layerwise_info(layer)
         if (
@@ -180,13 +182,13 @@ def _lost(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
         came = {name for name, _ in info.loaded_weights}
         for name, served in info.kernel_tensors[0].items():
             if name in came:
-                loaded.add(_place(served))
+                loaded.add(_storage_place(served))
             elif name not in SKIP_TENSORS:
                 pending[f"{prefix}.{name}"] = served
     # A head that is tied to the embedding is loaded with it.
-    yield from (name for name, served in pending.items() if _place(served) not in loaded)
+    yield from (name for name, served in pending.items() if _storage_place(served) not in loaded)
 
 
-def _place(tensor: Tensor) -> int:
+def _storage_place(tensor: Tensor) -> int:
     address: int = tensor.untyped_storage().data_ptr()
     return address

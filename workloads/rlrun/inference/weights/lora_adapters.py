@@ -26,7 +26,7 @@ from loguru import logger
 from rlrun.diagnostics.fault_points import reach
 from rlrun.inference.command import MAX_LOADED_LORAS
 from rlrun.inference.weights.handover import Engine, Handover, HandoverError, Outcome, Served, Source, last_line
-from rlrun.inference.weights.preflight import FolderError, Shapes, check_adapter, resolved
+from rlrun.inference.weights.preflight import FolderError, Shapes, check_adapter, resolve_folder
 from rlrun.inference.weights.sleeping import Sleeper
 
 
@@ -108,7 +108,7 @@ class AdapterHandover(Handover):
         if self._server.runs == 1:
             return False
         try:
-            return resolved(path, self._weights_dir).is_relative_to(resolved(run, self._weights_dir))
+            return resolve_folder(path, self._weights_dir).is_relative_to(resolve_folder(run, self._weights_dir))
         except FolderError:
             return False
 

@@ -67,7 +67,7 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
     `expected` are the tensors of the model that the server started with (None: unknown): exactly these must be there,
     because the engine keeps the old values of a tensor that it is not given and breaks on one that it does not know.
     """
-    folder = _published(path, weights_dir)
+    folder = _published_folder(path, weights_dir)
     if (folder / MANIFEST).is_file():
         return folder  # it is judged when it is put together
     shapes = tensor_shapes(folder)
@@ -94,9 +94,9 @@ def problem_of_tensors(tensors: Sequence[TensorInfo], expected: Shapes | None) -
     return None
 
 
-def _published(path: str, weights_dir: str) -> Path:
+def _published_folder(path: str, weights_dir: str) -> Path:
     """The resolved folder, which is below `weights_dir` and whole."""
-    folder, root = resolved(path, weights_dir), resolved("", weights_dir)
+    folder, root = resolve_folder(path, weights_dir), resolve_folder("", weights_dir)
     if folder == root or not folder.is_relative_to(root):
         raise FolderError(f"{path} is not below the weights folder {root}")
     try:
@@ -109,7 +109,7 @@ def _published(path: str, weights_dir: str) -> Path:
     return folder
 
 
-def resolved(path: str, weights_dir: str) -> Path:
+def resolve_folder(path: str, weights_dir: str) -> Path:
     """The folder that a request names, absolute or below `weights_dir`, without links; it need not exist. Raises `FolderError`."""
     try:
         return (Path(weights_dir).resolve() / path).resolve()
@@ -123,7 +123,7 @@ def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank
     Its rank is at most `max_rank`, and every A `[rank, in]` has its B `[out, rank]` that go with a weight `[out, in]` of the served model
     (`expected`; None: unknown). vLLM would leave out a part that has no counterpart.
     """
-    folder = _published(path, weights_dir)
+    folder = _published_folder(path, weights_dir)
     try:
         rank = json.loads((folder / ADAPTER_CONFIG).read_text(encoding="utf-8"))["r"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

@@ -15,14 +15,14 @@ import numpy as np
 
 from rlrun.inference.weights.staging import make_file
 from rlrun.protocol.messages.buckets import Bucket
-from rlrun.protocol.messages.sparse import Bytes, DeltaError, apply
+from rlrun.protocol.messages.sparse import Bytes, DeltaError, apply_difference
 
 
 class DamagedError(Exception):
     """A bucket is not what the trainer has."""
 
 
-def compare(bucket: Bucket, body: Bytes, expected: int) -> None:
+def compare_checksum(bucket: Bucket, body: Bytes, expected: int) -> None:
     """Insist on the trainer's checksum.
 
     Raises:
@@ -30,10 +30,10 @@ def compare(bucket: Bucket, body: Bytes, expected: int) -> None:
     """
     found = zlib.crc32(body.data)
     if found != expected:
-        raise DamagedError(f"{_about(bucket)} has checksum {found:08x}, the trainer's {expected:08x}")
+        raise DamagedError(f"{_bucket_text(bucket)} has checksum {found:08x}, the trainer's {expected:08x}")
 
 
-def replace(source: Path, target: Path, bucket: Bucket, sent: Sequence[Bytes], expected: int) -> None:
+def replace_bucket(source: Path, target: Path, bucket: Bucket, sent: Sequence[Bytes], expected: int) -> None:
     """Make a bucket's file from the one of a version before.
 
     Args:
@@ -49,24 +49,26 @@ def replace(source: Path, target: Path, bucket: Bucket, sent: Sequence[Bytes], e
     """
     if not any(len(one) for one in sent):
         source.rename(target)
-        compare(bucket, read_body(target, bucket), expected)
+        compare_checksum(bucket, read_body(target, bucket), expected)
         return
 
     def fill(body: Bytes) -> None:
         body[:] = read_body(source, bucket)
 
-    make(target, bucket, fill, sent, expected)
+    make_bucket(target, bucket, fill, sent, expected)
     source.unlink()
 
 
-def make(target: Path, bucket: Bucket, fill: Callable[[Bytes], None], sent: Sequence[Bytes], expected: int) -> None:
+def make_bucket(
+    target: Path, bucket: Bucket, fill: Callable[[Bytes], None], sent: Sequence[Bytes], expected: int
+) -> None:
     """Make a bucket's file.
 
     Args:
         target: the file.
         bucket: what it holds.
         fill: puts the bucket of an older version into the body that it is given; not called where a newer one came whole.
-        sent: see `replace`.
+        sent: see `replace_bucket`.
         expected: CRC-32 of the new version's.
 
     Raises:
@@ -82,10 +84,10 @@ def make(target: Path, bucket: Bucket, fill: Callable[[Bytes], None], sent: Sequ
         body[:] = sent[whole]
     try:
         for one in sent[0 if whole is None else whole + 1 :]:
-            apply(one, body)
+            apply_difference(one, body)
     except DeltaError as error:
-        raise DamagedError(f"{_about(bucket)}: {error}") from None
-    compare(bucket, body, expected)
+        raise DamagedError(f"{_bucket_text(bucket)}: {error}") from None
+    compare_checksum(bucket, body, expected)
 
 
 def read_body(path: Path, bucket: Bucket) -> Bytes:
@@ -97,12 +99,12 @@ def read_body(path: Path, bucket: Bucket) -> Bytes:
     header = bucket.header()
     with path.open("rb") as file:
         if file.read(len(header)) != header or file.seek(0, 2) != len(header) + bucket.size:
-            raise DamagedError(f"{_about(bucket)}: {path} is of another version's layout")
+            raise DamagedError(f"{_bucket_text(bucket)}: {path} is of another version's layout")
         if not bucket.size:
             return np.empty(0, np.uint8)
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(memory, np.uint8, bucket.size, len(header))
 
 
-def _about(bucket: Bucket) -> str:
+def _bucket_text(bucket: Bucket) -> str:
     return f"bucket {bucket.index} ({bucket.slots[0].tensor.name} and what follows)"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from rlrun.inference.guard import App, Receive, Scope, Send, answer
+from rlrun.inference.guard import App, Receive, Scope, Send, answer_unread
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
 
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
@@ -84,6 +84,6 @@ class SleepGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in COMPUTING and self._asleep():
-            await answer(send, 503, "the engine sleeps: the trainer has its GPUs")
+            await answer_unread(send, 503, "the engine sleeps: the trainer has its GPUs")
         else:
             await self.app(scope, receive, send)

@@ -29,7 +29,7 @@ class Whole:
 
     folder: Path
     checksum: int
-    """See `buckets.checksum`."""
+    """See `buckets.version_checksum`."""
 
 
 class NoRoomError(Exception):
@@ -62,7 +62,8 @@ class Staging:
         free = shutil.disk_usage(root).free
         if free < size:
             raise NoRoomError(
-                f"version {version} needs {_gib(size)} of the engine's shared memory ({self._memory}), and {_gib(free)} are free; "
+                f"version {version} needs {_show_gib(size)} of the engine's shared memory ({self._memory}), "
+                f"and {_show_gib(free)} are free; "
                 "raise inference.sharedMemory and the memory of the engine's container, or set weightSync.transport: Filesystem "
                 "with deltas: Never"
             )
@@ -142,7 +143,7 @@ def make_file(path: Path, bucket: Bucket) -> tuple[mmap.mmap, int]:
             os.posix_fallocate(file.fileno(), 0, size)  # a page that is missing later would be a SIGBUS
         except OSError as error:
             raise NoRoomError(
-                f"{path.parent.parent} has no room for a bucket of {_gib(size)}: {error.strerror}"
+                f"{path.parent.parent} has no room for a bucket of {_show_gib(size)}: {error.strerror}"
             ) from None
         file.write(header)
         file.flush()
@@ -163,5 +164,5 @@ def _remove_if_left(path: Path) -> None:
         os.close(lock)
 
 
-def _gib(size: int) -> str:
+def _show_gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"

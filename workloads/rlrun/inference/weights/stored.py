@@ -29,7 +29,7 @@ class StoredTensors:
         self._found: dict[str, Bytes] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
-                self._found |= _tensors(path)
+                self._found |= _stored_tensors(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise FolderError(f"{path} is not a safetensors file or was not written whole: {error}") from None
 
@@ -47,7 +47,7 @@ class StoredTensors:
             body[slot.offset : slot.end] = found
 
 
-def _tensors(path: Path) -> dict[str, Bytes]:
+def _stored_tensors(path: Path) -> dict[str, Bytes]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:

@@ -55,10 +55,10 @@ class Account:
 
     def uses(self) -> dict[str, int]:
         """Seconds by use, in the order of `USES`."""
-        return sums(self.rows)
+        return sum_uses(self.rows)
 
 
-def sums(rows: Iterable[CostRow]) -> dict[str, int]:
+def sum_uses(rows: Iterable[CostRow]) -> dict[str, int]:
     """Seconds of rows by use, in the order of `USES`, and what this release does not know behind them."""
     found: Counter[str] = Counter()
     for row in rows:
@@ -76,7 +76,7 @@ def of_snapshot(seen: Snapshot) -> Account:
     )  # fmt: skip
 
 
-def counted(seen: Snapshot, now: float) -> Snapshot:
+def with_local_cost(seen: Snapshot, now: float) -> Snapshot:
     """`seen` with the cost of a run on this machine, if its metrics are not so long that reading them takes seconds."""
     root = Path(seen.where)
     with suppress(OSError):
@@ -92,14 +92,14 @@ def of_folder(root: Path, now: float) -> Account:
     paths, seen = RunPaths(root), read_folder(root, now)
     first = _first_own(paths)
     lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
-    lines = [line for line in lines if _number(line, "attempt") >= first]
-    numbers = {int(_number(line, "attempt")) for line in lines}
-    spent = {number: _spent([line for line in lines if line.get("attempt") == number]) for number in numbers}
-    rows, roles = _attempts(paths, now, spent)
+    lines = [line for line in lines if _read_number(line, "attempt") >= first]
+    numbers = {int(_read_number(line, "attempt")) for line in lines}
+    spent = {number: _step_seconds([line for line in lines if line.get("attempt") == number]) for number in numbers}
+    rows, roles = _attempt_rows(paths, now, spent)
     base = Account(seen.name, seen.where, seen.place, tuple(rows), gpus=bool(roles))
     if not lines:
         return base
-    tokens, samples = (int(_total(lines, f"batch/{what}")) or None for what in ("tokens", "samples"))
+    tokens, samples = (int(_total_seconds(lines, f"batch/{what}")) or None for what in ("tokens", "samples"))
     return replace(base, tokens=tokens, samples=samples)
 
 
@@ -130,8 +130,8 @@ def of_steps(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[d
         now: seconds since the epoch.
         spent: by attempt; of those that trained.
     """
-    rows, roles = _attempts(paths, now, spent)
-    return sums(rows), bool(roles)
+    rows, roles = _attempt_rows(paths, now, spent)
+    return sum_uses(rows), bool(roles)
 
 
 def _first_own(paths: RunPaths) -> int:
@@ -140,16 +140,16 @@ def _first_own(paths: RunPaths) -> int:
     return 0 if forked is None else forked.attempt + 1
 
 
-def _attempts(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[list[CostRow], dict[str, int]]:
+def _attempt_rows(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[list[CostRow], dict[str, int]]:
     """Rows of all attempts, and the GPUs of each role."""
     record, first = read_record(paths.launcher), _first_own(paths)
     roles = {role: count for role, count in (record.gpus if record is not None else {}).items() if count}
     rows: list[CostRow] = []
     numbers = [number for number in paths.attempts_on_disk() if number >= first]
     for number, following in zip_longest(numbers, numbers[1:]):
-        span = _span(paths, number, spent.get(number, Spent()), record, now)
+        span = _attempt_span(paths, number, spent.get(number, Spent()), record, now)
         lost = following is not None and spent.get(following, Spent()).again
-        rows += _rows(number, span, roles, lost=lost)
+        rows += _rows_of_attempt(number, span, roles, lost=lost)
     return rows, roles
 
 
@@ -163,9 +163,9 @@ class Span(NamedTuple):
     goes_on: bool
 
 
-def _span(paths: RunPaths, number: int, spent: Spent, record: LauncherRecord | None, now: float) -> Span:
+def _attempt_span(paths: RunPaths, number: int, spent: Spent, record: LauncherRecord | None, now: float) -> Span:
     """Beginning and end of an attempt: what its launcher says where that is the last one, else what its files do."""
-    began = [time for time in (_began(paths, number), spent.began) if time]
+    began = [time for time in (_attempt_start(paths, number), spent.began) if time]
     ended, goes_on = max(spent.ended, _last_word(paths, number)), False
     if record is not None and record.attempt == number:
         goes_on = record.alive(now)
@@ -182,44 +182,44 @@ def _last_word(paths: RunPaths, attempt: int) -> float:
     return max(times, default=0.0)
 
 
-def _spent(lines: Sequence[Mapping[str, object]]) -> Spent:
+def _step_seconds(lines: Sequence[Mapping[str, object]]) -> Spent:
     """Time of an attempt's steps, by its lines of metrics."""
-    steps = [line for line in lines if _number(line, "time/step")]
+    steps = [line for line in lines if _read_number(line, "time/step")]
     if not steps:
         return Spent()
     first, more = steps[0], steps[1:]
-    start = sum(_number(first, PREFIX + phase) for phase in MEASURED)
-    new, ends = [line for line in more if FURTHEST not in line], [_number(line, "time") for line in steps]
+    start = sum(_read_number(first, PREFIX + phase) for phase in MEASURED)
+    new, ends = [line for line in more if FURTHEST not in line], [_read_number(line, "time") for line in steps]
     return Spent(
-        steps=_total(more, "time/step"),
-        waited=_total(new, "time/wait_for_batch"),
-        repeated=_total(more, "time/step") - _total(new, "time/step"),
+        steps=_total_seconds(more, "time/step"),
+        waited=_total_seconds(new, "time/wait_for_batch"),
+        repeated=_total_seconds(more, "time/step") - _total_seconds(new, "time/step"),
         again=any(FURTHEST in line for line in steps),
-        began=max(0.0, _number(first, "time") - _number(first, "time/step") - start),
-        trained=_number(first, "time"),
+        began=max(0.0, _read_number(first, "time") - _read_number(first, "time/step") - start),
+        trained=_read_number(first, "time"),
         ended=max(ends),
     )
 
 
-def _began(paths: RunPaths, attempt: int) -> float:
+def _attempt_start(paths: RunPaths, attempt: int) -> float:
     """Start of an attempt, in seconds since the epoch; 0: not known."""
     try:
         document = json.loads(paths.attempt_file(attempt).read_text())
     except (OSError, ValueError):
         return 0.0
-    return _number(document, "started_at") if isinstance(document, dict) else 0.0
+    return _read_number(document, "started_at") if isinstance(document, dict) else 0.0
 
 
-def _rows(attempt: int, span: Span, roles: Mapping[str, int], *, lost: bool) -> list[CostRow]:
+def _rows_of_attempt(attempt: int, span: Span, roles: Mapping[str, int], *, lost: bool) -> list[CostRow]:
     """Rows of one attempt; without GPUs one of the machine. `lost`: the next one has trained its last steps again."""
     found = []
     for role, gpus in (roles or {MACHINE: 1}).items():
-        uses = _uses(span, waits=role == "trainer" and "inference" in roles, lost=lost)
+        uses = _seconds_by_use(span, waits=role == "trainer" and "inference" in roles, lost=lost)
         found.append(CostRow(attempt, role, tuple((use, gpus * n) for use, n in uses.items() if n)))
     return [row for row in found if row.seconds]
 
 
-def _uses(span: Span, *, waits: bool, lost: bool) -> dict[str, int]:
+def _seconds_by_use(span: Span, *, waits: bool, lost: bool) -> dict[str, int]:
     """Whole seconds of an attempt by use; their sum is its length.
 
     The start ends with the first step, as in a cluster. Behind the last step that has a line come steps that a restart has lost, the
@@ -258,11 +258,11 @@ def by_namespace(accounts: Sequence[Account]) -> list[Account]:
     return found
 
 
-def _total(lines: Sequence[Mapping[str, object]], name: str) -> float:
-    return sum(_number(line, name) for line in lines)
+def _total_seconds(lines: Sequence[Mapping[str, object]], name: str) -> float:
+    return sum(_read_number(line, name) for line in lines)
 
 
-def _number(line: Mapping[str, object], name: str) -> float:
+def _read_number(line: Mapping[str, object], name: str) -> float:
     value = line.get(name)
     good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 2**53
     return float(value) if good and isinstance(value, int | float) else 0.0

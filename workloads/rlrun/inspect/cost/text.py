@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlrun.inspect.cost.account import USES, Account, by_namespace, sums
-from rlrun.inspect.screen import columns
+from rlrun.inspect.cost.account import USES, Account, by_namespace, sum_uses
+from rlrun.inspect.screen import align_columns
 from rlrun.inspect.snapshot import CostRow
 from rlrun.runtime.json_types import Json
 
@@ -14,25 +14,27 @@ _HEADS = ("TRAINED", "FOR ROLLOUTS", "FOR TRAINER", "STARTUP", "REPEATED", "STOP
 NO_GPUS = "* no GPUs: hours of the machine"
 
 
-def table(accounts: Sequence[Account], *, wide: bool) -> str:
+def cost_table(accounts: Sequence[Account], *, wide: bool) -> str:
     """A line per run, and per namespace with several; `wide`: a line per attempt and role below."""
     head = ("RUN", "HOURS", "BUDGET", *_HEADS, *(("TOKENS/HOUR", "SAMPLES/HOUR") if wide else ()))
     rows = [head]
     several = len({one.where for one in accounts if one.place == "cluster"}) > 1
     for one in (*accounts, *by_namespace(accounts)):
         name = one.where if one.place == "folder" else f"{one.where}/{one.name}" if several else one.name
-        rates = (_rate(one.tokens, one), _rate(one.samples, one)) if wide else ()
-        rows.append((name + ("" if one.gpus else " *"), f"{one.hours:.2f}", _budget(one), *_shares(one.uses()), *rates))
+        rates = (_rate_text(one.tokens, one), _rate_text(one.samples, one)) if wide else ()
+        rows.append(
+            (name + ("" if one.gpus else " *"), f"{one.hours:.2f}", _budget_text(one), *_use_shares(one.uses()), *rates)
+        )
         if wide:
             rows += [
-                (f"  {_which(row)}", f"{_seconds(row) / 3600:.2f}", "", *_shares(sums((row,))), "", "")
+                (f"  {_name_row(row)}", f"{_show_seconds(row) / 3600:.2f}", "", *_use_shares(sum_uses((row,))), "", "")
                 for row in one.rows
             ]
     told = "" if all(one.gpus for one in accounts) else f"\n{NO_GPUS}"
-    return columns(rows) + told
+    return align_columns(rows) + told
 
 
-def document(one: Account) -> Json:
+def cost_document(one: Account) -> Json:
     """An account as JSON has it."""
     unit = "gpuSeconds" if one.gpus else "machineSeconds"
     found: Json = {"name": one.name, "where": one.where, "place": one.place}
@@ -47,15 +49,15 @@ def document(one: Account) -> Json:
     return found
 
 
-def _which(row: CostRow) -> str:
+def _name_row(row: CostRow) -> str:
     return f"attempt {row.attempt}, {row.role}" if row.attempt else f"earlier attempts, {row.role}"
 
 
-def _seconds(row: CostRow) -> int:
+def _show_seconds(row: CostRow) -> int:
     return sum(seconds for _, seconds in row.seconds)
 
 
-def _shares(uses: dict[str, int]) -> list[str]:
+def _use_shares(uses: dict[str, int]) -> list[str]:
     """Share of each use in all; what this release does not know is `other`."""
     whole = sum(uses.values())
     known = {use: uses.get(use, 0) for use in USES}
@@ -63,9 +65,9 @@ def _shares(uses: dict[str, int]) -> list[str]:
     return [f"{100 * seconds / whole:.0f} %" if seconds else "–" for seconds in known.values()]
 
 
-def _budget(one: Account) -> str:
+def _budget_text(one: Account) -> str:
     return "–" if one.budget is None else f"{one.budget:g} ({100 * one.hours / one.budget:.0f} %)"
 
 
-def _rate(count: int | None, one: Account) -> str:
+def _rate_text(count: int | None, one: Account) -> str:
     return "–" if not count or not one.seconds else f"{count / one.hours:,.0f}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlrun.inspect.kubectl import Api, ClusterError
 from rlrun.inspect.snapshot import Process, Snapshot
-from rlrun.protocol.files.gpu_use import GpuUse, mean, read_use
+from rlrun.protocol.files.gpu_use import GpuUse, mean_share, read_use
 from rlrun.protocol.files.launcher import read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.endpoints import POD_METRICS, POD_PORT
@@ -70,23 +70,23 @@ def _of_pods(seen: Snapshot, api: Api, now: float) -> Snapshot:
     found: dict[str, _Pod] = {}
     refused = ""
     with ThreadPoolExecutor(len(asked)) as pool:
-        for one, answer in [(one, pool.submit(_ask, api, seen.where, one)) for one in asked]:
+        for one, answer in [(one, pool.submit(_ask_pod, api, seen.where, one)) for one in asked]:
             try:
-                found[one.name] = parsed(answer.result(), now)
+                found[one.name] = parse_use(answer.result(), now)
             except ClusterError as error:
                 refused = refused or str(error)
-    uses = [(role, use) for role, pods in roles.items() if (use := _summed(pods, found)) is not None]
+    uses = [(role, use) for role, pods in roles.items() if (use := _sum_use(pods, found)) is not None]
     if uses:
         return replace(seen, gpus=tuple(uses))
     return replace(seen, gpus_unknown=f"not read in the pods: {refused}" if refused else f"{_UNKNOWN} in the pods")
 
 
-def _ask(api: Api, namespace: str, pod: Process) -> str:
+def _ask_pod(api: Api, namespace: str, pod: Process) -> str:
     words = ["exec", pod.name, "--namespace", namespace, "-c", pod.role, "--", "python3", "-I", "-c", _READ]
     return api.ask(words, timeout=_SECONDS)
 
 
-def parsed(text: str, now: float) -> _Pod:
+def parse_use(text: str, now: float) -> _Pod:
     """GPUs in the metrics of a pod; what is no number is left out.
 
     Args:
@@ -109,7 +109,7 @@ def parsed(text: str, now: float) -> _Pod:
     return _Pod(series, max(0.0, now - began))
 
 
-def _summed(pods: Sequence[Process], found: Mapping[str, _Pod]) -> GpuUse | None:
+def _sum_use(pods: Sequence[Process], found: Mapping[str, _Pod]) -> GpuUse | None:
     """Use over a role's pods; None: none of those that were asked has measured any."""
     seen = [found[one.name] for one in pods if one.name in found]
     used, size = ([v for pod in seen for v in pod.of(f"rlrun_gpu_memory_{what}_bytes")] for what in ("used", "size"))
@@ -124,9 +124,9 @@ def _summed(pods: Sequence[Process], found: Mapping[str, _Pod]) -> GpuUse | None
     shares = [share for pod in seen for share in pod.of("rlrun_gpu_utilization_ratio")]
     return GpuUse(
         len(size),
-        mean(shares),
+        mean_share(shares),
         int(sum(used)),
         int(sum(size)),
-        mean(idle),
+        mean_share(idle),
         of=max(len(size), sum(one.gpus for one in pods)),
     )

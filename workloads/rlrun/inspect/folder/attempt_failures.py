@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
-from rlrun.diagnostics.crash import crash_lines, how
+from rlrun.diagnostics.crash import crash_lines, describe_end
 from rlrun.diagnostics.symptoms import symptom_of
-from rlrun.inspect.folder.small_files import mtime, tail_text
+from rlrun.inspect.folder.small_files import modified_at, tail_text
 from rlrun.inspect.snapshot import Failure
 from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.failures import read_error, telling_lines
@@ -28,10 +28,10 @@ _BY_CODE = {
 
 def failures_of(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> tuple[Failure, ...]:
     """Failures of the last attempts, as far as they left a trace."""
-    return tuple(found for n in numbers[-_FAILURES:] if (found := _failure(paths, n, record)) is not None)
+    return tuple(found for n in numbers[-_FAILURES:] if (found := _first_cause(paths, n, record)) is not None)
 
 
-def _failure(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
+def _first_cause(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
     """First cause of an attempt's end.
 
     A role's own report; else how the process ended that the launcher names; else a report of one that only followed.
@@ -40,7 +40,7 @@ def _failure(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Fa
     for role in get_args(Role):
         folder = paths.logs(attempt, role)
         if (error := read_error(folder)) is not None:
-            reports.append((error.follows, role, error, mtime(folder / "error.json")))
+            reports.append((error.follows, role, error, modified_at(folder / "error.json")))
     first = min(reports, key=lambda report: report[0], default=None)
     if first is None or first[0]:
         named = _named_by(paths, attempt, record)
@@ -48,7 +48,7 @@ def _failure(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Fa
             return named
     _, role, error, time = first
     text = printable(str(error))
-    return _of(attempt, role, error.code, _reason(error.code, text), text, time)
+    return _failure_of(attempt, role, error.code, _failure_reason(error.code, text), text, time)
 
 
 def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
@@ -60,18 +60,18 @@ def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> F
     name, code = printable(record.failed_role), record.exit_code
     role = name.rpartition("-")[0] if name.startswith("inference-") else name
     text = tail_text(paths.root / "logs" / f"attempt_{attempt:04d}" / role / f"{name}.log")
-    words = f"{name} {how(code)}" if code is not None else f"{name} ended"
+    words = f"{name} {describe_end(code)}" if code is not None else f"{name} ended"
     found = None if crash_lines(text.splitlines()) else symptom_of(text)
     said = f"{words}: {printable(str(found))}" if found is not None else "; ".join([words, *telling_lines(text, 3)])
-    return replace(_of(attempt, role, code, _reason(code, text), said, record.time), process=name)
+    return replace(_failure_of(attempt, role, code, _failure_reason(code, text), said, record.time), process=name)
 
 
-def _of(attempt: int, role: str, code: int | None, reason: str, text: str, time: float | None) -> Failure:
+def _failure_of(attempt: int, role: str, code: int | None, reason: str, text: str, time: float | None) -> Failure:
     when = rfc3339(time) if time is not None else None
     return Failure(attempt, role, role, None, code, reason, text, counted=False, time=when)
 
 
-def _reason(code: int | None, text: str) -> str:
+def _failure_reason(code: int | None, text: str) -> str:
     if code in _BY_CODE:
         return _BY_CODE[code]
     if code is not None and 64 <= code <= 77:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlrun.inspect.folder.attempt_failures import failures_of
 from rlrun.inspect.folder.folder_conditions import with_conditions
-from rlrun.inspect.folder.small_files import mtime, read_config, read_json, tail_lines
+from rlrun.inspect.folder.small_files import modified_at, read_config, read_json, tail_lines
 from rlrun.inspect.snapshot import Progress, Snapshot, Start, Wait
 from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
@@ -45,16 +45,16 @@ def read_folder(root: Path, now: float) -> Snapshot:
     """
     paths = RunPaths(root)
     record, lines = read_record(paths.launcher), tail_lines(paths.metrics)
-    numbers = _attempts(paths, record)
+    numbers = _attempt_numbers(paths, record)
     role = read_config(paths, numbers)
-    forked = _forked(paths)
+    forked = _fork_origin(paths)
     waits = forked is not None and record is None and len(numbers) < 2  # its one attempt is the other run's
-    alive = record.alive(now) if record is not None else not waits and _touched(paths, numbers, now)
-    progress = _progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
+    alive = record.alive(now) if record is not None else not waits and _is_touched(paths, numbers, now)
+    progress = _read_progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
     base = Snapshot(
         place="folder",
         name=printable(str(role.get("name") or read_json(paths.identity).get("name") or root.name)),
-        where=_short(root),
+        where=_short_path(root),
         task=printable(str(role.get("task") or "RL")),
         phase="Running",
         reason=None,
@@ -65,17 +65,17 @@ def read_folder(root: Path, now: float) -> Snapshot:
         max_restarts=None,
         progress=progress,
         failures=failures_of(paths, numbers, record),
-        host=_text(role.get("shared_with")),
-        start=_start(lines),
+        host=_read_text(role.get("shared_with")),
+        start=_read_start(lines),
         forked_from=forked,
         go_on=printable(record.command) if record is not None else None,
-        started=_started(paths, numbers, record),
+        started=_started_at(paths, numbers, record),
         results=tuple(printable(str(line)) for line in ((record.progress if record else {}).get("results") or ())),
     )
     trained = base.attempt > 0 and (
         _newest_line(lines).get("attempt") == base.attempt or _has_saved(paths, base.attempt)
     )
-    judged = _judge(base, record, alive=alive, trained=trained, now=now)
+    judged = _judge_phase(base, record, alive=alive, trained=trained, now=now)
     if waits:
         again = shlex.join(
             ["rlrun", "local", f"{base.where}/{paths.manifest.name}", "--output-dir", base.where, "--resume"]
@@ -84,26 +84,26 @@ def read_folder(root: Path, now: float) -> Snapshot:
     return with_conditions(judged, paths, role, record if alive else None, now)
 
 
-def _forked(paths: RunPaths) -> str | None:
+def _fork_origin(paths: RunPaths) -> str | None:
     fork = read_fork(paths.fork)
     return None if fork is None else printable(f"step {fork.step} of {fork.run} ({fork.folder})")
 
 
 def _newest_line(lines: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
     """Line of metrics of the last step, of whichever attempt; empty: there is none."""
-    return next((line for line in reversed(lines) if _whole(line.get("step"))), {})
+    return next((line for line in reversed(lines) if _read_whole(line.get("step"))), {})
 
 
 _SECONDS_MAX = 1e9
 """Larger numbers of a line are of no interest, and may be ones that no float holds."""
 
 
-def _start(lines: Sequence[Mapping[str, object]]) -> Start | None:
+def _read_start(lines: Sequence[Mapping[str, object]]) -> Start | None:
     """Start of the newest attempt that has trained a step, where its line is among `lines`."""
     for line in reversed(lines):
         numbers = {n: float(v) for n, v in line.items() if isinstance(v, int | float) and abs(v) < _SECONDS_MAX}
         if (seconds := start_times(numbers)) is not None:
-            return Start(_whole(line.get("attempt")) or 0, tuple(seconds.items()), sum(seconds.values()))
+            return Start(_read_whole(line.get("attempt")) or 0, tuple(seconds.items()), sum(seconds.values()))
     return None
 
 
@@ -111,32 +111,34 @@ def _has_saved(paths: RunPaths, attempt: int) -> bool:
     return any(found.attempt == attempt for found in complete_checkpoints(paths))
 
 
-def _judge(run: Snapshot, record: LauncherRecord | None, *, alive: bool, trained: bool, now: float) -> Snapshot:
+def _judge_phase(run: Snapshot, record: LauncherRecord | None, *, alive: bool, trained: bool, now: float) -> Snapshot:
     """Phase, reason and message; `trained`: the volume has a step of the newest attempt, of which its record is to hear yet."""
     if alive and trained and run.task != "Eval":
-        return replace(_living(run, record, now), phase="Running", reason=None, message=None)
+        return replace(_living_roles(run, record, now), phase="Running", reason=None, message=None)
     if alive:
-        return _living(run, record, now)
+        return _living_roles(run, record, now)
     step, total = run.progress.step, run.progress.total_steps
     if record is None:
         if step is not None and step == total:
-            return _ended(run, "Complete", "Completed", None, None)
+            return _ended_attempt(run, "Complete", "Completed", None, None)
         text = "nothing was written into its folder for two minutes, and it has no launcher"
-        return _ended(run, "Suspended", "NotRunning", text, None)
+        return _ended_attempt(run, "Suspended", "NotRunning", text, None)
     ended = rfc3339(record.time)
     match record.state:
         case "Complete":
-            return _ended(run, "Complete", "Completed", None, ended)
+            return _ended_attempt(run, "Complete", "Completed", None, ended)
         case "Interrupted":
-            return _ended(run, "Suspended", "Interrupted", "a signal has stopped it (Ctrl-C, or rlrun suspend)", ended)
+            return _ended_attempt(
+                run, "Suspended", "Interrupted", "a signal has stopped it (Ctrl-C, or rlrun suspend)", ended
+            )
         case "Failed":
             last = run.failures[-1] if run.failures else None
-            return _ended(run, "Failed", "RoleFailed", last.message if last else "a role has failed", ended)
+            return _ended_attempt(run, "Failed", "RoleFailed", last.message if last else "a role has failed", ended)
     text = f"its launcher (process {record.pid} on {record.host}) is gone without a word since {ended}"
-    return _ended(run, "Failed", "LauncherGone", text, ended)
+    return _ended_attempt(run, "Failed", "LauncherGone", text, ended)
 
 
-def _living(run: Snapshot, record: LauncherRecord | None, now: float) -> Snapshot:
+def _living_roles(run: Snapshot, record: LauncherRecord | None, now: float) -> Snapshot:
     if record is None:  # roles that were started by hand
         return replace(run, phase="Running" if run.progress.step else "Starting")
     found = record.progress
@@ -146,25 +148,25 @@ def _living(run: Snapshot, record: LauncherRecord | None, now: float) -> Snapsho
     since = found.get("waiting_since")
     wait = Wait(
         printable(str(found.get("waiting_on") or "")),
-        _text(found.get("waiting_role")),
-        _text(found.get("waiting_phase")),
+        _read_text(found.get("waiting_role")),
+        _read_text(found.get("waiting_phase")),
         rfc3339(since) if isinstance(since, int | float) else None,
     )
-    phase = "Running" if run.progress.step is not None and _trained(run, record) else "Starting"
+    phase = "Running" if run.progress.step is not None and _trained_amounts(run, record) else "Starting"
     heard = max(0.0, now - record.progress_time)
     return replace(run, phase=phase, wait=wait if wait.text else None, heard_seconds=heard)
 
 
-def _trained(run: Snapshot, record: LauncherRecord) -> bool:
+def _trained_amounts(run: Snapshot, record: LauncherRecord) -> bool:
     resumed = record.progress.get("resumed_from_step")
     return (run.progress.step or 0) > (resumed if isinstance(resumed, int) else 0)
 
 
-def _ended(run: Snapshot, phase: str, reason: str, message: str | None, ended: str | None) -> Snapshot:
+def _ended_attempt(run: Snapshot, phase: str, reason: str, message: str | None, ended: str | None) -> Snapshot:
     return replace(run, phase=phase, reason=reason, message=message or None, ended=ended)
 
 
-def _progress(
+def _read_progress(
     paths: RunPaths,
     role: Mapping[str, object],
     record: LauncherRecord | None,
@@ -174,31 +176,31 @@ def _progress(
     last = _newest_line(lines)
     said: Mapping[str, object] = record.progress if record is not None else {}
     complete = complete_checkpoints(paths)
-    total = _whole(role.get("max_steps"))
-    step = _whole(said.get("step")) if said else _whole(last.get("step"))
+    total = _read_whole(role.get("max_steps"))
+    step = _read_whole(said.get("step")) if said else _read_whole(last.get("step"))
     # The record is two seconds old at most, and the volume is not. Lines of an earlier attempt may be of steps that are trained again.
-    own = [_whole(last.get("step"))] if last.get("attempt") == attempt else []
+    own = [_read_whole(last.get("step"))] if last.get("attempt") == attempt else []
     own += [found.step for found in complete if found.attempt == attempt]
     step = max((known for known in (step, *own) if known is not None), default=None)
     time = last.get("time")
     return Progress(
         step=step,
-        total_steps=_whole(said.get("max_steps")) or total,
-        policy_version=_whole(said.get("policy_version")),
-        reward=_number(last.get("reward/mean", said.get("reward"))),
-        loss=_number(last.get("loss")) if "reward/mean" not in last else None,
-        tokens_per_second=_number(last.get("perf/throughput")),
-        staleness_mean=_number(last.get("off_policy/mean")),
-        sent_bytes=_number(last.get("weights/sent_bytes")),
-        version_bytes=_number(last.get("weights/bytes")),
+        total_steps=_read_whole(said.get("max_steps")) or total,
+        policy_version=_read_whole(said.get("policy_version")),
+        reward=_read_number(last.get("reward/mean", said.get("reward"))),
+        loss=_read_number(last.get("loss")) if "reward/mean" not in last else None,
+        tokens_per_second=_read_number(last.get("perf/throughput")),
+        staleness_mean=_read_number(last.get("off_policy/mean")),
+        sent_bytes=_read_number(last.get("weights/sent_bytes")),
+        version_bytes=_read_number(last.get("weights/bytes")),
         last_step_time=rfc3339(float(time)) if isinstance(time, int | float) else None,
-        eta_seconds=_number(said.get("eta_seconds")) if said else None,
+        eta_seconds=_read_number(said.get("eta_seconds")) if said else None,
         checkpoint_step=complete[-1].step if complete else None,
-        resumed_from_step=_whole(said.get("resumed_from_step")),
+        resumed_from_step=_read_whole(said.get("resumed_from_step")),
     )
 
 
-def _attempts(paths: RunPaths, record: LauncherRecord | None) -> list[int]:
+def _attempt_numbers(paths: RunPaths, record: LauncherRecord | None) -> list[int]:
     """Numbers of all attempts that began, or tried to, ascending."""
     logs = paths.root / "logs"
     tried = [path.name.removeprefix("attempt_") for path in logs.iterdir()] if logs.is_dir() else []
@@ -206,33 +208,33 @@ def _attempts(paths: RunPaths, record: LauncherRecord | None) -> list[int]:
     return sorted(numbers | ({record.attempt} if record is not None else set()))
 
 
-def _started(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> str | None:
+def _started_at(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> str | None:
     began = read_json(paths.attempt_file(numbers[0])).get("started_at") if numbers else None
     if not isinstance(began, int | float):
         began = record.began if record is not None else None
     return rfc3339(began) if began else None
 
 
-def _touched(paths: RunPaths, numbers: Sequence[int], now: float) -> bool:
+def _is_touched(paths: RunPaths, numbers: Sequence[int], now: float) -> bool:
     """True if something was written a short time ago, for a run whose roles were started by hand."""
     logs = paths.root / "logs" / f"attempt_{numbers[-1]:04d}" if numbers else paths.root
     files = [paths.metrics, *(logs.glob("*/*.log") if logs.is_dir() else ())]
-    return any((time := mtime(file)) is not None and now - time < _QUIET_SECONDS for file in files)
+    return any((time := modified_at(file)) is not None and now - time < _QUIET_SECONDS for file in files)
 
 
-def _short(root: Path) -> str:
+def _short_path(root: Path) -> str:
     here = Path.cwd()
     root = root.absolute()
     return str(root.relative_to(here)) if root.is_relative_to(here) and root != here else str(root)
 
 
-def _whole(value: object) -> int | None:
+def _read_whole(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _number(value: object) -> float | None:
+def _read_number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def _text(value: object) -> str | None:
+def _read_text(value: object) -> str | None:
     return printable(value) if isinstance(value, str) and value else None

@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, object]:
     return document if isinstance(document, dict) else {}
 
 
-def mtime(path: Path) -> float | None:
+def modified_at(path: Path) -> float | None:
     """Time of a file's last change, in seconds since the epoch; None: there is none."""
     try:
         return path.stat().st_mtime

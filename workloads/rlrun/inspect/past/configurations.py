@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from rlrun.inspect.compare import PLACES, flat
+from rlrun.inspect.compare import PLACES, flatten_config
 from rlrun.inspect.times import rfc3339
 from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.paths import RunPaths
@@ -76,12 +76,12 @@ def attempts_kept(
     last: tuple[bytes, Config | None] = (b"", None)
     numbers = [n for n in paths.attempts_on_disk() if fork is None or n > fork.attempt]
     for number in numbers[-ATTEMPTS_MAX:]:
-        content = _content(paths.attempt_config(number), opened)
+        content = _file_content(paths.attempt_config(number), opened)
         if content != last[0]:
-            document = _document(content)
+            document = _read_document(content)
             last = (content, clean(document) if document else None)
         config = last[1] or _by_hand(paths, number, opened, clean)
-        record = _document(_content(paths.attempt_file(number), opened))
+        record = _read_document(_file_content(paths.attempt_file(number), opened))
         base, began, mark = (record.get(name) for name in ("base_step", "started_at", "config_hash"))
         found.append(
             Kept(
@@ -101,12 +101,12 @@ def _by_hand(
     """Configuration of roles that were started one by one, each with a file of its own."""
     sections: dict[str, object] = {}
     for role in ("trainer", "orchestrator"):
-        if document := _document(_content(paths.logs(attempt, role) / "config.json", opened)):
+        if document := _read_document(_file_content(paths.logs(attempt, role) / "config.json", opened)):
             sections[role] = document.get(role, document)
     return clean(sections) if sections else None
 
 
-def _content(path: Path, opened: Callable[[Path], BinaryIO]) -> bytes:
+def _file_content(path: Path, opened: Callable[[Path], BinaryIO]) -> bytes:
     try:
         with opened(path) as file:
             content = file.read(_BYTES_MAX + 1)
@@ -115,7 +115,7 @@ def _content(path: Path, opened: Callable[[Path], BinaryIO]) -> bytes:
     return content if len(content) <= _BYTES_MAX else b""
 
 
-def _document(content: bytes) -> dict[str, object]:
+def _read_document(content: bytes) -> dict[str, object]:
     with suppress(ValueError, RecursionError):
         document = json.loads(content)
         if isinstance(document, dict):
@@ -123,12 +123,12 @@ def _document(content: bytes) -> dict[str, object]:
     return {}
 
 
-def edits(kept: Sequence[Kept]) -> list[Edit]:
+def list_edits(kept: Sequence[Kept]) -> list[Edit]:
     """Attempts that began with another configuration than the one before, newest first."""
     found = []
     for before, after in pairwise(kept):
         known = before.config is not None and after.config is not None
-        changed = changes(before.config or {}, after.config or {}) if known else ()
+        changed = changed_fields(before.config or {}, after.config or {}) if known else ()
         unsaid = (
             not known and bool(before.fingerprint and after.fingerprint) and before.fingerprint != after.fingerprint
         )
@@ -137,14 +137,14 @@ def edits(kept: Sequence[Kept]) -> list[Edit]:
     return found[::-1]
 
 
-def changes(before: Config, after: Config) -> tuple[Change, ...]:
+def changed_fields(before: Config, after: Config) -> tuple[Change, ...]:
     """Fields that differ between two configurations; what only says where a run is, or where it starts, is left out.
 
     A field that all roles have is named once, without a role, where it changed in all of them alike. A role that only one of them knows
     is left out: of roles that were started by hand, an engine that went on says nothing.
     """
     sections = [name for name in before if name in after]
-    one, other = ({name: _fields(config.get(name)) for name in sections} for config in (before, after))
+    one, other = ({name: _config_fields(config.get(name)) for name in sections} for config in (before, after))
     owners: dict[str, list[str]] = {}
     changed: dict[tuple[str, str, str], list[str]] = {}
     for section in sections:
@@ -160,15 +160,15 @@ def changes(before: Config, after: Config) -> tuple[Change, ...]:
     return tuple(sorted(found, key=lambda change: change.field))
 
 
-def _fields(section: object) -> dict[str, str]:
+def _config_fields(section: object) -> dict[str, str]:
     return {
         field: text
-        for field, text in flat(section).items()
+        for field, text in flatten_config(section).items()
         if field not in PLACES and field != _STARTS and not field.startswith(f"{_STARTS}.")
     }
 
 
-def said(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
+def describe_changes(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
     """Knowledge of changes, in one sentence."""
     count = len(kept)
     if count == 0:
@@ -177,7 +177,7 @@ def said(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
         return "Never edited: the run has had one attempt."
     lacking = [one.attempt for one in kept if one.config is None]
     if found:
-        return f"Edited {_times(len(found))} in {count} attempts."
+        return f"Edited {_attempt_times(len(found))} in {count} attempts."
     if not lacking:
         return f"Never edited: all {count} attempts began with the same configuration."
     if all(one.fingerprint and one.fingerprint == kept[0].fingerprint for one in kept):
@@ -185,5 +185,5 @@ def said(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
     return f"Attempt {lacking[0]} has kept no configuration, so it is not known whether the run was edited."
 
 
-def _times(count: int) -> str:
+def _attempt_times(count: int) -> str:
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"

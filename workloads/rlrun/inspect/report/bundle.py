@@ -41,13 +41,13 @@ def parts_of_folder(run: FolderRun) -> Iterator[Part]:
         yield paths.metrics.name, tail_text(paths.metrics, _METRICS_BYTES)
     for manifest in sorted(paths.checkpoints.glob("*/manifest.json")):
         yield str(manifest.relative_to(run.root)), tail_text(manifest, _METRICS_BYTES)
-    yield "files.txt", "\n".join(_listing(run.root)) + "\n"
+    yield "files.txt", "\n".join(_list_objects(run.root)) + "\n"
     for folder in list(attempt_folders(run.root).values())[-_ATTEMPTS:]:
         for file in sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()):
             yield str(file.relative_to(run.root)), tail_text(file, _LOG_BYTES)
 
 
-def _listing(root: Path) -> Iterator[str]:
+def _list_objects(root: Path) -> Iterator[str]:
     for path in sorted(root.rglob("*")):
         try:
             yield f"{path.lstat().st_size:>14} {path.relative_to(root)}{'/' if path.is_dir() else ''}"
@@ -68,30 +68,30 @@ def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
         "events.json": ["get", "events", *here, *about],
     }
     for name, words in wanted.items():
-        yield name, _answer(lambda words=words: json.dumps(_trimmed(ask_json(api, words)), indent=1))  # type: ignore[misc]
+        yield name, _ask_cluster(lambda words=words: json.dumps(_trim_object(ask_json(api, words)), indent=1))  # type: ignore[misc]
     for pod in seen.processes:
         words = ["logs", *here, pod.name, "-c", pod.role, f"--tail={_LOG_LINES}"]
-        yield f"logs/{pod.name}.log", _answer(lambda words=words: api.ask(words))  # type: ignore[misc]
+        yield f"logs/{pod.name}.log", _ask_cluster(lambda words=words: api.ask(words))  # type: ignore[misc]
         if pod.restarts:
-            yield f"logs/{pod.name}.previous.log", _answer(lambda words=words: api.ask([*words, "--previous"]))  # type: ignore[misc]
+            yield f"logs/{pod.name}.previous.log", _ask_cluster(lambda words=words: api.ask([*words, "--previous"]))  # type: ignore[misc]
 
 
-def _answer(ask: Callable[[], str]) -> str:
+def _ask_cluster(ask: Callable[[], str]) -> str:
     try:
         return ask()
     except ClusterError as error:
         return f"could not be read: {error}\n"
 
 
-def _trimmed(value: object) -> object:
+def _trim_object(value: object) -> object:
     """An object without what repeats it: managed fields and kubectl's own copy."""
     if isinstance(value, dict):
         skipped = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
-        return {key: _trimmed(one) for key, one in value.items() if key not in skipped}
-    return [_trimmed(one) for one in value] if isinstance(value, list) else value
+        return {key: _trim_object(one) for key, one in value.items() if key not in skipped}
+    return [_trim_object(one) for one in value] if isinstance(value, list) else value
 
 
-def versions() -> str:
+def list_versions() -> str:
     """Versions of this installation."""
     here, found = os.uname(), []
     system = f"{here.sysname} {here.release} {here.machine}"
@@ -103,22 +103,22 @@ def versions() -> str:
     return "\n".join([f"python {sys.version.split()[0]}", system, *found]) + "\n"
 
 
-def clean(name: str, content: str, secrets: list[str]) -> str:
+def clean_part(name: str, content: str, secrets: list[str]) -> str:
     """Return a part without secrets.
 
     JSON is cleaned by the names of its fields, too, and values of free form that are not known to be harmless are hidden.
     """
     if name.endswith(".jsonl"):
-        return "".join(json.dumps(redact.configuration(line, secrets)) + "\n" for line in json_lines(content))
+        return "".join(json.dumps(redact.redact_configuration(line, secrets)) + "\n" for line in json_lines(content))
     if name.endswith(".json"):
         try:
-            return json.dumps(redact.configuration(json.loads(content), secrets), indent=1) + "\n"
+            return json.dumps(redact.redact_configuration(json.loads(content), secrets), indent=1) + "\n"
         except ValueError:
             pass
-    return printable(redact.text(content, secrets), lines=True)
+    return printable(redact.redact_text(content, secrets), lines=True)
 
 
-def write(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> list[str]:
+def write_bundle(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> list[str]:
     """Write a bundle; the names of its parts.
 
     Args:
@@ -133,7 +133,7 @@ def write(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> li
     names = []
     with file.open("xb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:
         for name, content in parts:
-            data = clean(name, content, secrets).encode(errors="replace")
+            data = clean_part(name, content, secrets).encode(errors="replace")
             entry = tarfile.TarInfo(f"{top}/{name}")
             entry.size, entry.mtime, entry.mode = len(data), int(time.time()), 0o600
             bundle.addfile(entry, io.BytesIO(data))

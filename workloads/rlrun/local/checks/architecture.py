@@ -13,7 +13,7 @@ from pathlib import Path
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.model import ModelConfig
 from rlrun.environments.process.life import Command, Limits
-from rlrun.local.shared.proved import is_proved, keep, proof_name
+from rlrun.local.shared.proved import is_proved, keep_proof, proof_name
 from rlrun.local.user_code import Finding, Piece
 
 CHECK = "rlrun.trainer.proof.start_check:check_folder"
@@ -30,7 +30,7 @@ class Proof:
     """Name under which it is remembered (`shared.proved`); None: it is not."""
 
 
-def proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> list[Proof]:
+def list_proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> list[Proof]:
     """Proofs to make, of the models that are folders here and have no other problem, but those made before."""
     found: list[Proof] = []
     for key, model in models.items():
@@ -48,10 +48,10 @@ def keep_proofs(made: Iterable[Proof], not_proved: Collection[Key]) -> None:
     """Remember those that were made, but for those of these fields."""
     for proof in made:
         if proof.name is not None and not any(key == proof.piece.key[: len(key)] for key in not_proved):
-            keep(proof.name)
+            keep_proof(proof.name)
 
 
-def unproved(models: Mapping[Key, ModelConfig]) -> Iterator[Finding]:
+def unproved_notices(models: Mapping[Key, ModelConfig]) -> Iterator[Finding]:
     """Notices of models that are not at hand."""
     for key, model in models.items():
         if model.name is not None:

@@ -22,24 +22,24 @@ _OF_FILES = re.compile(r"(?i)_(file|path|dir|folder|name|url|endpoint)$")
 _LARGE_RATE = 1.0
 
 
-def contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
+def find_contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
     """Findings about values that do not go with others.
 
     Args:
         spec: of the run.
         run: name of the run, for the names of Secrets.
     """
-    yield from _intervals(spec)
+    yield from _long_intervals(spec)
     yield from _switched_off(spec)
-    yield from _rates(spec)
-    yield from _gpus(spec)
-    yield from _secrets(spec, run)
-    yield from _itself(spec, run)
-    yield from _mirrors(spec)
+    yield from _large_rates(spec)
+    yield from _unused_gpus(spec)
+    yield from _clear_secrets(spec, run)
+    yield from _own_name(spec, run)
+    yield from _web_mirrors(spec)
     yield from check_kubernetes_parts(spec)
 
 
-def _intervals(spec: RLRunSpec) -> Iterator[Finding]:
+def _long_intervals(spec: RLRunSpec) -> Iterator[Finding]:
     """Intervals and warm-ups that a user has set beyond the last step."""
     if spec.task == "Eval":
         return
@@ -84,7 +84,7 @@ def _switched_off(spec: RLRunSpec) -> Iterator[Finding]:
             )
 
 
-def _itself(spec: RLRunSpec, run: str) -> Iterator[Finding]:
+def _own_name(spec: RLRunSpec, run: str) -> Iterator[Finding]:
     """The run's own name where another run is meant."""
     for i, guest in enumerate(spec.trainer.guests):
         if guest == run:
@@ -93,7 +93,7 @@ def _itself(spec: RLRunSpec, run: str) -> Iterator[Finding]:
         yield Finding(("trainer", "shared_with"), f"({run}) is this run, expected another one; remove it")
 
 
-def _mirrors(spec: RLRunSpec) -> Iterator[Finding]:
+def _web_mirrors(spec: RLRunSpec) -> Iterator[Finding]:
     """Addresses of web servers, which take no files."""
     mirror = spec.storage.mirror
     if mirror is not None and mirror.url.startswith(("http://", "https://")):
@@ -104,7 +104,7 @@ def _mirrors(spec: RLRunSpec) -> Iterator[Finding]:
         )
 
 
-def _rates(spec: RLRunSpec) -> Iterator[Finding]:
+def _large_rates(spec: RLRunSpec) -> Iterator[Finding]:
     """Learning rates with which no language model learns."""
     if spec.task == "Eval":
         return
@@ -122,7 +122,7 @@ def _rates(spec: RLRunSpec) -> Iterator[Finding]:
             )
 
 
-def _gpus(spec: RLRunSpec) -> Iterator[Finding]:
+def _unused_gpus(spec: RLRunSpec) -> Iterator[Finding]:
     """GPUs that the cluster reserves for pods that do not use them, and places for GPUs of roles without any."""
     for role in _GPU_ROLES:
         block = getattr(spec, role)
@@ -153,7 +153,7 @@ def _gpus(spec: RLRunSpec) -> Iterator[Finding]:
                 )
 
 
-def _secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
+def _clear_secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
     """Secrets in clear text, which everyone who may read the run can read."""
     for role in _ROLES:
         for i, variable in enumerate(getattr(spec, role).env):
@@ -165,8 +165,8 @@ def _secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
             if isinstance(value, str) and value and _is_secret_value(name, value):
                 yield Finding(
                     ("environments", i, "args", name),
-                    f"holds a secret in clear text; put it into a Secret, give it to the orchestrator as {_variable(name)} with "
-                    f"envFrom, and write variables: [{_variable(name)}]",
+                    f"holds a secret in clear text; put it into a Secret, give it to the orchestrator as {_is_variable(name)} with "
+                    f"envFrom, and write variables: [{_is_variable(name)}]",
                     notice=True,
                 )
 
@@ -198,5 +198,5 @@ def _clear_text(key: Key, name: str, run: str) -> Finding:
     )
 
 
-def _variable(name: str) -> str:
+def _is_variable(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)).upper()

@@ -80,14 +80,14 @@ def _wrong_lists(block: Mapping[str, Any], names: Collection[str], path: str) ->
 
 
 def _of_egress(rule: Mapping[str, Any]) -> Iterator[str]:
-    yield from _unknown(rule, _RULE, "a rule")
+    yield from _unknown_fields(rule, _RULE, "a rule")
     for name, known in (("ports", _PORT), ("to", _PEER)):
         value = rule.get(name)
         if value is not None and not isinstance(value, list):
             yield f"{name}: got {to_yaml(value)[:80]}, expected a list; write a dash before each item"
         for i, item in enumerate(value if isinstance(value, list) else ()):
             if isinstance(item, Mapping):
-                yield from _unknown(item, known, f"{name}[{i}]")
+                yield from _unknown_fields(item, known, f"{name}[{i}]")
             else:
                 such = (
                     f"; write {name}: [{{port: {to_yaml(item)}}}]" if name == "ports" and isinstance(item, int) else ""
@@ -95,7 +95,7 @@ def _of_egress(rule: Mapping[str, Any]) -> Iterator[str]:
                 yield f"{name}[{i}]: got {to_yaml(item)[:80]}, expected a mapping with {', '.join(known)}{such}"
 
 
-def _unknown(block: Mapping[str, Any], known: Collection[str], what: str) -> Iterator[str]:
+def _unknown_fields(block: Mapping[str, Any], known: Collection[str], what: str) -> Iterator[str]:
     for name in block:
         if name not in known:
             yield f"unknown field {name} of {what}{did_you_mean(name, known)}; known: {', '.join(known)}"

@@ -95,7 +95,7 @@ def without_folder(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def conclude(call: Call, failed: Running | None, *, elapsed_seconds: float) -> int:
+def conclude_run(call: Call, failed: Running | None, *, elapsed_seconds: float) -> int:
     """Say how the run ended and how it goes on; the exit code."""
     if call.interrupted:
         return farewell_of_signal(call)

@@ -13,15 +13,15 @@ from rlrun.local.launcher.call import Call
 from rlrun.local.launcher.place import Place
 from rlrun.local.plan import RoleProcess
 from rlrun.local.record import Recorder
-from rlrun.local.shared.sharing import offer, shares, withdraw
+from rlrun.local.shared.sharing import offer_trainer, shares_trainer, withdraw_offer
 from rlrun.local.supervisor import STOP_SECONDS, Running, Supervisor, explain_failure, first_cause
-from rlrun.local.view import View, duration
+from rlrun.local.view import View, show_duration
 from rlrun.tracking.starter import SinkProcess, log_file
 
 _POLL_SECONDS = 0.25
 
 
-def play(
+def play_run(
     call: Call,
     config: RunConfig,
     supervisor: Supervisor,
@@ -35,25 +35,25 @@ def play(
     Returns:
         The process that failed; None: all is well, or a signal came.
     """
-    shared = shares(config)
+    shared = shares_trainer(config)
     try:
         supervisor.start(specs)
         if shared:
-            offer(call.paths, place.ports)
+            offer_trainer(call.paths, place.ports)
         view = View(
             call.console, name=call.name, max_steps=call.spec.max_steps if call.trains else None,
             metrics=call.paths.metrics, url=f"http://127.0.0.1:{place.ports.metrics}", api_key=place.api_key,
             plain=call.options.plain or not call.console.is_terminal,
         )  # fmt: skip
         with view:
-            failed = _watch(supervisor, view, call.interrupted, sink, recorder, shared=shared)
+            failed = _watch_run(supervisor, view, call.interrupted, sink, recorder, shared=shared)
             view.update("")
         if failed:
             explain_failure(failed, call.paths.root)
             print("stopping the other processes", file=sys.stderr)
         return failed
     finally:
-        withdraw(call.paths)
+        withdraw_offer(call.paths)
         asked = len(call.interrupted)
         if call.interrupted:
             kept = "the last trained step is being saved" if call.trains else "what was answered is kept"
@@ -78,7 +78,7 @@ def _end_tracking(call: Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -
         )
 
 
-def _watch(
+def _watch_run(
     supervisor: Supervisor,
     view: View,
     interrupted: list[int],
@@ -103,7 +103,7 @@ def _watch(
         failed = [r for r in ended if r.process.returncode != 0 or r.spec.role == "inference"]
         if failed:
             return first_cause(failed)
-        view.update(f"the roles to start since {duration(time.monotonic() - began)}")
+        view.update(f"the roles to start since {show_duration(time.monotonic() - began)}")
         recorder.beat(view.progress)
         time.sleep(_POLL_SECONDS)
     return None

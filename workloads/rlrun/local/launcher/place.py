@@ -23,8 +23,8 @@ from rlrun.local.preflight import (
 )
 from rlrun.local.recorded_manifest import code_of_folder
 from rlrun.local.shared import running_engines
-from rlrun.local.shared.gpus import Claim, claimed
-from rlrun.local.shared.sharing import Endpoints, endpoints_of, joined
+from rlrun.local.shared.gpus import Claim, claim_gpus
+from rlrun.local.shared.sharing import Endpoints, endpoints_of, join_host
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.identity import read_identity
 from rlrun.protocol.files.paths import RunPaths
@@ -46,7 +46,7 @@ class Place:
 
 def resolve_config(call: Call) -> RunConfig:
     """The run's configuration; without engines where recorded batches alone are trained on."""
-    uid = _uid(call.paths, call.options.resume or bool(call.options.engine_url))
+    uid = _new_uid(call.paths, call.options.resume or bool(call.options.engine_url))
     config = resolve_spec(call.spec, name=call.name, uid=uid, output_dir=str(call.paths.root))
     if call.options.replay and config.orchestrator.evaluation is None:
         return config.model_copy(update={"inference": None})  # nothing is sampled, so no engine is started
@@ -64,13 +64,15 @@ def find_place(call: Call, config: RunConfig, held: ExitStack) -> Place:
         check_engine(config.inference.gpus_per_replica)
     if host is not None:
         refuse_options_of_the_host(options, host)
-    api_key = running_engines.check(options, config, call.paths) if options.engine_url else secrets.token_urlsafe(32)
+    api_key = (
+        running_engines.check_engines(options, config, call.paths) if options.engine_url else secrets.token_urlsafe(32)
+    )
     ports = choose_ports(options, config)
     check_ports(ports)
     if host is not None:
         return Place(ports, endpoints_of(call.paths.root, host), api_key, Claim())
     own = config.model_copy(update={"inference": None}) if options.engine_url else config
-    gpus = claimed(own, options.trainer_gpu_ids, options.inference_gpu_ids, share=options.share_gpus)
+    gpus = claim_gpus(own, options.trainer_gpu_ids, options.inference_gpu_ids, share=options.share_gpus)
     return Place(ports, None, api_key, held.enter_context(gpus))
 
 
@@ -106,7 +108,7 @@ def with_place(call: Call, config: RunConfig, place: Place) -> list[RunConfig]:
     """One configuration per engine, which differ in its port; one where the run starts no engine."""
     replay = str(Path(call.options.replay).absolute()) if call.options.replay else None
     configs = with_endpoints(config, place.ports, replay, running=call.options.engine_url or ())
-    return configs if place.host is None else [joined(one, place.host) for one in configs]
+    return configs if place.host is None else [join_host(one, place.host) for one in configs]
 
 
 def write_configs(paths: RunPaths, configs: Sequence[RunConfig]) -> list[Path]:
@@ -117,6 +119,6 @@ def write_configs(paths: RunPaths, configs: Sequence[RunConfig]) -> list[Path]:
     return files
 
 
-def _uid(paths: RunPaths, known: bool) -> str:
+def _new_uid(paths: RunPaths, known: bool) -> str:
     before = read_identity(paths) if known else None
     return str(uuid.uuid4()) if before is None else before[1]

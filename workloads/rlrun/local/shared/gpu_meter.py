@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from rlrun.protocol.files.gpu_use import GpuUse, mean, use_document
+from rlrun.protocol.files.gpu_use import GpuUse, mean_share, use_document
 from rlrun.runtime.nvml import IDLE_BELOW, SAMPLE_SECONDS, Gpus, Sample, gpus_here
 
 Ids = Sequence[int | str]
@@ -61,7 +61,7 @@ class GpuMeter:
         idle, whole = idle + seconds * sum(one < IDLE_BELOW for one in said), whole + seconds * len(said)
         self._idle[role] = idle, whole
         used, size = sum(one.used_bytes for one in samples), sum(one.size_bytes for one in samples)
-        return GpuUse(len(samples), mean(said), used, size, idle / whole if whole else None)
+        return GpuUse(len(samples), mean_share(said), used, size, idle / whole if whole else None)
 
     def document(self) -> dict[str, Any]:
         """The last samples by role, as the record has them."""

@@ -201,7 +201,7 @@ class Claim:
 
 
 @contextmanager
-def claimed(
+def claim_gpus(
     config: RunConfig,
     trainer_ids: Sequence[GpuId] | None,
     inference_ids: Sequence[GpuId] | None,
@@ -226,12 +226,12 @@ def claimed(
     if not any(gpus_wanted(config)) and not trainer_ids and not inference_ids:
         yield Claim()
         return
-    with _allocated(machine(), config, (trainer_ids, inference_ids), share=share, variables=variables) as claim:
+    with _allocated_gpus(machine(), config, (trainer_ids, inference_ids), share=share, variables=variables) as claim:
         yield claim
 
 
 @contextmanager
-def _allocated(
+def _allocated_gpus(
     machine: Machine,
     config: RunConfig,
     asked: tuple[Sequence[GpuId] | None, Sequence[GpuId] | None],
@@ -247,7 +247,7 @@ def _allocated(
             taken = {gpu: locks.take(machine.key(gpu), shared=share) for gpu in visible}
             mine = [file for file in taken.values() if file is not None]
             busy = [] if share else [gpu for gpu, file in taken.items() if file is None]
-            claim = _divided(config, visible, ids, busy, tell=lambda gpus: _told(gpus, machine, locks))
+            claim = _divide_gpus(config, visible, ids, busy, tell=lambda gpus: _busy_message(gpus, machine, locks))
             used = {file for gpu, file in taken.items() if gpu in (*claim.trainer, *claim.inference)}
             for file in [file for file in mine if file not in used]:
                 mine.remove(file)
@@ -260,7 +260,7 @@ def _allocated(
             os.close(file)
 
 
-def _divided(
+def _divide_gpus(
     config: RunConfig,
     visible: Sequence[GpuId],
     ids: tuple[Sequence[GpuId] | None, Sequence[GpuId] | None],
@@ -309,7 +309,7 @@ def gpu_ids(text: str) -> list[GpuId]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def _told(busy: Sequence[GpuId], machine: Machine, locks: GpuLocks) -> str:
+def _busy_message(busy: Sequence[GpuId], machine: Machine, locks: GpuLocks) -> str:
     said = []
     for gpu in sorted(busy, key=str):
         holder = locks.holder(machine.key(gpu))

@@ -26,7 +26,7 @@ _OTHERS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 """Weights whose names only torch can read."""
 
 
-def places(variables: Mapping[str, str]) -> Path:
+def proof_folder(variables: Mapping[str, str]) -> Path:
     """Folder of what is kept, in the user's cache."""
     return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlrun" / "proved"
 
@@ -44,33 +44,33 @@ def proof_name(folder: Path, *, seq_len: int) -> str | None:
     try:
         if any(True for pattern in _OTHERS for _ in folder.glob(pattern)):
             return None
-        parts = [str(seq_len), *_versions(), *_sources(), *_files(folder)]
+        parts = [str(seq_len), *_package_versions(), *_proof_sources(), *_file_contents(folder)]
     except (OSError, PackageNotFoundError, ValueError):
         return None
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def is_proved(name: str, variables: Mapping[str, str] = os.environ) -> bool:
-    """True if `keep` was called with this name."""
+    """True if `keep_proof` was called with this name."""
     with suppress(OSError, RuntimeError):
-        return (places(variables) / name).is_file()
+        return (proof_folder(variables) / name).is_file()
     return False
 
 
-def keep(name: str, variables: Mapping[str, str] = os.environ) -> None:
+def keep_proof(name: str, variables: Mapping[str, str] = os.environ) -> None:
     """Remember a proof that was made; where the folder cannot be written it is made again."""
     with suppress(OSError, RuntimeError):
-        folder = places(variables)
+        folder = proof_folder(variables)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
 
 
-def _versions() -> Iterator[str]:
+def _package_versions() -> Iterator[str]:
     for package in _PACKAGES:
         yield f"{package} {version(package)}"
 
 
-def _sources() -> Iterator[str]:
+def _proof_sources() -> Iterator[str]:
     """Each module that a proof may run, by size and time of its last change."""
     root = Path(rlrun.__file__).parent
     for room in _OWN:
@@ -79,15 +79,15 @@ def _sources() -> Iterator[str]:
             yield f"{path.relative_to(root)} {found.st_size} {found.st_mtime_ns}"
 
 
-def _files(folder: Path) -> Iterator[str]:
+def _file_contents(folder: Path) -> Iterator[str]:
     """Contents of small files, and of weights what lies before the values."""
     for path in sorted(folder.glob("*.json")):
         yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
     for path in sorted(folder.glob(_WEIGHTS)):
-        yield f"{path.name} {path.stat().st_size} {hashlib.sha256(_header(path)).hexdigest()}"
+        yield f"{path.name} {path.stat().st_size} {hashlib.sha256(_safetensors_header(path)).hexdigest()}"
 
 
-def _header(path: Path) -> bytes:
+def _safetensors_header(path: Path) -> bytes:
     """Header of a safetensors file.
 
     Raises:

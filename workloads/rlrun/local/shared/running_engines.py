@@ -30,7 +30,7 @@ def add_option(p: argparse.ArgumentParser) -> None:
     )
 
 
-def check(options: argparse.Namespace, config: RunConfig, paths: RunPaths) -> str:
+def check_engines(options: argparse.Namespace, config: RunConfig, paths: RunPaths) -> str:
     """Check that the named engines can serve this run; returns their key.
 
     Raises:

@@ -28,12 +28,12 @@ class Endpoints(Config):
     """Pid of the host's launcher."""
 
 
-def shares(config: RunConfig) -> bool:
+def shares_trainer(config: RunConfig) -> bool:
     """True if other runs may be trained in this run's trainer."""
     return config.trainer.lora is not None and config.trainer.lora.slots > 1
 
 
-def offer(paths: RunPaths, ports: Ports) -> None:
+def offer_trainer(paths: RunPaths, ports: Ports) -> None:
     """Write the host's addresses."""
     endpoints = Endpoints(
         trainer_url=f"http://127.0.0.1:{ports.trainer}",
@@ -44,7 +44,7 @@ def offer(paths: RunPaths, ports: Ports) -> None:
     write_bytes(file, endpoints.model_dump_json().encode())
 
 
-def withdraw(paths: RunPaths) -> None:
+def withdraw_offer(paths: RunPaths) -> None:
     """Remove the host's addresses at its end: no other run joins."""
     (paths.shared / _FILE).unlink(missing_ok=True)
 
@@ -72,7 +72,7 @@ def endpoints_of(root: Path, host: str) -> Endpoints:
     return found
 
 
-def joined(config: RunConfig, endpoints: Endpoints) -> RunConfig:
+def join_host(config: RunConfig, endpoints: Endpoints) -> RunConfig:
     """The guest's configuration with the host's addresses."""
     places = {"trainer_url": endpoints.trainer_url, "inference_urls": endpoints.inference_urls}
     return config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update=places)})

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from loguru import logger
 
-from rlrun.protocol.files.volume_faults import RefusedError, Trouble, Volume, pauses
+from rlrun.protocol.files.volume_faults import RefusedError, Trouble, Volume, retry_pauses
 
 _T = TypeVar("_T")
 
@@ -47,7 +47,7 @@ async def in_thread(act: Callable[[], _T]) -> _T:
 
 async def retry_until_done(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
     """Result of `act`, as soon as the volume takes it; see `Volume.attempt`."""
-    for pause in pauses():
+    for pause in retry_pauses():
         with suppress(RefusedError):
             return await in_thread(lambda: volume.attempt(doing, act))
         await asyncio.sleep(pause)

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.trainer.client import TrainerGoneError
-from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
+from rlrun.protocol.files.volume_faults import RefusedError, Volume, retry_pauses
 
 Part = tuple[int, Callable[[], None]]
 """A step, and what writes its part."""
@@ -39,7 +39,7 @@ class PartWriter:
                     await self._written(step)
 
     async def _write(self, doing: str, write: Callable[[], None]) -> bool:
-        for pause in pauses():
+        for pause in retry_pauses():
             try:
                 await in_thread(lambda: self._volume.attempt(doing, write, blocks=False))
             except RefusedError:

@@ -18,7 +18,7 @@ from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.engines.pool import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.messages.engine_protocol import OWN, REFUSED, mismatch, of_status
+from rlrun.protocol.messages.engine_protocol import OWN, REFUSED, explain_mismatch, of_status
 from rlrun.runtime import exit_codes
 
 KNOCK_SECONDS = 5.0
@@ -215,6 +215,6 @@ async def _check_answers(replica: Replica) -> None:
             answer = await replica.client.status()
     except TimeoutError:
         raise EngineUnavailableError("it does not answer yet") from None
-    problem = mismatch(of_status(answer.get("protocol"), answer.get("release")), OWN)
+    problem = explain_mismatch(of_status(answer.get("protocol"), answer.get("release")), OWN)
     if problem is not None:
         raise EngineError(problem, REFUSED)

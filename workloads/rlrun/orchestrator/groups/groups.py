@@ -161,7 +161,7 @@ class Groups:
 
     @property
     def accepted(self) -> int:
-        """Rollouts in batches or finished, see `staleness.capacity`."""
+        """Rollouts in batches or finished, see `staleness.dispatch_capacity`."""
         return accepted_at_step(self.made, self._config.batch_size) + self.buffered
 
     def oldest(self) -> str | None:

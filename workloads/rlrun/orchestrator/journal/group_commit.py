@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from loguru import logger
 
 from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.protocol.files.volume_faults import RefusedError, Volume, pauses
+from rlrun.protocol.files.volume_faults import RefusedError, Volume, retry_pauses
 
 CLOSE_SECONDS = 5.0
 """Longest wait for the last flush: on a volume that does not answer it may never end."""
@@ -107,7 +107,7 @@ class GroupCommit(Generic[_T]):
             self._flushing = None
 
     async def _write(self, entries: Sequence[_T]) -> Exception | None:
-        for pause in pauses():
+        for pause in retry_pauses():
             if self._failure is not None:
                 break
             try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from loguru import logger
 
-from rlrun.environments.bounds import MAX_REWARD, BoundsError, number, plain_score
+from rlrun.environments.bounds import MAX_REWARD, BoundsError, bounded_number, plain_score
 from rlrun.environments.protocol import Score
 from rlrun.orchestrator.journal.format import Content, DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
@@ -138,7 +138,7 @@ def _of_no_use(entry: Entry, writer: Attempt, attempt: Attempt) -> str | None:
         if isinstance(entry, RolloutEntry):
             plain_score(Score(entry.rollout.reward, dict(entry.rollout.metrics)))
         elif entry.mean_reward is not None:
-            number(entry.mean_reward, "mean reward", MAX_REWARD)
+            bounded_number(entry.mean_reward, "mean reward", MAX_REWARD)
     except BoundsError:
         return "reward"
     return "version" if is_lost(entry.newest_version, writer, attempt) else None

@@ -17,7 +17,7 @@ from rlrun.inference.client.engine_client import Completion, EngineError, Engine
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Affinity, Replica
 from rlrun.orchestrator.rollouts.tool_parsing import Said
-from rlrun.protocol.messages.packed import integers
+from rlrun.protocol.messages.packed import integer_column
 
 MAX_TRIES = 5
 """Replicas that one request is sent to before its rollout gives up."""
@@ -258,7 +258,7 @@ class Opening:
 
     async def take(self, token_ids: Sequence[int], max_tokens: int, sample: Sample) -> Completion | None:
         """One of the shared continuations; None when the rollout asks for something else, or too late, and has to ask for itself."""
-        wanted = (integers(token_ids).tobytes(), max_tokens)
+        wanted = (integer_column(token_ids).tobytes(), max_tokens)
         if self._request is None:
             self._asked = wanted
             self._request = asyncio.ensure_future(sample(token_ids, max_tokens=max_tokens, n=self._count))

@@ -106,7 +106,7 @@ async def open_arenas(
         make_environment(environment, logs, host_of(environments, index, os.environ))
         for index, environment in enumerate(environments)
     ]
-    if reason := enclosure.missing():
+    if reason := enclosure.explain_missing():
         logger.info(f"environments can look into each other's processes and read this pod's credentials: {reason}")
     try:
         for index, error in enumerate(await asyncio.gather(*(s.start() for s in stages), return_exceptions=True)):

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from rlrun.environments.protocol import Task
-from rlrun.environments.registry import EnvironmentLoadError, load
+from rlrun.environments.registry import EnvironmentLoadError, load_environment
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.unplayable import MAX_RATIO
@@ -49,7 +49,7 @@ def count_unplayable(
         RoleError: most prompts leave no room, so the run would end.
     """
     try:
-        tasks = load(id, args).tasks("train")
+        tasks = load_environment(id, args).tasks("train")
         chat = ChatTokens.load(folder, trust_remote_code=trust_remote_code).called_with(template_arguments)
     except (EnvironmentLoadError, TemplateError, OSError, ValueError):
         return []

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlrun.environments.protocol import TellsTurns
-from rlrun.environments.registry import EnvironmentLoadError, load
-from rlrun.hub.repository import shown
+from rlrun.environments.registry import EnvironmentLoadError, load_environment
+from rlrun.hub.repository import show_source
 from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.protocol.files.failures import RoleError
@@ -27,7 +27,9 @@ def load_tokens(source: str, *, revision: str | None = None, trust_remote_code: 
         return ChatTokens.load(source, revision=revision, trust_remote_code=trust_remote_code)
     except (TemplateError, OSError, ValueError, KeyError) as error:
         reason = f"a file of it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {reason}", exit_codes.DATA) from error
+        raise RoleError(
+            f"model: the tokenizer of {show_source(source)} cannot be used: {reason}", exit_codes.DATA
+        ) from error
 
 
 def check_turns(place: str, template: ChatTemplate) -> str | None:
@@ -90,7 +92,7 @@ def check_template(*, folder: str, trust_remote_code: bool, environments: Sequen
 def _may_ask_again(id: str, args: Mapping[str, object]) -> bool:
     """Whether an environment may ask more than once. False for one that cannot be loaded: another check reports it."""
     try:
-        environment = load(id, args)
+        environment = load_environment(id, args)
     except EnvironmentLoadError:
         return False
     return not (isinstance(environment, TellsTurns) and environment.single_turn is True)

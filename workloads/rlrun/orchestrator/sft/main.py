@@ -11,7 +11,7 @@ from rlrun.config.models.data import DataConfig
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.environments.dataset_rows import Rows
 from rlrun.hub.fetch import model_source
-from rlrun.hub.repository import shown
+from rlrun.hub.repository import show_source
 from rlrun.orchestrator.aio.condition import Signal
 from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.orchestrator.attempt import feed_trainer, open_training
@@ -54,7 +54,9 @@ def load_encoder(source: str, *, revision: str | None = None, trust_remote_code:
         return ChatEncoder.load(source, revision=revision, trust_remote_code=trust_remote_code)
     except (TemplateError, OSError, ValueError, KeyError) as error:
         reason = f"a file of it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise RoleError(f"model: the tokenizer of {shown(source)} cannot be used: {reason}", exit_codes.DATA) from error
+        raise RoleError(
+            f"model: the tokenizer of {show_source(source)} cannot be used: {reason}", exit_codes.DATA
+        ) from error
 
 
 def check_encoder(*, folder: str, trust_remote_code: bool) -> list[str]:

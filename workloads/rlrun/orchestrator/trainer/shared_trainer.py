@@ -59,7 +59,7 @@ class SharedTrainer:
         """
         join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key))
         with storage_errors(self._paths.shared, "ask for a slot"):
-            await asyncio.to_thread(shared.ask, self._paths, join)
+            await asyncio.to_thread(shared.write_request, self._paths, join)
         logger.info(f"asked for a slot in the trainer of {self.host}")
         asked = reminded = time.monotonic()
         answered = False

@@ -52,7 +52,7 @@ class StuckRole:
             return
         try:
             why = f"the role has not ended {self._after:g} s after it was asked to stop"
-            told = stacks.ask(descendants(os.getpid()), self._file, why=why)
+            told = stacks.request_stacks(descendants(os.getpid()), self._file, why=why)
         except OSError as error:
             self._output.say(f"the stacks of the role cannot be told: {error}")
             return

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rlrun.diagnostics.crash import how
-from rlrun.diagnostics.symptoms import STORAGE_ERROR, Symptom, symptom_of, tagged
+from rlrun.diagnostics.crash import describe_end
+from rlrun.diagnostics.symptoms import STORAGE_ERROR, Symptom, symptom_of, tag_message
 from rlrun.runtime.printable import printable
 
 MAX_BYTES = 2048
@@ -27,14 +27,16 @@ def failure_text(
     """
     if said is not None:
         known = symptom_of(said)
-        return cut(tagged(known.reason if known is not None else None, said))
-    head = how(code)
+        return cut(tag_message(known.reason if known is not None else None, said))
+    head = describe_end(code)
     if full is not None:
-        return cut(tagged(STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); make space"))
+        return cut(
+            tag_message(STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); make space")
+        )
     if not lines:
         return cut(f"{head} without a word")
     if symptom is not None:
-        head = tagged(symptom.reason, f"{head}: {symptom}")
+        head = tag_message(symptom.reason, f"{head}: {symptom}")
     return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
 
 

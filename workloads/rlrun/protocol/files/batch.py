@@ -248,7 +248,7 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         BatchError: the folder is missing, incomplete or of another format.
     """
     try:
-        return _read(path, indices)
+        return _read_arrays(path, indices)
     except KeyError as error:
         raise BatchError(f"cannot read the batch in {path}: it has no {error}") from None
     except Exception as error:  # of any kind: the file chooses, and another run's orchestrator may have written it
@@ -256,7 +256,7 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         raise BatchError(printable(f"cannot read the batch in {path}: {reason[0]}")) from None
 
 
-def _read(path: Path, indices: Sequence[int] | None) -> Batch:
+def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:
     document = json.loads((path / "batch.json").read_text())
     if document["format_version"] != FORMAT_VERSION:
         raise BatchError(f"it has format {document['format_version']!s:.40}, this version reads {FORMAT_VERSION}")

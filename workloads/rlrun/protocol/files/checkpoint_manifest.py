@@ -64,7 +64,7 @@ class ManifestError(ValueError):
     """Error for a checkpoint that differs from its manifest."""
 
 
-def checksum(path: Path) -> int:
+def file_checksum(path: Path) -> int:
     """CRC-32 of a file's content."""
     value = 0
     with path.open("rb") as file:
@@ -73,10 +73,10 @@ def checksum(path: Path) -> int:
     return value
 
 
-def describe(checkpoint: Path, part: Path) -> list[FileEntry]:
+def describe_part(checkpoint: Path, part: Path) -> list[FileEntry]:
     """The entries of all files below `part`, a folder inside `checkpoint`; one that is being written is none of them."""
     files = sorted(path for path in part.rglob("*") if path.suffix != TMP_SUFFIX and path.is_file())
-    return [FileEntry(str(p.relative_to(checkpoint)), p.stat().st_size, checksum(p)) for p in files]
+    return [FileEntry(str(p.relative_to(checkpoint)), p.stat().st_size, file_checksum(p)) for p in files]
 
 
 def flush_trainer_part(checkpoint: Path) -> None:
@@ -137,7 +137,7 @@ def _is_inside(path: str) -> bool:
     return bool(parts) and len(path) < _PATH_CHARACTERS and parts[0] != "/" and ".." not in parts and "\0" not in path
 
 
-def verify(checkpoint: Path, manifest: Manifest) -> None:
+def verify_files(checkpoint: Path, manifest: Manifest) -> None:
     """Compare every file with its entry, several at a time.
 
     Raises:
@@ -154,7 +154,7 @@ def check_sums(checkpoint: Path, files: Sequence[FileEntry]) -> None:
         ManifestError: a file has another checksum; names it.
     """
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda entry: checksum(checkpoint / entry.path), files)
+        found = readers.map(lambda entry: file_checksum(checkpoint / entry.path), files)
         for entry, value in zip(files, found, strict=True):
             if value != entry.crc32:
                 raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")

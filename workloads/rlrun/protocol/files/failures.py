@@ -69,11 +69,11 @@ def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
         number = refusal_number(error)
         if number is None:
             raise
-        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; {remedy(number)} and start again"
+        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; {volume_remedy(number)} and start again"
         raise RoleError(message, exit_codes.STORAGE) from error
 
 
-def remedy(number: int | None) -> str:
+def volume_remedy(number: int | None) -> str:
     """Fix for a volume that refused with this number."""
     if number in FAILING:
         return "repair the storage, or the way to it,"

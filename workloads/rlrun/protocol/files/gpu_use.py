@@ -35,21 +35,21 @@ def read_use(found: object) -> GpuUse | None:
     """The use in a document, which anybody may have written; None: there is none."""
     if not isinstance(found, Mapping):
         return None
-    gpus, used, size = (_count(found.get(name)) for name in ("gpus", "used_bytes", "size_bytes"))
+    gpus, used, size = (_read_count(found.get(name)) for name in ("gpus", "used_bytes", "size_bytes"))
     if not gpus or used is None or size is None:
         return None
-    return GpuUse(gpus, _share(found.get("utilization")), used, size, _share(found.get("idle")))
+    return GpuUse(gpus, _read_share(found.get("utilization")), used, size, _read_share(found.get("idle")))
 
 
-def mean(shares: Sequence[float]) -> float | None:
+def mean_share(shares: Sequence[float]) -> float | None:
     """Mean of shares; None: there is none."""
     return sum(shares) / len(shares) if shares else None
 
 
-def _count(value: object) -> int | None:
+def _read_count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53 else None
 
 
-def _share(value: object) -> float | None:
+def _read_share(value: object) -> float | None:
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return min(1.0, max(0.0, float(value))) if good and isinstance(value, int | float) else None

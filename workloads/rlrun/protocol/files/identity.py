@@ -71,7 +71,7 @@ def default_folder(name: str) -> str:
 
 
 def read_identity(paths: RunPaths) -> Identity | None:
-    """Name and uid of the run in a folder, as `claim` or a launcher wrote them; None: the folder is nobody's.
+    """Name and uid of the run in a folder, as `claim_identity` or a launcher wrote them; None: the folder is nobody's.
 
     Raises:
         RoleError: what is written there is damaged.
@@ -87,7 +87,7 @@ def read_identity(paths: RunPaths) -> Identity | None:
         raise RoleError(f"{paths.identity} is damaged; remove it before a role starts", exit_codes.DATA) from None
 
 
-def complete(model: type[RoleConfig], layer: Layer) -> None:
+def complete_role_file(model: type[RoleConfig], layer: Layer) -> None:
     """Fill in what a role's file left out and follows from the rest; what has no default becomes one problem with an example.
 
     Args:
@@ -98,8 +98,8 @@ def complete(model: type[RoleConfig], layer: Layer) -> None:
         RoleError: the folder's record of its run is damaged.
     """
     values = layer.values
-    _ask(model, layer)
-    _identify(layer)
+    _request_claim(model, layer)
+    _identify_run(layer)
     for name, default in DEFAULTS.items():
         if name in model.model_fields and model.model_fields[name].is_required() and name not in values:
             values[name] = copy.copy(default)
@@ -110,7 +110,7 @@ def complete(model: type[RoleConfig], layer: Layer) -> None:
                 values[name] = derived
 
 
-def claim(config: RoleT) -> RoleT:
+def claim_identity(config: RoleT) -> RoleT:
     """The configuration with the uid of its folder's run; the first role to come makes it.
 
     Raises:
@@ -130,11 +130,11 @@ def claim(config: RoleT) -> RoleT:
             identity = read_identity(paths)
     assert identity is not None
     if identity[0] != config.name:
-        raise RoleError(_another(identity[0], config.name, config.output_dir), exit_codes.CONFIGURATION)
+        raise RoleError(_other_run_error(identity[0], config.name, config.output_dir), exit_codes.CONFIGURATION)
     return config.model_copy(update={"uid": identity[1]})
 
 
-def _identify(layer: Layer) -> None:
+def _identify_run(layer: Layer) -> None:
     values = layer.values
     given = {key: values[key] for key in ("name", "uid", "output_dir") if isinstance(values.get(key), str)}
     if any(key in values and key not in given for key in ("name", "uid", "output_dir")):
@@ -148,11 +148,11 @@ def _identify(layer: Layer) -> None:
     for at, key in enumerate(("name", "uid")):
         if recorded is not None and values[key] != recorded[at]:
             origin = layer.origin((key,))
-            message = _another(recorded[at], values[key], folder)
+            message = _other_run_error(recorded[at], values[key], folder)
             layer.problems.append(Problem(origin.source, origin.path or key, message, origin.line))
 
 
-def _another(there: str, here: str, folder: Path | str) -> str:
+def _other_run_error(there: str, here: str, folder: Path | str) -> str:
     return f"got {here!r}, but the run in {folder} is {there!r}; write that, or choose another output_dir"
 
 
@@ -162,7 +162,7 @@ def _name_of(folder: Path) -> str:
     return name if re.match(r"[a-z]", name) else f"{DEFAULT_NAME}-{name}"[:40].rstrip("-")
 
 
-def _ask(model: type[RoleConfig], layer: Layer) -> None:
+def _request_claim(model: type[RoleConfig], layer: Layer) -> None:
     values = layer.values
     source = {"RL": "environments", "SFT": "data"}.get(str(values.get("task", "RL")))
     wanted = [name for name in ("model", source) if name in model.model_fields]

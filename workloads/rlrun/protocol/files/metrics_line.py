@@ -25,7 +25,7 @@ def metrics_lines(path: Path) -> Iterator[tuple[bytes, MetricsLine | None]]:
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n") and line.strip():
-                yield line, _parse(line)
+                yield line, _parse_line(line)
 
 
 def read_metrics(path: Path) -> tuple[list[MetricsLine], list[bytes]]:
@@ -69,7 +69,7 @@ def _first_bytes(path: Path, count: int) -> Iterator[bytes]:
             yield chunk
 
 
-def _parse(line: bytes) -> MetricsLine | None:
+def _parse_line(line: bytes) -> MetricsLine | None:
     try:
         document = json.loads(line)
     except ValueError:

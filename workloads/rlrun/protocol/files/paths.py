@@ -43,7 +43,7 @@ class JournalSegment:
     path: Path
 
 
-def _artifacts(folder: Path, pattern: re.Pattern[str]) -> list[Artifact]:
+def _list_artifacts(folder: Path, pattern: re.Pattern[str]) -> list[Artifact]:
     if not folder.is_dir():
         return []
     found = [(pattern.match(path.name), path) for path in folder.iterdir()]
@@ -52,7 +52,7 @@ def _artifacts(folder: Path, pattern: re.Pattern[str]) -> list[Artifact]:
 
 def artifacts_in_steps(folder: Path) -> list[Artifact]:
     """All `step_*` folders of `folder` without `.tmp`, such as the batches of another run, in order of step and attempt."""
-    return _artifacts(folder, _STEP)
+    return _list_artifacts(folder, _STEP)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class RunPaths:
 
     def batches_on_disk(self) -> list[Artifact]:
         """All batch folders without `.tmp`, of any attempt, in order of step and attempt."""
-        return _artifacts(self.rollouts, _STEP)
+        return _list_artifacts(self.rollouts, _STEP)
 
     def journal_on_disk(self) -> list[JournalSegment]:
         """All files of the journal, of any attempt, in the order in which they were written."""
@@ -202,15 +202,15 @@ class RunPaths:
 
     def versions_on_disk(self) -> list[Artifact]:
         """All weight folders with `COMPLETE`, of any attempt, in order of version and attempt."""
-        return [a for a in _artifacts(self.weights, _WEIGHTS) if (a.path / COMPLETE).exists()]
+        return [a for a in _list_artifacts(self.weights, _WEIGHTS) if (a.path / COMPLETE).exists()]
 
     def deltas_on_disk(self) -> list[Artifact]:
         """All folders of what differs, with `COMPLETE`, of any attempt, in order of version and attempt."""
-        return [a for a in _artifacts(self.weights, _DELTA) if (a.path / COMPLETE).exists()]
+        return [a for a in _list_artifacts(self.weights, _DELTA) if (a.path / COMPLETE).exists()]
 
     def checkpoints_on_disk(self) -> list[Artifact]:
         """All checkpoint folders, complete or not, of any attempt, in order of step and attempt."""
-        return _artifacts(self.checkpoints, _STEP)
+        return _list_artifacts(self.checkpoints, _STEP)
 
     def traced_steps(self) -> list[int]:
         """Steps with a trace, ascending."""

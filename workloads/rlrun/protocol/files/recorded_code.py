@@ -54,24 +54,24 @@ def check_recorded_code(
 def note_started_run(root: Path, config: RunConfig, variables: Mapping[str, str] = os.environ) -> None:
     """Note in the user's cache that this user has started a run in a folder of this machine; without a cache nothing is noted."""
     with suppress(OSError, RuntimeError):
-        folder = _notes(variables)
+        folder = _code_notes(variables)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _name(root, config)).touch()
+        (folder / _code_name(root, config)).touch()
 
 
 def is_own_run(root: Path, variables: Mapping[str, str] = os.environ) -> bool:
     """True if this user has started the run in a folder on this machine, with the code that its configuration names now."""
     with suppress(OSError, RuntimeError, ConfigError):
         config = load_file(RunConfig, RunPaths(root).run_json)
-        return (_notes(variables) / _name(root, config)).is_file()
+        return (_code_notes(variables) / _code_name(root, config)).is_file()
     return False
 
 
-def _notes(variables: Mapping[str, str]) -> Path:
+def _code_notes(variables: Mapping[str, str]) -> Path:
     return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlrun" / "started"
 
 
-def _name(root: Path, config: RunConfig) -> str:
+def _code_name(root: Path, config: RunConfig) -> str:
     code = [[one.field, one.value] for one in code_of_run(config)]
     parts = [str(root.resolve()), config.trainer.uid, code]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -10,7 +10,7 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.durable import make_folder, make_private_folder, write_bytes
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.volume_faults import RefusedError, size, trouble_at, trouble_of
+from rlrun.protocol.files.volume_faults import RefusedError, show_size, trouble_at, trouble_of
 from rlrun.runtime import exit_codes
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
@@ -42,7 +42,8 @@ def check_writable(root: Path, *, remedy: str, private: bool = False) -> None:
         raise RoleError(f"cannot write to {root}: {error.strerror}; {remedy}", exit_codes.STORAGE) from None
     if (trouble := trouble_at(root, least=MIN_FREE_BYTES)) is not None:
         raise RefusedError(
-            f"{trouble.text}; a run in {root} needs at least {size(MIN_FREE_BYTES)}: make space or {remedy}", trouble
+            f"{trouble.text}; a run in {root} needs at least {show_size(MIN_FREE_BYTES)}: make space or {remedy}",
+            trouble,
         )
 
 
@@ -90,13 +91,13 @@ def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) ->
     for field, label in (("name", "metadata.name"), ("model", "spec.model")):
         if getattr(before, field) != getattr(now, field):
             raise RoleError(
-                f"{label} is another one than that of the run in {before.output_dir}: {_shown(getattr(before, field))} there, "
-                f"{_shown(getattr(now, field))} here; {remedy}",
+                f"{label} is another one than that of the run in {before.output_dir}: {_show_path(getattr(before, field))} there, "
+                f"{_show_path(getattr(now, field))} here; {remedy}",
                 exit_codes.CONFIGURATION,
             )
 
 
-def _shown(value: object) -> str:
+def _show_path(value: object) -> str:
     dump = getattr(value, "model_dump", None)
     if dump is None:
         return repr(value)

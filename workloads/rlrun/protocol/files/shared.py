@@ -98,7 +98,7 @@ def state_file(host: RunPaths, guest: str) -> Path:
     return host.shared / guest / _STATE
 
 
-def ask(host: RunPaths, join: Join) -> None:
+def write_request(host: RunPaths, join: Join) -> None:
     """Write the request, in one step; an older one of this guest is replaced."""
     write_bytes(join_file(host, join.run), (join.model_dump_json(indent=1) + "\n").encode())
 
@@ -108,7 +108,7 @@ def take_back(host: RunPaths, guest: str) -> None:
     join_file(host, guest).unlink(missing_ok=True)
 
 
-def requests(host: RunPaths) -> list[Join]:
+def read_requests(host: RunPaths) -> list[Join]:
     """The requests that are there, by name; a file that is none, or names another run, is left out.
 
     Raises:
@@ -125,7 +125,7 @@ def requests(host: RunPaths) -> list[Join]:
     return found
 
 
-def answer(host: RunPaths, state: SharedState) -> None:
+def write_answer(host: RunPaths, state: SharedState) -> None:
     """Write the state, in one step."""
     write_bytes(state_file(host, state.run), (state.model_dump_json(indent=1) + "\n").encode())
 

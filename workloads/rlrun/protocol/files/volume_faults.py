@@ -66,7 +66,7 @@ def may_pass(error: RoleError) -> bool:
     return isinstance(error, RefusedError) or refusal_number(error) is not None
 
 
-def pauses() -> Iterator[float]:
+def retry_pauses() -> Iterator[float]:
     """Seconds to wait before each new try, without an end."""
     for tries in itertools.count(1):
         yield backoff(tries, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
@@ -87,7 +87,7 @@ def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
         return Trouble("StorageReadOnly", "the volume is read-only")
     if number == errno.EDQUOT:
         return Trouble("StorageFull", "the volume's quota is used up")
-    return Trouble("StorageFull", f"the volume is full{_free(_statvfs(folder))}")
+    return Trouble("StorageFull", f"the volume is full{_free_bytes(_volume_statistics(folder))}")
 
 
 def trouble_at(folder: Path, *, least: int) -> Trouble | None:
@@ -97,14 +97,14 @@ def trouble_at(folder: Path, *, least: int) -> Trouble | None:
         folder: on the volume; it need not exist.
         least: with fewer free bytes than this the volume is full.
     """
-    state = _statvfs(folder)
+    state = _volume_statistics(folder)
     if state is None:
         return None
     if state.f_flag & os.ST_RDONLY:
         return Trouble("StorageReadOnly", "the volume is read-only")
     no_space = state.f_blocks > 0 and state.f_bavail * state.f_frsize < least
     if no_space or _without_inodes(state):
-        return Trouble("StorageFull", f"the volume is full{_free(state)}")
+        return Trouble("StorageFull", f"the volume is full{_free_bytes(state)}")
     return None
 
 
@@ -170,7 +170,7 @@ class Volume:
         self, doing: str, act: Callable[[], _T], *, blocks: bool = True, wait: Callable[[float], object] = time.sleep
     ) -> _T:
         """Repeat `attempt` until the volume takes it; what `wait` raises ends that, and so does a `RoleError` of `attempt`."""
-        for pause in pauses():
+        for pause in retry_pauses():
             with suppress(RefusedError):
                 return self.attempt(doing, act, blocks=blocks)
             wait(pause)
@@ -199,7 +199,7 @@ class Volume:
         """Record that the volume has refused this; `trouble` reports it until it is accepted."""
         with self._lock:
             known = self._refused.get(doing)
-            self._refused[doing] = trouble, _now() if known is None else known[1]
+            self._refused[doing] = trouble, _now_text() if known is None else known[1]
         if known is None and doing != _LOOKING:
             self._say(f"cannot {doing}: {trouble.text}; it is tried again")
 
@@ -221,11 +221,11 @@ class Volume:
             slow = [(doing, now - began) for doing, began in self._uses.values() if now - began >= SLOW_SECONDS]
         for doing, (trouble, since) in refused:
             if trouble.blocks:
-                return _told(doing, trouble, since)
+                return _trouble_message(doing, trouble, since)
         if slow:
             doing, seconds = max(slow, key=lambda use: use[1])
-            return _told(doing, Trouble("StorageSlow", "the volume does not answer"), _now(seconds))
-        return _told(refused[0][0], *refused[0][1]) if refused else None
+            return _trouble_message(doing, Trouble("StorageSlow", "the volume does not answer"), _now_text(seconds))
+        return _trouble_message(refused[0][0], *refused[0][1]) if refused else None
 
     # ---- looking
 
@@ -233,7 +233,7 @@ class Volume:
         """Ask the volume how it is; may hang as long as the volume does."""
         with self.using(_LOOKING):
             trouble = trouble_at(self.root, least=self.least)
-            state = _statvfs(self.root)
+            state = _volume_statistics(self.root)
         known = state is not None and state.f_blocks > 0
         self.space = (state.f_bavail * state.f_frsize, state.f_blocks * state.f_frsize) if state and known else None
         if trouble is None:
@@ -258,7 +258,7 @@ class Volume:
 
 
 @contextmanager
-def watched(volume: Volume) -> Iterator[None]:
+def watch_volume(volume: Volume) -> Iterator[None]:
     """Look at the volume now and then during the block."""
     volume.watch()
     try:
@@ -267,16 +267,16 @@ def watched(volume: Volume) -> Iterator[None]:
         volume.close()
 
 
-def _told(doing: str, trouble: Trouble, since: str) -> Trouble:
+def _trouble_message(doing: str, trouble: Trouble, since: str) -> Trouble:
     what = "" if doing == _LOOKING else f"; cannot {doing}"
     return replace(trouble, text=f"{trouble.text}{what} since {since}")
 
 
-def _now(ago: float = 0.0) -> str:
+def _now_text(ago: float = 0.0) -> str:
     return time.strftime("%H:%M:%S UTC", time.gmtime(time.time() - ago))
 
 
-def _statvfs(folder: Path) -> os.statvfs_result | None:
+def _volume_statistics(folder: Path) -> os.statvfs_result | None:
     for place in (folder, *folder.parents):
         try:
             return os.statvfs(place)
@@ -291,15 +291,15 @@ def _without_inodes(state: os.statvfs_result) -> bool:
     return state.f_files > 0 and state.f_favail == 0
 
 
-def _free(state: os.statvfs_result | None) -> str:
+def _free_bytes(state: os.statvfs_result | None) -> str:
     if state is None or not state.f_blocks:
         return ""
     if _without_inodes(state):
         return f": no inodes are left of {state.f_files}"
-    return f": {size(state.f_bavail * state.f_frsize)} free of {size(state.f_blocks * state.f_frsize)}"
+    return f": {show_size(state.f_bavail * state.f_frsize)} free of {show_size(state.f_blocks * state.f_frsize)}"
 
 
-def size(count: int) -> str:
+def show_size(count: int) -> str:
     """Bytes for a person, with at most two significant digits after the first unit: `12 MiB`, `9.5 GiB`."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):

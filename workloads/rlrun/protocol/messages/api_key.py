@@ -35,7 +35,7 @@ def guest_key(guest: str, key: str, proof: str) -> str:
     return f"{_GUEST.decode()}.{guest}.{key}.{proof}"
 
 
-def caller(authorization: Sequence[str | bytes], api_key: str) -> str | None:
+def calling_guest(authorization: Sequence[str | bytes], api_key: str) -> str | None:
     """Name of the guest whose key a request carries; the empty name: the key is the run's own; None: it is neither.
 
     Args:
@@ -46,7 +46,7 @@ def caller(authorization: Sequence[str | bytes], api_key: str) -> str | None:
         return ""
     if len(authorization) != 1:
         return None
-    scheme, given = _given(authorization[0])
+    scheme, given = _given_key(authorization[0])
     kind, _, rest = given.partition(b".")
     parts = rest.rsplit(b".", 2)
     if scheme.lower() != _SCHEME or kind != _GUEST or len(parts) != 3:
@@ -70,12 +70,12 @@ def holds_key(authorization: Sequence[str | bytes], api_key: str) -> bool:
     """
     if len(authorization) != 1:
         return False
-    scheme, given = _given(authorization[0])
+    scheme, given = _given_key(authorization[0])
     # Digests have equal lengths: the comparison reveals nothing about the key, not even how long it is.
     digests = (hashlib.sha256(part).digest() for part in (given, api_key.encode()))
     return scheme.lower() == _SCHEME and hmac.compare_digest(*digests)
 
 
-def _given(value: str | bytes) -> tuple[bytes, bytes]:
+def _given_key(value: str | bytes) -> tuple[bytes, bytes]:
     scheme, _, given = (value if isinstance(value, bytes) else value.encode(errors="surrogatepass")).partition(b" ")
     return scheme, given.strip()

@@ -134,7 +134,7 @@ def root_ranks(world_size: int) -> list[int]:
     return [number * world_size // count for number in range(count)]
 
 
-def checksum(checksums: Iterable[int]) -> int:
+def version_checksum(checksums: Iterable[int]) -> int:
     """Checksum of a version: CRC-32 of those of its buckets, in order, so that buckets in another order have another one."""
     return zlib.crc32(b"".join(one.to_bytes(4, "little") for one in checksums))
 
@@ -155,7 +155,7 @@ class Estimate:
     """Time from the first byte to the last, for any number of engines: a broadcast is passed on while it comes in."""
 
 
-def estimate(
+def estimate_hand_over(
     buckets: Sequence[Bucket],
     *,
     send_bytes_per_second: float,

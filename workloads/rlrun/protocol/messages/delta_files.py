@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlrun.config.base import Config
-from rlrun.protocol.messages.buckets import Bucket, TensorInfo, checksum, plan_buckets
+from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets, version_checksum
 
 MANIFEST = "delta.json"
 
@@ -45,7 +45,7 @@ class DeltaFiles(Config):
     @property
     def checksum(self) -> int:
         """Checksum of the version."""
-        return checksum(self.checksums)
+        return version_checksum(self.checksums)
 
     @property
     def sent(self) -> int:

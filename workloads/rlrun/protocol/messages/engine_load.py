@@ -39,7 +39,7 @@ class EngineLoad(BaseModel):
     def text(self) -> str:
         """JSON for an annotation, of a few digits."""
         values = self.model_dump()
-        return type(self)(**{name: _rounded(value) for name, value in values.items()}).model_dump_json()
+        return type(self)(**{name: _round_load(value) for name, value in values.items()}).model_dump_json()
 
 
 def parse_load(text: str | None) -> EngineLoad | None:
@@ -52,5 +52,5 @@ def parse_load(text: str | None) -> EngineLoad | None:
         return None
 
 
-def _rounded(value: float) -> float:
+def _round_load(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.4g}")

@@ -47,7 +47,7 @@ def of_status(protocol: object, release: object) -> Speaker:
     return Speaker(protocol, str(release)) if isinstance(protocol, int) else BEFORE
 
 
-def mismatch(engine: Speaker, orchestrator: Speaker) -> str | None:
+def explain_mismatch(engine: Speaker, orchestrator: Speaker) -> str | None:
     """Reason why the two cannot work together; None: they can."""
     if engine.protocol == orchestrator.protocol:
         return None

@@ -30,7 +30,7 @@ class PackedError(ValueError):
     """The bytes are no such document."""
 
 
-def integers(values: Sequence[int]) -> array[int]:
+def integer_column(values: Sequence[int]) -> array[int]:
     """A column of 32-bit integers.
 
     Raises:
@@ -40,11 +40,11 @@ def integers(values: Sequence[int]) -> array[int]:
     return values if isinstance(values, array) and values.typecode == INTEGERS else array(INTEGERS, values)
 
 
-def pack(head: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
+def pack_document(head: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
     """A document; `columns` are of the types above."""
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ITEM)
-    return b"".join([_LENGTH.pack(len(text)), text, *map(_swapped, columns)])
+    return b"".join([_LENGTH.pack(len(text)), text, *map(_swap_bytes, columns)])
 
 
 class Reader:
@@ -103,7 +103,7 @@ class Reader:
             raise PackedError(f"{len(self._data) - self._place} bytes follow the last column")
 
 
-def _swapped(values: Column) -> bytes | memoryview:
+def _swap_bytes(values: Column) -> bytes | memoryview:
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()

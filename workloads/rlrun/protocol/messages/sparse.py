@@ -41,7 +41,7 @@ class _Coding(IntEnum):
 _GAPS: dict[_Coding, np.dtype[Any]] = {_Coding.GAPS8: np.dtype("<u1"), _Coding.GAPS16: np.dtype("<u2")}
 
 
-def encode(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
+def encode_difference(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
     """The difference of two versions; empty if they are the same, None if it has more bytes than `most`.
 
     Args:
@@ -51,21 +51,21 @@ def encode(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
     """
     found: list[bytes] = []
     size, changed = 0, False
-    for old, now in zip(_blocks(base), _blocks(new), strict=True):
+    for old, now in zip(_split_blocks(base), _split_blocks(new), strict=True):
         places = np.flatnonzero(old != now)
         changed |= bool(len(places))
-        found.append(_block(places, now))
+        found.append(_encode_block(places, now))
         size += len(found[-1])
         if size > most and changed:
             return None
     return np.frombuffer(bytearray().join(found) if changed else bytearray(), np.uint8)
 
 
-def apply(delta: Bytes, body: Bytes) -> None:
+def apply_difference(delta: Bytes, body: Bytes) -> None:
     """Make the new version out of the base in place.
 
     Args:
-        delta: of `encode`.
+        delta: of `encode_difference`.
         body: the base, writable; undefined after an error.
 
     Raises:
@@ -74,7 +74,7 @@ def apply(delta: Bytes, body: Bytes) -> None:
     if not len(delta):
         return
     content, offset = delta.tobytes(), 0
-    for words in _blocks(body):
+    for words in _split_blocks(body):
         try:
             offset = _apply_block(content, offset, words)
         except (ValueError, struct.error, IndexError) as error:
@@ -83,19 +83,19 @@ def apply(delta: Bytes, body: Bytes) -> None:
         raise DeltaError(f"the difference has {len(content)} bytes, of which the bucket takes {offset}")
 
 
-def _blocks(body: Bytes) -> Iterator[NDArray[np.unsignedinteger]]:
+def _split_blocks(body: Bytes) -> Iterator[NDArray[np.unsignedinteger]]:
     words = body.view("<u2" if len(body) % 2 == 0 else "<u1")
     for start in range(0, len(words), BLOCK_WORDS):
         yield words[start : start + BLOCK_WORDS]
 
 
-def _block(places: NDArray[np.int64], words: NDArray[np.unsignedinteger]) -> bytes:
+def _encode_block(places: NDArray[np.int64], words: NDArray[np.unsignedinteger]) -> bytes:
     """One block in the smallest coding."""
     width, count = words.itemsize, len(places)
     if count > len(words) // 2:
         return _HEAD.pack(_Coding.WHOLE, len(words), 0) + words.tobytes()
     gaps = np.diff(places, prepend=-1) - 1
-    escapes = {coding: int(np.count_nonzero(gaps >= _escape(coding))) for coding in _GAPS}
+    escapes = {coding: int(np.count_nonzero(gaps >= _escape_value(coding))) for coding in _GAPS}
     sizes = {coding: count * _GAPS[coding].itemsize + 4 * many for coding, many in escapes.items()}
     sizes[_Coding.BITMAP] = -(-len(words) // 8)
     coding = min(sizes, key=lambda one: (sizes[one], one))
@@ -106,12 +106,12 @@ def _block(places: NDArray[np.int64], words: NDArray[np.unsignedinteger]) -> byt
         mask = np.zeros(len(words), np.bool_)
         mask[places] = True
         return _HEAD.pack(coding, count, 0) + np.packbits(mask).tobytes() + values
-    large = gaps[gaps >= _escape(coding)].astype("<u4").tobytes()
-    short: bytes = np.minimum(gaps, _escape(coding)).astype(_GAPS[coding]).tobytes()
+    large = gaps[gaps >= _escape_value(coding)].astype("<u4").tobytes()
+    short: bytes = np.minimum(gaps, _escape_value(coding)).astype(_GAPS[coding]).tobytes()
     return _HEAD.pack(coding, count, escapes[coding]) + short + large + values
 
 
-def _escape(coding: _Coding) -> int:
+def _escape_value(coding: _Coding) -> int:
     return int(np.iinfo(_GAPS[coding]).max)
 
 
@@ -132,7 +132,7 @@ def _apply_block(content: bytes, offset: int, words: NDArray[np.unsignedinteger]
     else:
         gaps = np.frombuffer(content, _GAPS[coding], count, offset).astype(np.int64)
         offset += count * _GAPS[coding].itemsize
-        gaps[gaps == _escape(coding)] = np.frombuffer(content, "<u4", escapes, offset)
+        gaps[gaps == _escape_value(coding)] = np.frombuffer(content, "<u4", escapes, offset)
         places, offset = np.cumsum(gaps + 1) - 1, offset + 4 * escapes
     if len(places) != count or (count and places[-1] >= len(words)):
         raise ValueError(f"{len(places)} places, {count} changed words of {len(words)}")

@@ -38,7 +38,7 @@ def start_times(metrics: Mapping[str, float]) -> dict[str, float] | None:
         return None
     wait = metrics.get("time/wait_for_batch", 0.0)
     found["batch"], found["step"] = wait, metrics.get("time/step", wait) - wait
-    return _sound(found)
+    return _valid_durations(found)
 
 
 def start_text(seconds: Mapping[str, float]) -> str:
@@ -52,10 +52,10 @@ def parse_start(text: str | None) -> dict[str, float]:
         found = json.loads(text or "{}")
     except ValueError:
         return {}
-    return _sound(found) if isinstance(found, dict) else {}
+    return _valid_durations(found) if isinstance(found, dict) else {}
 
 
-def _sound(found: Mapping[str, object]) -> dict[str, float]:
+def _valid_durations(found: Mapping[str, object]) -> dict[str, float]:
     """Durations of known phases, in order; one below zero, of a clock that was set back, is zero."""
     sound: dict[str, float] = {}
     for name in PHASES:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlrun.config.base import Config
-from rlrun.protocol.messages.buckets import Bucket, TensorInfo, checksum, plan_buckets
+from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets, version_checksum
 
 TRANSFERS = "/rlrun/trainer/transfers"
 Backend = Literal["nccl", "gloo"]
@@ -101,7 +101,7 @@ class TransferOffer(Config):
 
     def about(self) -> str:
         """Size and checksum, the same in the logs of both sides."""
-        about = f"{self.size / 2**30:.2f} GiB in {len(self.checksums)} buckets, checksum {checksum(self.checksums):08x}"
+        about = f"{self.size / 2**30:.2f} GiB in {len(self.checksums)} buckets, checksum {version_checksum(self.checksums):08x}"
         if self.difference is None:
             return about
         return f"{about}; sent as {self.sent} of {self.size} bytes, what differs from {self.difference.base:08x}"

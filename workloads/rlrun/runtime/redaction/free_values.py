@@ -2,7 +2,7 @@
 
 The schema fixes the form of most fields of a run. Other places take any text: arguments of environments, variables, annotations, a pod
 template, arguments of engines. A secret can have any form there. So only values of known names are shown, and values that cannot be one:
-numbers, booleans, quantities. `rlrun.runtime.redact.configuration` hides all others.
+numbers, booleans, quantities. `rlrun.runtime.redact.redact_configuration` hides all others.
 """
 
 from __future__ import annotations

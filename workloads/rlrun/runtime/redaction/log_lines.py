@@ -31,4 +31,4 @@ class LogLines:
             return redact.REMOVED
         if _BEGIN.search(line) and not _END.search(line):
             self._within = _KEY_LINES
-        return printable(redact.text(line, self._known), lines=True)
+        return printable(redact.redact_text(line, self._known), lines=True)

@@ -99,7 +99,7 @@ SHAPES: tuple[Shape, ...] = (
 )  # fmt: skip
 
 
-def _pattern() -> str:
+def _compile_shapes() -> str:
     """Return all shapes as one pattern.
 
     Those at the start of a word share one `\\b`: the engine skips a branch by its first letter only if the branch starts with it.
@@ -113,5 +113,5 @@ def _pattern() -> str:
     return rf"\b(?:{'|'.join(words)})|{'|'.join(others)}"
 
 
-ANY = re.compile(_pattern(), re.DOTALL)
+ANY = re.compile(_compile_shapes(), re.DOTALL)
 """Any of them."""

@@ -60,7 +60,7 @@ class TensorBoardTracker:
         for tag, found in record.histograms.items():
             values.append(self._summary.Summary.Value(tag=tag, histo=self._histogram(found)))
         for tag, rows in record.samples.items():
-            values.append(self._text(tag, _markdown(rows)))
+            values.append(self._text(tag, _markdown_table(rows)))
         self._put_values(step, record.time or time.time(), values)
 
     def flush(self) -> None:
@@ -108,10 +108,10 @@ class TensorBoardTracker:
         )
 
 
-def _markdown(rows: Sequence[SampleRow]) -> str:
+def _markdown_table(rows: Sequence[SampleRow]) -> str:
     head = "|" + "|".join(SampleRow.COLUMNS) + "|\n|" + "---|" * len(SampleRow.COLUMNS) + "\n"
-    return head + "".join("|" + "|".join(map(_cell, row.cells())) + "|\n" for row in rows)
+    return head + "".join("|" + "|".join(map(_table_cell, row.cells())) + "|\n" for row in rows)
 
 
-def _cell(value: object) -> str:
+def _table_cell(value: object) -> str:
     return str(value).replace("\\", "\\\\").replace("|", "\\|").replace("\n", "<br>")

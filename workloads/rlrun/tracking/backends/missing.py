@@ -32,7 +32,9 @@ def missing_package(tracker: str, error: ImportError | None = None, *, in_image:
     return f"needs the package {package}, which is not installed{why}; install it: {install_extras(tracker)}"
 
 
-def problems(config: TrackingConfig, environ: Mapping[str, str], *, in_image: bool = False) -> list[tuple[str, str]]:
+def missing_trackers(
+    config: TrackingConfig, environ: Mapping[str, str], *, in_image: bool = False
+) -> list[tuple[str, str]]:
     """Trackers that cannot work on this machine, and why: a package, an address or a key is missing. Imports none of them.
 
     Args:

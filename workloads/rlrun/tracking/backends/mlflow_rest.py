@@ -34,11 +34,13 @@ def metric_key(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
-def flattened(value: object, path: str = "") -> dict[str, str]:
+def flatten_document(value: object, path: str = "") -> dict[str, str]:
     """Leaves of a document as text, by dotted path."""
     if isinstance(value, Mapping) and value:
         return {
-            k: v for name, inner in value.items() for k, v in flattened(inner, f"{path}.{name}".lstrip(".")).items()
+            k: v
+            for name, inner in value.items()
+            for k, v in flatten_document(inner, f"{path}.{name}".lstrip(".")).items()
         }
     return {path: (value if isinstance(value, str) else json.dumps(value))[:_PARAMETER_CHARACTERS]}
 
@@ -58,7 +60,7 @@ class MlflowTracker:
         self._uri = uri.rstrip("/")
         self._experiment = config.experiment or environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_EXPERIMENT
         self._name = config.name
-        self._headers = {"Content-Type": "application/json"} | _credentials(environ)
+        self._headers = {"Content-Type": "application/json"} | _read_credentials(environ)
         self._run_id, self._artifacts = "", ""
         self._metrics: list[dict[str, object]] = []
 
@@ -76,7 +78,7 @@ class MlflowTracker:
             wanted = {
                 "experiment_id": experiment,
                 "run_name": self._name or run.name,
-                "start_time": _now(),
+                "start_time": _now_milliseconds(),
                 "tags": tags,
             }
             info = self._part(self._call("runs/create", wanted), "run", "info")
@@ -96,7 +98,7 @@ class MlflowTracker:
         return str(self._call("experiments/create", {"name": self._experiment}).get("experiment_id"))
 
     def _describe(self, run: TrackedRun) -> None:
-        parameters = [{"key": metric_key(k), "value": v} for k, v in flattened(run.config).items()]
+        parameters = [{"key": metric_key(k), "value": v} for k, v in flatten_document(run.config).items()]
         for start in range(0, len(parameters), _MOST_PARAMETERS):
             self._call(
                 "runs/log-batch", {"run_id": self._run_id, "params": parameters[start : start + _MOST_PARAMETERS]}
@@ -125,7 +127,7 @@ class MlflowTracker:
     def close(self, *, complete: bool) -> None:
         """See `Tracker.close`."""
         status = "FINISHED" if complete else "KILLED"
-        self._call("runs/update", {"run_id": self._run_id, "status": status, "end_time": _now()})
+        self._call("runs/update", {"run_id": self._run_id, "status": status, "end_time": _now_milliseconds()})
 
     def _write(self, path: str, content: bytes) -> None:
         """Keep a file with the run, where the server keeps files itself."""
@@ -195,7 +197,7 @@ class _AnswerError(TrackerError):
         super().__init__(f"MLflow at {uri} refuses: {error.code} {said}{fix}")
 
 
-def _credentials(environ: Mapping[str, str]) -> dict[str, str]:
+def _read_credentials(environ: Mapping[str, str]) -> dict[str, str]:
     if token := environ.get("MLFLOW_TRACKING_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
     user, password = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_PASSWORD")
@@ -204,5 +206,5 @@ def _credentials(environ: Mapping[str, str]) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
-def _now() -> int:
+def _now_milliseconds() -> int:
     return int(time.time() * 1000)

@@ -17,7 +17,7 @@ _HEADER = 7
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
-def messages(content: bytes) -> Iterator[bytes]:
+def read_messages(content: bytes) -> Iterator[bytes]:
     """Whole records of a log's content, in order."""
     position, parts = _PREAMBLE, list[bytes]()
     while position + _HEADER <= len(content):
@@ -36,11 +36,11 @@ def messages(content: bytes) -> Iterator[bytes]:
         position = end
 
 
-def history(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+def read_history(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Rows of a run's history in a log: number, and values by name."""
     from wandb.proto import wandb_internal_pb2
 
-    for message in messages(path.read_bytes()):
+    for message in read_messages(path.read_bytes()):
         record = wandb_internal_pb2.Record()
         record.ParseFromString(message)
         if record.HasField("history"):
@@ -52,5 +52,5 @@ def rows_of(paths: Iterable[Path], *, limit: int) -> int:
     """Rows from 0 that the logs have without a gap; at most `limit`."""
     if not limit:
         return 0
-    found = {number for path in paths for number, _ in history(path)}
+    found = {number for path in paths for number, _ in read_history(path)}
     return next((number for number in range(limit) if number not in found), limit)

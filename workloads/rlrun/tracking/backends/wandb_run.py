@@ -64,7 +64,7 @@ class WandbTracker:
                 tags=list(config.tags) or None, config=dict(run.config), allow_val_change=True, settings=settings,
             )  # fmt: skip
         except Exception as error:
-            raise TrackerError(_reason(error)) from None
+            raise TrackerError(_error_reason(error)) from None
         self._run.define_metric("*", step_metric="step")
         if not self._offline:
             rows = int(self._run.starting_step)
@@ -99,7 +99,7 @@ class WandbTracker:
         self._run.finish(exit_code=0 if complete else 1)
 
 
-def _reason(error: Exception) -> str:
+def _error_reason(error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     fix = (
         "; set WANDB_API_KEY (in a cluster: tracking.wandb.secretRef), or tracking.wandb.offline: true"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.shared import channel_of
-from rlrun.protocol.messages.api_key import caller
+from rlrun.protocol.messages.api_key import calling_guest
 from rlrun.protocol.messages.channel import GONE
 from rlrun.protocol.messages.endpoints import TRAINER_READY
 from rlrun.runtime import exit_codes
@@ -99,7 +99,7 @@ class ChannelServer:
         # A probe carries no key and is no contact.
         keyless = request.method in ("GET", "HEAD") and request.path == TRAINER_READY
         if not keyless:
-            who = caller(request.headers.getall("Authorization", ()), self._key)
+            who = calling_guest(request.headers.getall("Authorization", ()), self._key)
             if who is None:
                 return refuse_request(401, "wrong or missing API key")
             if who and not request.path.startswith(f"{channel_of(who)}/"):

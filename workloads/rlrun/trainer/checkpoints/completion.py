@@ -19,7 +19,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     FileEntry,
     Manifest,
     check_sizes,
-    describe,
+    describe_part,
     flush_trainer_part,
     remove_trainer_part,
     write_manifest,
@@ -153,7 +153,9 @@ class Completer:
         doing = f"complete the checkpoint of step {step}"
         part = path / ORCHESTRATOR_PART
         theirs = (
-            self._volume.insist(doing, lambda: describe(path, part), blocks=False) if self._with_orchestrator else []
+            self._volume.insist(doing, lambda: describe_part(path, part), blocks=False)
+            if self._with_orchestrator
+            else []
         )
         for name, entries in ((TRAINER_PART, files), (ORCHESTRATOR_PART, theirs)):
             if not entries and (name == TRAINER_PART or self._with_orchestrator):

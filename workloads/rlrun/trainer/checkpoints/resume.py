@@ -27,7 +27,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     ManifestError,
     complete_checkpoints,
     read_manifest,
-    verify,
+    verify_files,
 )
 from rlrun.protocol.files.failures import FAILING, RoleError, refusal_number, storage_errors
 from rlrun.protocol.files.paths import Artifact, RunPaths
@@ -74,7 +74,7 @@ def choose_base(
     with_orchestrator: bool,
     required: bool = False,
     log: Callable[[str], None] = print,
-    check: Verify = verify,
+    check: Verify = verify_files,
     beginning: Beginning | None = None,
 ) -> Base | None:
     """Newest complete checkpoint of the newest attempt's lineage that matches its manifest; None: start from the model.
@@ -143,7 +143,7 @@ def choose_base(
 
 
 def choose_origin(
-    paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str], None] = print, check: Verify = verify
+    paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str], None] = print, check: Verify = verify_files
 ) -> Origin | None:
     """The checkpoint of another run that `resume.from_run` names; None: start from the model.
 
@@ -216,7 +216,7 @@ def start_attempt(
     with_orchestrator: bool,
     required: bool = False,
     log: Callable[[str], None],
-    check: Verify = verify,
+    check: Verify = verify_files,
     beginning: Beginning | None = None,
 ) -> Attempt:
     """Decide from the disk where an attempt starts, and write its file; called on rank 0 alone.

@@ -66,7 +66,7 @@ def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None
         ended_trainer=True,
     )
     with suppress(OSError):  # the end comes anyway
-        shared.answer(host, state)
+        shared.write_answer(host, state)
 
 
 def error_mark(error: BaseException) -> int:

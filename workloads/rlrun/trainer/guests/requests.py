@@ -71,7 +71,7 @@ class Guests:
             return
         self._looked = time.monotonic()
         try:
-            self._requests = shared.requests(self._paths)
+            self._requests = shared.read_requests(self._paths)
         except OSError as error:  # a volume that does not answer for a moment makes no run leave
             logger.warning(f"cannot list {self._paths.shared}: {error}")
 
@@ -151,7 +151,7 @@ class Guests:
             exit_code=exit_code,
         )
         with storage_errors(self._paths.shared, "answer a run"):
-            shared.answer(self._paths, told)
+            shared.write_answer(self._paths, told)
 
     def _proof(self, run: str, attempt: int) -> str:
         """Confirmation of the key that the request was made with; none where the request was taken back meanwhile."""

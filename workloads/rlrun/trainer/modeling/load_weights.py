@@ -16,7 +16,7 @@ from transformers.utils.hub import cached_file
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
 from rlrun.fit.kernel_table import Feature
-from rlrun.hub.repository import shown
+from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
@@ -172,7 +172,7 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
         if packed_attention.NAME in str(error):
             reason = "its code takes no attention function but its own"
         raise RoleError(
-            f"model {shown(source)}: models of type {architecture.model_type} cannot be trained: {reason}",
+            f"model {show_source(source)}: models of type {architecture.model_type} cannot be trained: {reason}",
             exit_codes.CONFIGURATION,
         ) from error
     model.config.use_cache = False
@@ -187,7 +187,7 @@ def _check_complete(model: nn.Module, planned: Mapping[str, Lazy], source: str) 
     if missing:
         listed = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         raise RoleError(
-            f"cannot load the model {shown(source)}: its files lack {listed}, which would start from random numbers; "
+            f"cannot load the model {show_source(source)}: its files lack {listed}, which would start from random numbers; "
             "bring files of a whole causal language model",
             exit_codes.DATA,
         )

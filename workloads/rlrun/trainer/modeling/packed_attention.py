@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from rlrun.config.models.parallel import AttentionKernel
-from rlrun.fit.kernel_choice import Needs, choose
+from rlrun.fit.kernel_choice import Needs, choose_kernel
 from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -79,7 +79,7 @@ def packed_attention(
     Args:
         query: `[1, heads, T, D]`; key and value `[1, key-value heads, T, D]`. Of a part of the row, when the layout says so.
         packed: the row's layout, passed to the model as a keyword, which it hands on.
-        kernel: what computes it; auto: see `choose`.
+        kernel: what computes it; auto: see `choose_kernel`.
         sliding_window: tokens that a query looks at, itself and those before it; None: all.
         softcap: see `Scores`.
         s_aux: `[heads]`, the sinks of `Scores`.
@@ -135,7 +135,7 @@ def _of_call(query: Tensor, features: frozenset[Feature]) -> Kernel:
     """Kernel of a model for which none was chosen when it was loaded."""
     if query.is_cuda and query.dtype == torch.float32:
         features |= {"float32"}
-    return choose("auto", Needs(features, query.shape[3]), read_machine(query.device)).kernel
+    return choose_kernel("auto", Needs(features, query.shape[3]), read_machine(query.device)).kernel
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, A
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
 from rlrun.fit.trainer import GATHERED_SHARE
 from rlrun.hub.pickled import refuse_pickles
-from rlrun.hub.repository import shown
+from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import gradient_accumulation, packed_attention
@@ -100,7 +100,7 @@ def loading_errors(source: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise RoleError(f"cannot load the model {shown(source)}: {reason[0]}", exit_codes.DATA) from error
+        raise RoleError(f"cannot load the model {show_source(source)}: {reason[0]}", exit_codes.DATA) from error
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:

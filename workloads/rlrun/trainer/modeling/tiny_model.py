@@ -55,7 +55,7 @@ def make_tiny_model(folder: Path, config: TinyModelConfig) -> None:
         ValueError: the warm-up environment has no demonstrations.
         rlrun.environments.registry.EnvironmentLoadError: there is no such environment, or it refuses its arguments.
     """
-    with heap.importing():
+    with heap.without_collector():
         from transformers import LlamaConfig, LlamaForCausalLM
         from transformers.utils.logging import disable_progress_bar
 
@@ -92,9 +92,9 @@ def make_tiny_model(folder: Path, config: TinyModelConfig) -> None:
 def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig) -> None:
     """Supervised steps on demonstrations of tasks from the end of the train split: RL starts with those at the beginning."""
     from rlrun.environments.protocol import Demonstrates
-    from rlrun.environments.registry import load
+    from rlrun.environments.registry import load_environment
 
-    environment = load(config.warmup_environment or "", dict(config.warmup_args))
+    environment = load_environment(config.warmup_environment or "", dict(config.warmup_args))
     if not isinstance(environment, Demonstrates):
         raise ValueError(
             f"model.tiny.warmupEnvironment {config.warmup_environment} has no demonstrations to learn from"

@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from rlrun.fit.kernel_table import Feature
-from rlrun.hub.repository import shown
+from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
@@ -78,7 +78,7 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
     """Refuse a model whose log-probabilities, gradients or files would be wrong. Every rank takes part; rank 0 computes.
 
     Args:
-        model: at full size, its names remembered (`tensor_names.remember`); only class and configuration count, it may be on meta.
+        model: at full size, its names remembered (`tensor_names.remember_names`); only class and configuration count, it may be on meta.
         source: folder or hub name, for the message.
         group: the ranks.
         seq_len: longest sequence of the run, in tokens.
@@ -92,7 +92,7 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
     own = examine_model(model, seq_len=seq_len) if group.leads else None
     fault, features = group.broadcast(None if own is None else [own.fault, sorted(own.features)])
     if fault is not None:
-        raise RoleError(f"model {shown(source)}: {fault}", exit_codes.CONFIGURATION)
+        raise RoleError(f"model {show_source(source)}: {fault}", exit_codes.CONFIGURATION)
     return frozenset(features)
 
 

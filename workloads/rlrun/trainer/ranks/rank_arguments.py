@@ -12,7 +12,7 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.identity import claim, complete
+from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
@@ -53,7 +53,7 @@ def read_config(file: Path) -> TrainerConfig:
         RoleError: the file is missing or wrong; names every wrong field.
     """
     try:
-        return claim(load_file(TrainerConfig, file, section="trainer", complete=complete))
+        return claim_identity(load_file(TrainerConfig, file, section="trainer", complete=complete_role_file))
     except ConfigError as error:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
 

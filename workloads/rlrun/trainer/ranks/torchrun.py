@@ -65,7 +65,7 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
         code: -n for signal n.
         dump: what faulthandler wrote for it, if it did.
     """
-    head = f"rank {rank} {crash.how(code)}"
+    head = f"rank {rank} {crash.describe_end(code)}"
     lines = telling_lines(dump)
     return RoleError("\n".join([f"{head}; its last lines:", *lines]) if lines else head, _SIGNALLED - code)
 
@@ -73,7 +73,7 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
 def main(argv: Sequence[str]) -> int:
     """Run torchrun; returns the exit code: 128 + n when signal n ended a rank or this process."""
     stacks.listen()
-    with heap.importing():
+    with heap.without_collector():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> int:
             rank, failure = first_failure(error.failures)
             if failure.exitcode > 0:
                 return failure.exitcode
-            dump = crash.told(Path(crashes), crash_file(rank))
+            dump = crash.crash_report(Path(crashes), crash_file(rank))
             if dump:  # whole in the log: the message has room for some lines
                 print(f"trainer: rank {rank} wrote as it crashed:\n{dump}", file=sys.stderr, flush=True)
             _report_end(last_word(rank, failure.exitcode, dump), options)

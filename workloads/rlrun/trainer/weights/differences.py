@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from rlrun.protocol.messages.buckets import checksum
-from rlrun.protocol.messages.sparse import Bytes, encode
+from rlrun.protocol.messages.buckets import version_checksum
+from rlrun.protocol.messages.sparse import Bytes, encode_difference
 from rlrun.protocol.messages.transfer import Difference
 
 WORTH = 0.5
@@ -85,7 +85,7 @@ def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None
         found = zlib.crc32(body.data)
         if base is None:
             return found, None
-        delta = encode(base[index].numpy(), body, most=int(WORTH * len(body)))
+        delta = encode_difference(base[index].numpy(), body, most=int(WORTH * len(body)))
         return found, body if delta is None else delta
 
     with ThreadPoolExecutor(THREADS) as pool:
@@ -111,4 +111,4 @@ def version_difference(parts: Sequence[About], whole: int) -> Difference | None:
     sent = sum(sum(part.sizes.values()) for part in parts)
     if len(bases) != len(parts) or sent > WORTH * whole:
         return None
-    return Difference(base=checksum(in_order(bases)), sizes=in_order([part.sizes for part in parts]))
+    return Difference(base=version_checksum(in_order(bases)), sizes=in_order([part.sizes for part in parts]))

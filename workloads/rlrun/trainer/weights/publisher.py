@@ -14,7 +14,7 @@ from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.volume_faults import FAILING_SECONDS, RefusedError, Volume, pauses
+from rlrun.protocol.files.volume_faults import FAILING_SECONDS, RefusedError, Volume, retry_pauses
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets, root_ranks
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
@@ -217,7 +217,7 @@ class Publisher:
             RoleError: the volume has failed for `FAILING_SECONDS`.
         """
         failed = 0.0
-        for pause in pauses():
+        for pause in retry_pauses():
             try:
                 act()
             except RefusedError as error:

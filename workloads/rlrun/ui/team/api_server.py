@@ -54,7 +54,7 @@ class RefusedError(ClusterError):
         self.status, self.told = status, told
 
 
-def told(error: Exception) -> str:
+def request_error(error: Exception) -> str:
     """Words of an error of the cluster for users; all of it goes into the log, since it may name what they may not see."""
     words = error.told if isinstance(error, RefusedError | UnansweredError) else "the cluster does not answer"
     if words != str(error):
@@ -113,10 +113,10 @@ class ApiServer:
             raise UnansweredError("the API server answers no object")
         if status >= 500 or status == 429:
             raise UnansweredError(
-                f"the API server answers {status}: {_words(document)}", f"the API server answers {status}"
+                f"the API server answers {status}: {_status_message(document)}", f"the API server answers {status}"
             )
         if status >= 400:
-            raise RefusedError(status, f"the API server refuses: {_words(document)}")
+            raise RefusedError(status, f"the API server refuses: {_status_message(document)}")
         return document
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
@@ -125,12 +125,12 @@ class ApiServer:
         headers["Authorization"] = f"Bearer {token}"
         connection, fresh = self._connection()
         try:
-            return _answer(connection, method, path, body, headers)
+            return _read_answer(connection, method, path, body, headers)
         except (ConnectionError, http.client.HTTPException, ssl.SSLError):
             if fresh:
                 raise
         self._forget()  # the server has closed it since the last request
-        return _answer(self._connection()[0], method, path, body, headers)
+        return _read_answer(self._connection()[0], method, path, body, headers)
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
         """Connection of the calling thread, and True if it is a new one."""
@@ -156,7 +156,7 @@ class ApiServer:
             kept.close()
 
 
-def _answer(
+def _read_answer(
     connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
 ) -> tuple[int, bytes]:
     connection.request(method, path, body, dict(headers))
@@ -167,5 +167,5 @@ def _answer(
     return reply.status, content
 
 
-def _words(document: Json) -> str:
+def _status_message(document: Json) -> str:
     return printable(str(document.get("message") or "without a word"))[:500]

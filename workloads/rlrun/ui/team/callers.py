@@ -139,7 +139,7 @@ class Callers:
         else:
             self._counted.drop(key)
             self._good.put(key, True, 3600.0)
-            self._kept.put(key, found, min(self._seconds, _left(token, self._epoch())))
+            self._kept.put(key, found, min(self._seconds, _seconds_left(token, self._epoch())))
         return found
 
     def _review_new(self, token: str) -> Caller | str:
@@ -159,7 +159,7 @@ class Callers:
             spec["audiences"] = list(self._audiences)
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", "spec": spec}
         try:
-            status = _status(self._api.post(TOKEN_REVIEWS, body))
+            status = _review_status(self._api.post(TOKEN_REVIEWS, body))
         except RefusedError as error:
             told = "the page's account may not look at tokens (create tokenreviews)"
             raise RefusedError(error.status, f"{told}: {error}", told) from None
@@ -168,15 +168,15 @@ class Callers:
         meant = status.get("audiences")
         if self._audiences and not (isinstance(meant, list) and set(meant) & set(self._audiences)):
             return f"this token is not meant for this page; it must have the audience {' or '.join(self._audiences)}"
-        return _caller(status.get("user"))
+        return _read_caller(status.get("user"))
 
 
-def _status(review: Json) -> Json:
+def _review_status(review: Json) -> Json:
     found = review.get("status")
     return found if isinstance(found, dict) else {}
 
 
-def _caller(user: object) -> Caller | str:
+def _read_caller(user: object) -> Caller | str:
     found = user if isinstance(user, dict) else {}
     name = found.get("username")
     if not isinstance(name, str) or not name:
@@ -190,7 +190,7 @@ def _caller(user: object) -> Caller | str:
     )
 
 
-def _left(token: str, now: float) -> float:
+def _seconds_left(token: str, now: float) -> float:
     """Seconds until a JWT ends by its own word; what does not say so has no end. Only an end is believed, for it shortens."""
     try:
         part = token.split(".")[1]
@@ -250,7 +250,7 @@ class Rights:
             spec["extra"] = {key: list(values) for key, values in caller.extra}
         body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
         try:
-            status = _status(self._api.post(ACCESS_REVIEWS, body))
+            status = _review_status(self._api.post(ACCESS_REVIEWS, body))
         except RefusedError as error:
             told = "the page's account may not ask for users' rights (create subjectaccessreviews)"
             raise RefusedError(error.status, f"{told}: {error}", told) from None

@@ -16,9 +16,9 @@ from rlrun.inspect.source import events_of, lease_of, pods_of, with_parts
 from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.runtime.json_types import Json
 from rlrun.ui.confine import Fence, OutsideError
-from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, digest, fingerprint
+from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, files_fingerprint, short_digest
 from rlrun.ui.shown import ForbiddenError, UnreadableError
-from rlrun.ui.team.api_server import Api, RefusedError, told
+from rlrun.ui.team.api_server import Api, RefusedError, request_error
 from rlrun.ui.team.callers import FILES, Caller, Rights, SignedOutError, TooManyError
 
 RUNS = "/apis/rlrun.io/v1alpha1"
@@ -53,7 +53,7 @@ class ApiParts:
         except ClusterError as error:
             if isinstance(error, RefusedError) and error.status == 404:
                 raise
-            raise ClusterError(told(error)) from None  # its words name the page's own namespace
+            raise ClusterError(request_error(error)) from None  # its words name the page's own namespace
 
 
 class Volumes:
@@ -75,18 +75,18 @@ class Volumes:
             UnreadableError: its claim is not mounted here, or it has no folder.
             OutsideError: the folder is a link to another one.
         """
-        key, storage = _key(run), _map(run, "spec", "storage")
-        place, mount = _map(run, "status", "storage").get("path"), str(storage.get("mountPath") or "/data")
+        key, storage = _run_key(run), _read_map(run, "spec", "storage")
+        place, mount = _read_map(run, "status", "storage").get("path"), str(storage.get("mountPath") or "/data")
         claim = claim_of(run)
         if claim is None or not isinstance(place, str):
             raise UnreadableError("the run has no volume yet: curves and rollouts appear with its first step")
         if (key[0], claim) not in self._claims:
-            raise UnreadableError(_elsewhere(key, claim))
+            raise UnreadableError(_is_elsewhere(key, claim))
         top = self._claims[key[0], claim]
         sub = PurePosixPath(str(storage.get("subPath") or "."))
         if sub.is_absolute() or ".." in sub.parts:  # nothing but the policy of the API server has looked at it
             raise UnreadableError(f"spec.storage.subPath ({sub}) is no folder of the claim {claim}")
-        root = top / sub / _below(place, mount)
+        root = top / sub / _folder_below_mount(place, mount)
         if not root.is_dir():
             raise UnreadableError(f"there is no folder {root.relative_to(top)} on the claim {claim} (any more)")
         if root.resolve() != root:
@@ -108,18 +108,18 @@ class Volumes:
     def mark(self, run: Json) -> str:
         """A text that changes with the files of a run that are read here."""
         try:
-            return repr(fingerprint(self.root(run)))
+            return repr(files_fingerprint(self.root(run)))
         except (UnreadableError, OutsideError):
             return ""
 
 
 def claim_of(run: Json) -> str | None:
     """Claim of a run; None: not known yet."""
-    found = _map(run, "status", "storage").get("claimName") or _map(run, "spec", "storage").get("claimName")
+    found = _read_map(run, "status", "storage").get("claimName") or _read_map(run, "spec", "storage").get("claimName")
     return found if isinstance(found, str) else None
 
 
-def _below(place: str, mount: str) -> PurePosixPath:
+def _folder_below_mount(place: str, mount: str) -> PurePosixPath:
     """Folder of a run below its mount.
 
     Raises:
@@ -131,7 +131,7 @@ def _below(place: str, mount: str) -> PurePosixPath:
     return path.relative_to(mount)
 
 
-def _elsewhere(key: Key, claim: str) -> str:
+def _is_elsewhere(key: Key, claim: str) -> str:
     namespace, name = key
     return (
         f"curves and rollouts are on the claim {claim} of namespace {namespace}, which this page does not mount: whoever installs it sets "
@@ -172,7 +172,7 @@ class ClusterRuns:
             if self._listed is None or self._listed[0] + _LIST_SECONDS <= self._clock():
                 self._listed = None
                 found = [run for path in self._lists() for run in self.api.get(path).get("items") or ()]
-                self._listed = (self._clock(), {_key(run): run for run in sorted(found, key=_key)})
+                self._listed = (self._clock(), {_run_key(run): run for run in sorted(found, key=_run_key)})
             return self._listed[1]
 
     def _lists(self) -> list[str]:
@@ -196,7 +196,7 @@ class ClusterRuns:
     def fingerprints(self) -> dict[str, str]:
         """A short text for each run that changes with the run, or with its files here."""
         return {
-            id_of(key): digest(f"{_map(run, 'metadata').get('resourceVersion')} {self.volumes.mark(run)}")
+            id_of(key): short_digest(f"{_read_map(run, 'metadata').get('resourceVersion')} {self.volumes.mark(run)}")
             for key, run in self.all().items()
         }
 
@@ -206,14 +206,14 @@ class TeamRun:
 
     def __init__(self, runs: ClusterRuns, run: Json, rights: Rights, caller: Caller) -> None:
         self._runs, self._run, self._rights, self._caller = runs, run, rights, caller
-        self._key = _key(run)
+        self._key = _run_key(run)
         self.id, self.label = id_of(self._key), "/".join(self._key)
         namespace, name = self._key
         self.fetch = (f"rlrun pull {name} run -n {namespace} --to {name}", name)
 
     def glance(self) -> Snapshot:
         """See `shown.Run`."""
-        return cluster.snapshot(self._run, now=time.time())
+        return cluster.run_snapshot(self._run, now=time.time())
 
     def snapshot(self) -> Snapshot:
         """See `shown.Run`."""
@@ -221,8 +221,10 @@ class TeamRun:
 
     def manifest(self) -> dict[str, object]:
         """The RLRun as it is applied: without its status, and without what the API server notes."""
-        meta = {name: _map(self._run, "metadata").get(name) for name in ("name", "namespace", "labels", "annotations")}
-        notes = _map(meta, "annotations")
+        meta = {
+            name: _read_map(self._run, "metadata").get(name) for name in ("name", "namespace", "labels", "annotations")
+        }
+        notes = _read_map(meta, "annotations")
         kept = {
             name: value for name, value in notes.items() if not name.startswith("kubectl.kubernetes.io/last-applied")
         }
@@ -232,7 +234,7 @@ class TeamRun:
 
     def uid(self) -> str:
         """See `shown.Run`."""
-        return str(_map(self._run, "metadata").get("uid") or "")
+        return str(_read_map(self._run, "metadata").get("uid") or "")
 
     def fork(self) -> ForkedFrom | None:
         """See `shown.Run`. Few runs are forks, so the record is looked for before the right to read it is asked for."""
@@ -303,12 +305,12 @@ def id_of(key: Key) -> str:
     return ".".join(key)
 
 
-def _key(run: Json) -> Key:
-    meta = _map(run, "metadata")
+def _run_key(run: Json) -> Key:
+    meta = _read_map(run, "metadata")
     return str(meta.get("namespace")), str(meta.get("name"))
 
 
-def _map(of: Mapping[str, object], *keys: str) -> Mapping[str, object]:
+def _read_map(of: Mapping[str, object], *keys: str) -> Mapping[str, object]:
     found: object = of
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.runtime.printable import printable
 from rlrun.ui.guard import PlainJSONResponse, cookie_of, with_policy
-from rlrun.ui.team.api_server import told
+from rlrun.ui.team.api_server import request_error
 from rlrun.ui.team.callers import Caller, Callers, SignedOutError, TooManyError
 from rlrun.ui.team.peers import Network, peer_of
 from rlrun.ui.team.sessions import Sessions
@@ -92,21 +92,21 @@ class Gate:
             return PlainTextResponse(f"{why or 'ok'}\n", status_code=503 if why else 200)
         if path in (LOGIN, LOGOUT):
             if method != "POST":
-                return _problem(405, f"{method} is no login")
+                return _login_problem(405, f"{method} is no login")
             return await self._posted(path, scope, receive)
         if method not in ("GET", "HEAD"):
-            return _problem(405, f"{method} changes nothing here: this page only reads")
+            return _login_problem(405, f"{method} changes nothing here: this page only reads")
         if not (path == "/api" or path.startswith("/api/")):
             return None  # the page's files, the same for everybody
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return _problem(403, "another site's page may not read this")
+            return _login_problem(403, "another site's page may not read this")
         return await self._identify(scope, headers)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
         found = self._session(headers)
         if found is None:
             brought = cookie_of(headers.get("cookie", ""), self._cookie)
-            return _problem(401, _ENDED if brought else self._asked, login=True)
+            return _login_problem(401, _ENDED if brought else self._asked, login=True)
         peer = peer_of(scope, self._trusted)
 
         def again() -> Caller:
@@ -119,7 +119,7 @@ class Gate:
         except (SignedOutError, TooManyError, ClusterError) as error:
             if isinstance(error, SignedOutError) and found.cookie is not None:
                 self._sessions.close(found.cookie)
-            return refusal(error)
+            return refuse_anonymous(error)
         scope["state"] |= {"caller": caller, "again": again, "session": found.cookie}
         return None
 
@@ -134,15 +134,15 @@ class Gate:
 
     async def _posted(self, path: str, scope: Scope, receive: Receive) -> Response:
         headers = Headers(scope=scope)
-        if (why := foreign(headers)) is not None:
-            return _problem(403, why)
+        if (why := explain_foreign(headers)) is not None:
+            return _login_problem(403, why)
         before = cookie_of(headers.get("cookie", ""), self._cookie)
         if path == LOGOUT:
             self._sessions.close(before)
             answer = Response(status_code=204)
             self._set(answer, "", 0)
             return answer
-        token = await _token(Request(scope, receive))
+        token = await _login_token(Request(scope, receive))
         if isinstance(token, Response):
             return token
         peer = peer_of(scope, self._trusted)
@@ -150,7 +150,7 @@ class Gate:
             caller = await to_thread.run_sync(self._callers.who, token, peer)
         except (SignedOutError, TooManyError, ClusterError) as error:
             logger.info(f"a login from {peer} was refused: {type(error).__name__}")
-            return refusal(error)
+            return refuse_anonymous(error)
         logger.info(f"{printable(caller.name)} has logged in from {peer}")
         if before:
             self._sessions.close(before)  # a cookie never changes its user
@@ -164,7 +164,7 @@ class Gate:
         answer.set_cookie(self._cookie, value, max_age=age, path=path, secure=True, httponly=True, samesite="lax")
 
 
-def foreign(headers: Headers) -> str | None:
+def explain_foreign(headers: Headers) -> str | None:
     """Why a POST may be another site's; None: it is from this page."""
     site = headers.get("sec-fetch-site")
     if site is not None:
@@ -176,32 +176,32 @@ def foreign(headers: Headers) -> str | None:
     return None if place.netloc and place.netloc == headers.get("host") else "another site's page may not do this"
 
 
-async def _token(request: Request) -> str | Response:
+async def _login_token(request: Request) -> str | Response:
     """Token of a login."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        return _problem(415, 'a login is JSON: {"token": "..."}')
+        return _login_problem(415, 'a login is JSON: {"token": "..."}')
     content = b""
     async for piece in request.stream():
         content += piece
         if len(content) > _BODY_MAX:
-            return _problem(413, "a token has at most 16 KiB")
+            return _login_problem(413, "a token has at most 16 KiB")
     try:
         token = json.loads(content)["token"]
     except (ValueError, LookupError, TypeError, RecursionError):
         token = None
-    return token.strip() if isinstance(token, str) else _problem(422, 'a login is JSON: {"token": "..."}')
+    return token.strip() if isinstance(token, str) else _login_problem(422, 'a login is JSON: {"token": "..."}')
 
 
-def refusal(error: Exception) -> Response:
+def refuse_anonymous(error: Exception) -> Response:
     """Answer to a request behind which no user stands."""
     if isinstance(error, SignedOutError):
-        return _problem(401, str(error), login=True)
+        return _login_problem(401, str(error), login=True)
     if isinstance(error, TooManyError):
-        answer = _problem(429, str(error), login=True)
+        answer = _login_problem(429, str(error), login=True)
         answer.headers["Retry-After"] = str(max(1, round(error.seconds)))
         return answer
-    return _problem(503, f"nothing can be shown now: {told(error)}")
+    return _login_problem(503, f"nothing can be shown now: {request_error(error)}")
 
 
-def _problem(status: int, text: str, *, login: bool = False) -> PlainJSONResponse:
+def _login_problem(status: int, text: str, *, login: bool = False) -> PlainJSONResponse:
     return PlainJSONResponse({"problem": text, "login": login}, status_code=status)

@@ -15,7 +15,7 @@ _SITE_BITS = 64
 _HOPS_MAX = 32
 
 
-def networks(words: Sequence[str]) -> tuple[Network, ...]:
+def parse_networks(words: Sequence[str]) -> tuple[Network, ...]:
     """Networks of `10.0.0.0/8`, or of one address.
 
     Raises:
@@ -43,25 +43,25 @@ def peer_of(scope: Scope, trusted: Sequence[Network] = ()) -> str:
     client = scope.get("client")
     if not client:
         return "nobody"
-    seen = _address(str(client[0]))
+    seen = _parse_address(str(client[0]))
     if seen is None:
         return str(client[0])
     hops = ",".join(Headers(scope=scope).getlist("x-forwarded-for")).split(",")
     for hop in reversed(hops[-_HOPS_MAX:]):
-        if not _trusts(trusted, seen):
+        if not _trusts_peer(trusted, seen):
             break
-        before = _address(hop)
+        before = _parse_address(hop)
         if before is None:
             break
         seen = before
-    return _name(seen)
+    return _peer_name(seen)
 
 
-def _trusts(trusted: Sequence[Network], address: Address) -> bool:
+def _trusts_peer(trusted: Sequence[Network], address: Address) -> bool:
     return any(address in network for network in trusted)
 
 
-def _address(text: str) -> Address | None:
+def _parse_address(text: str) -> Address | None:
     """An address, which may have a port; None: it is none."""
     text = text.strip().strip('"')
     if text.startswith("["):
@@ -77,7 +77,7 @@ def _address(text: str) -> Address | None:
     return found
 
 
-def _name(address: Address) -> str:
+def _peer_name(address: Address) -> str:
     if isinstance(address, IPv4Address):
         return str(address)
     return str(ip_network((address.packed, _SITE_BITS), strict=False))

@@ -18,10 +18,10 @@ from rlrun.ui.app import make_app
 from rlrun.ui.live import Feed
 from rlrun.ui.secrets import Redactor
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.team.api_server import CREDENTIALS, Api, ApiServer, told
+from rlrun.ui.team.api_server import CREDENTIALS, Api, ApiServer, request_error
 from rlrun.ui.team.callers import Callers, Rights, SignedOutError, TooManyError
 from rlrun.ui.team.cluster_runs import ClusterRuns, TeamRuns, Volumes
-from rlrun.ui.team.gate import Gate, refusal
+from rlrun.ui.team.gate import Gate, refuse_anonymous
 from rlrun.ui.team.peers import Network
 from rlrun.ui.team.sessions import Sessions
 
@@ -69,16 +69,16 @@ def make_team_app(api: Api, settings: Settings, static: StaticFiles, redactor: R
     feed = Feed(runs.fingerprints, settings.seconds, passing=(OSError, ClusterError))
     app = make_app(runs_of, redactor, static, feed)
     for kind in (SignedOutError, TooManyError, ClusterError):
-        app.add_exception_handler(kind, _refused)
+        app.add_exception_handler(kind, _refused_answer)
     callers = Callers(api, settings.audiences, settings.keep_seconds)
-    return Gate(app, callers, Sessions(), _readiness(runs), settings.prefix, settings.trusted)
+    return Gate(app, callers, Sessions(), _readiness_answer(runs), settings.prefix, settings.trusted)
 
 
-def _refused(_request: Request, error: Exception) -> Response:
-    return refusal(error)
+def _refused_answer(_request: Request, error: Exception) -> Response:
+    return refuse_anonymous(error)
 
 
-def _readiness(runs: ClusterRuns) -> Callable[[], str | None]:
+def _readiness_answer(runs: ClusterRuns) -> Callable[[], str | None]:
     """Ready once runs could be listed: later outages are said on the page, which an ingress would else replace by its own words."""
     listed = False
 
@@ -88,7 +88,7 @@ def _readiness(runs: ClusterRuns) -> Callable[[], str | None]:
             try:
                 runs.all()
             except ClusterError as error:
-                return told(error)
+                return request_error(error)
             listed = True
         return None
 
@@ -109,7 +109,7 @@ def serve_team(settings: Settings, url: str, say: Callable[[str], None], credent
         ValueError: the URL is none of an API server.
     """
     app = make_team_app(ApiServer(url, credentials), settings, StaticFiles(), Redactor(os.environ))
-    listener = _listen(settings.host, settings.port)
+    listener = _open_socket(settings.host, settings.port)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -123,7 +123,7 @@ def serve_team(settings: Settings, url: str, say: Callable[[str], None], credent
     uvicorn.Server(config).run(sockets=[listener])
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _open_socket(host: str, port: int) -> socket.socket:
     if host == "::" and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     if host == "::":  # a machine without IPv6

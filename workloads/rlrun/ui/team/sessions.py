@@ -26,17 +26,17 @@ class Sessions:
     def open(self, token: str) -> str:
         """Begin a session; the cookie's value."""
         cookie = secrets.token_urlsafe(32)
-        self._tokens.put(_digest(cookie), token, SESSION_SECONDS)
+        self._tokens.put(_token_digest(cookie), token, SESSION_SECONDS)
         return cookie
 
     def token(self, cookie: str) -> str | None:
         """The token of a session; None: there is none any more."""
-        return self._tokens.get(_digest(cookie))
+        return self._tokens.get(_token_digest(cookie))
 
     def close(self, cookie: str) -> None:
         """End a session."""
-        self._tokens.drop(_digest(cookie))
+        self._tokens.drop(_token_digest(cookie))
 
 
-def _digest(cookie: str) -> bytes:
+def _token_digest(cookie: str) -> bytes:
     return hashlib.sha256(cookie.encode(errors="surrogateescape")).digest()

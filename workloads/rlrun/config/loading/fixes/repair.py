@@ -206,7 +206,7 @@ def written_field(origin: Origin, value: object, *, name: str | None = None) -> 
         text = f"{last} = {to_toml(value)}"
     else:
         text = f"{last}: {to_yaml(value)}"
-    return text if len(text) <= _LENGTH and redact.text(text, []) == text else ""
+    return text if len(text) <= _LENGTH and redact.redact_text(text, []) == text else ""
 
 
 def _last_name(path: str) -> str:

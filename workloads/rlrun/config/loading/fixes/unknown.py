@@ -138,4 +138,4 @@ def _at_home(homes: list[_Path], block: _Path, value: object) -> str:
 def _write_nested(value: object) -> str:
     """`; write a: {b: 1}`; empty if it is long, or holds a secret."""
     text = to_yaml(value).removeprefix("{").removesuffix("}")
-    return f"; write {text}" if len(text) <= _LENGTH and redact.text(text, []) == text else ""
+    return f"; write {text}" if len(text) <= _LENGTH and redact.redact_text(text, []) == text else ""

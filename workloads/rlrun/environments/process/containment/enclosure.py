@@ -41,7 +41,7 @@ _WRITABLE = ("/dev", "/proc")
 debuggers write."""
 
 
-def missing() -> str | None:
+def explain_missing() -> str | None:
     """Reason why this kernel cannot enclose a process that gave up privileges; None: it can, or the process did not give them up."""
     if not _gave_up_privileges():
         return None
@@ -53,11 +53,11 @@ def missing() -> str | None:
 
 
 def is_available() -> bool:
-    """Return whether `enclose` has an effect: this process gave up privileges, and the kernel is new enough."""
-    return _gave_up_privileges() and missing() is None
+    """Return whether `enclose_process` has an effect: this process gave up privileges, and the kernel is new enough."""
+    return _gave_up_privileges() and explain_missing() is None
 
 
-def enclose(closed: Sequence[str] = CREDENTIALS, writable: Sequence[str] | None = None) -> bool:
+def enclose_process(closed: Sequence[str] = CREDENTIALS, writable: Sequence[str] | None = None) -> bool:
     """Enclose this process and all that it starts, if `is_available`; return whether it is enclosed.
 
     Args:

@@ -32,7 +32,7 @@ def end_with(parent: int, number: signal.Signals) -> None:
         os._exit(1)
 
 
-def fork(parent: int) -> None:
+def fork_kept(parent: int) -> None:
     """Go on in a child of this process, which keeps it and never returns.
 
     Args:
@@ -51,13 +51,13 @@ def fork(parent: int) -> None:
     refuse_inspection()  # no filter keeps it from signals: who could write its memory could end the orchestrator
     signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.valid_signals()))
     os.closerange(3, 1 << 20)
-    _end_as(_keep(child))
+    _end_as(_keep_child(child))
 
 
-def _keep(child: int) -> int:
+def _keep_child(child: int) -> int:
     """Wait until the child has ended, or this is to end; returns the wait status to end with."""
     while True:
-        if (status := _reap(child)) is not None:
+        if (status := _reap_children(child)) is not None:
             break
         number = signal.sigwait(_HEARD)
         if number == STACKS:
@@ -66,11 +66,11 @@ def _keep(child: int) -> int:
         elif number == signal.SIGTERM:
             status = int(signal.SIGTERM)
             break
-    kill_descendants(os.getpid(), reap=lambda: _reap(child))
+    kill_descendants(os.getpid(), reap=lambda: _reap_children(child))
     return status
 
 
-def _reap(child: int) -> int | None:
+def _reap_children(child: int) -> int | None:
     """Collect all children that have ended; the wait status of `child` if it is one of them."""
     found = None
     with suppress(ChildProcessError):

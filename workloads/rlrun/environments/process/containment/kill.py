@@ -38,7 +38,7 @@ class _Process:
     resident_bytes: int
 
 
-def _processes() -> dict[int, _Process]:
+def _list_processes() -> dict[int, _Process]:
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -50,7 +50,7 @@ def _processes() -> dict[int, _Process]:
     return found
 
 
-def _descendants(leader: int, processes: dict[int, _Process]) -> set[int]:
+def _descendant_pids(leader: int, processes: dict[int, _Process]) -> set[int]:
     """Pids of what descends from a process or is of its session, itself excepted."""
     members = {leader} | {pid for pid, process in processes.items() if process.session == leader}
     size = -1
@@ -70,23 +70,23 @@ class Usage:
     """Resident memory of all its processes; what they share counts once, where the kernel reports it."""
 
 
-def usage(leader: int, limit_bytes: int) -> Usage:
+def descendant_usage(leader: int, limit_bytes: int) -> Usage:
     """Use of resources by all descendants of a process and its session.
 
     Args:
         leader: pid of the keeper.
         limit_bytes: the exact figure, which is slow to get, is asked for only above this.
     """
-    processes = _processes()
-    members = _descendants(leader, processes)
+    processes = _list_processes()
+    members = _descendant_pids(leader, processes)
     resident = {pid: processes[pid].resident_bytes for pid in members if pid in processes}
     memory = sum(resident.values())
     if memory > limit_bytes:
-        memory = sum(_proportional(pid, otherwise) for pid, otherwise in resident.items())
+        memory = sum(_proportional_memory(pid, otherwise) for pid, otherwise in resident.items())
     return Usage(frozenset((pid, processes[pid].started) for pid in resident), memory)
 
 
-def _proportional(pid: int, otherwise: int) -> int:
+def _proportional_memory(pid: int, otherwise: int) -> int:
     """Memory of a process in bytes, with its share of what it shares."""
     try:
         for line in Path("/proc", str(pid), "smaps_rollup").read_text().splitlines():
@@ -113,13 +113,13 @@ def kill_descendants(leader: int, *, reap: Callable[[], object], known: Collecti
         reap: called after each round.
         known: processes that descended from it once.
     """
-    _until_none(lambda: _alive(leader, known), reap)
+    _until_none(lambda: _is_alive(leader, known), reap)
 
 
-def _alive(leader: int, known: Collection[Known]) -> set[int]:
-    processes = _processes()
+def _is_alive(leader: int, known: Collection[Known]) -> set[int]:
+    processes = _list_processes()
     again = {pid for pid, started in known if pid in processes and processes[pid].started == started}
-    return {pid for pid in _descendants(leader, processes) | again if processes[pid].state not in "ZX"}
+    return {pid for pid in _descendant_pids(leader, processes) | again if processes[pid].state not in "ZX"}
 
 
 def _until_none(find: Callable[[], Collection[int]], reap: Callable[[], object]) -> None:

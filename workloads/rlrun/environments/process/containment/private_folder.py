@@ -102,7 +102,7 @@ def refused_hint(message: str, closed: Sequence[str] = CREDENTIALS) -> str:
     path = Path(found["behind"] or found["before"])
     if any(path.resolve().is_relative_to(Path(one).resolve()) for one in closed):
         return f" (an environment without an image of its own does not read the pod's credentials in {path.parent})"
-    if (unreadable := _unreadable(path)) is not None:
+    if (unreadable := _unreadable_part(path)) is not None:
         return (
             f" (owner and mode of {unreadable} refuse it to user {os.getuid()}: make it readable, such as with "
             f"`chmod -R a+rX {unreadable}`)"
@@ -113,7 +113,7 @@ def refused_hint(message: str, closed: Sequence[str] = CREDENTIALS) -> str:
     )
 
 
-def _unreadable(path: Path) -> Path | None:
+def _unreadable_part(path: Path) -> Path | None:
     """The first part of a path that this process cannot read (a file) or pass (a folder), or None if it can."""
     for folder in reversed(path.parents):
         if not os.access(folder, os.X_OK):

@@ -64,7 +64,7 @@ def signal_filter(processes: set[int], groups: set[int]) -> list[Instruction]:
     return [*program, (_RETURN, 0, 0, _ALLOW), *_refuse_if_one_of(_FIRST_ARGUMENT, targets)]
 
 
-def ancestors(pid: int) -> set[int]:
+def ancestor_pids(pid: int) -> set[int]:
     """A process, its parent, and so on up to the first that can be seen."""
     found: set[int] = set()
     while pid > 0 and pid not in found:
@@ -84,7 +84,7 @@ def protect_ancestors(keeper: int) -> bool:
     """
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return False
-    processes = ancestors(keeper)
+    processes = ancestor_pids(keeper)
     groups = set()
     for pid in processes:
         with suppress(OSError):

@@ -9,7 +9,7 @@ from loguru import logger
 from transformers import PreTrainedConfig
 
 from rlrun.config.models.parallel import AttentionKernel
-from rlrun.fit.kernel_choice import AttentionError, Needs, choose
+from rlrun.fit.kernel_choice import AttentionError, Needs, choose_kernel
 from rlrun.fit.kernel_table import Feature, Kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -71,7 +71,7 @@ def _choose_kernel(asked: AttentionKernel, needs: Needs, group: Group) -> tuple[
     known = read_machine(group.device)
     while True:
         try:
-            choice = choose(asked, needs, known)
+            choice = choose_kernel(asked, needs, known)
         except AttentionError as error:
             return None, str(error)
         problem = kernel_refusal(choice.kernel, needs, group.device)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from rlrun.config.division import stages_of_rank
 from rlrun.config.models.parallel import PipelineSchedule
-from rlrun.fit.stages import cut
+from rlrun.fit.stages import cut_layers
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
@@ -127,7 +127,7 @@ def keep_stage(
     tied = head.weight is embedding.weight
     costs = [_layer_cost(model, layer) for layer in layers]
     frozen = {name for name, one in model.named_parameters(remove_duplicate=False) if not one.requires_grad}
-    runs = cut(costs, head.weight.numel(), count * per_rank)
+    runs = cut_layers(costs, head.weight.numel(), count * per_rank)
     numbers = stages_of_rank(index, count, per_rank, folded=schedule == "ZBVZeroBubble")
     _check_trained(model, layers, runs, count)
     stage = Stage(

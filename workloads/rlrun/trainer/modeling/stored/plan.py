@@ -25,7 +25,7 @@ def plan_tensors(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
     """The tensors of the model that its files have, by name in memory.
 
     Args:
-        model: on meta, its names remembered (`tensor_names.remember`), before it is divided.
+        model: on meta, its names remembered (`tensor_names.remember_names`), before it is divided.
         files: of its weights.
 
     Raises:
