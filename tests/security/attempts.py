@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.programs import run_program
+from tests.support.forks import Forks
+from tests.support.programs import wait_for
 from tests.support.python_path import before
 
 FOLDER = Path(__file__).parent / "intruder"
+FIRST_PROCESS = "tests.security.intruder.first_process"
 KEY = "the-runs-key"
 NOBODY = 65534
 RESTRICTED = "--no-new-privs"
@@ -35,6 +38,32 @@ def ordinary_user(*more: str) -> list[str]:
     return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", *may_read, *more]
 
 
+@functools.cache
+def intruder_forks(*more: str) -> Forks:
+    """Return the process of an ordinary user that has imported the intruder's first process; it ends with the session.
+
+    That process needs 1 s of CPU time for its imports, more than for most deeds. Each deed has processes of its own.
+    """
+    forks = Forks([FIRST_PROCESS], _variables("/nonexistent"), ordinary_user(*more))
+    atexit.register(forks.close)
+    return forks
+
+
+def _variables(home: str) -> dict[str, str]:
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")},
+        "PYTHONPATH": before(FOLDER),
+        "TMPDIR": f"{home}/tmp",
+        "HOME": home,
+        "HF_HOME": f"{home}/hub",
+        "RLRUN_API_KEY": KEY,
+        "RLRUN_ATTEMPT": "1",
+        "RLRUN_CONFIG": "/dev/null",
+        "RLRUN_POD_NAME": "a-0",
+        "RLRUN_POD_IP": "127.0.0.1",
+    }
+
+
 def attempt(entry: str, deed: str, *more: str, cwd: str = "/") -> Any:
     """Run a deed of the intruder; return what it found.
 
@@ -49,23 +78,15 @@ def attempt(entry: str, deed: str, *more: str, cwd: str = "/") -> Any:
         Path(home, "tmp").mkdir()
         for folder in (Path(home), Path(home, "tmp")):
             folder.chmod(0o777)  # the ordinary user's
-        variables = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RLRUN_")},
-            "PYTHONPATH": before(FOLDER),
-            "TMPDIR": f"{home}/tmp",
-            "HOME": home,
-            "HF_HOME": f"{home}/hub",
-            "RLRUN_API_KEY": KEY,
-            "RLRUN_ATTEMPT": "1",
-            "RLRUN_CONFIG": "/dev/null",
-            "RLRUN_POD_NAME": "a-0",
-            "RLRUN_POD_IP": "127.0.0.1",
-        }
-        command = [*ordinary_user(*more), sys.executable, str(FOLDER / "first_process.py"), entry, deed]
-        done = run_program(command, env=variables, cwd=cwd)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert KEY not in done.stdout
-    return json.loads(done.stdout.splitlines()[-1])
+        out, err = Path(home, "out"), Path(home, "err")
+        process = intruder_forks(*more).start(
+            FIRST_PROCESS, entry, deed, log=out, errors=err, environment=_variables(home), exact=True, folder=Path(cwd)
+        )
+        wait_for(lambda: process.poll() is not None, f"the end of {deed}", state=lambda: out.read_text())
+        printed = out.read_text()
+        assert process.poll() == 0, printed + err.read_text()
+    assert KEY not in printed
+    return json.loads(printed.splitlines()[-1])
 
 
 def refused(found: dict[str, str]) -> set[str]:

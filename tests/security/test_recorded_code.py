@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from rlrun.protocol.files.recorded_code import FLAG, check_recorded_code, note_s
 from rlrun.runtime import exit_codes
 from rlrun.ui.registry import run_id
 from tests.support.made_runs import client, made, page_files
+from tests.support.python_path import before
 from tests.unit.replay.test_find import config
 from tests.unit.replay.test_find import sample as batch_sample
 
@@ -147,9 +149,12 @@ def fork_of_model(tmp_path: Path, model: Path) -> tuple[list[str], str]:
 ATTEMPTS = [export_words, replay_words, fork_words, fork_of_interpreter, fork_of_reward, fork_of_model]
 
 
+Words = Callable[[Path, Path], tuple[list[str], str]]
+
+
 @pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_code_of_a_folder_runs_only_with_the_flag(
-    attempt: Callable[[Path, Path], tuple[list[str], str]],
+def test_code_of_a_folder_does_not_run_without_the_flag(
+    attempt: Words,
     tmp_path: Path,
     mark: Path,
     planted_model: Path,
@@ -162,9 +167,41 @@ def test_code_of_a_folder_runs_only_with_the_flag(
     assert code == exit_codes.USAGE, said
     assert f"{tmp_path / 'run'} names code that this command would run as you: {named}" in said
     assert FLAG in said
+
+
+LOADS_TORCH = (export_words, replay_words, fork_of_model)
+"""With the flag, these import torch and transformers for 5 s of CPU time before they load the code."""
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [pytest.param(attempt, marks=[pytest.mark.full] if attempt in LOADS_TORCH else []) for attempt in ATTEMPTS],
+)
+def test_code_of_a_folder_runs_with_the_flag(
+    attempt: Words, tmp_path: Path, mark: Path, planted_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words, _ = attempt(tmp_path, planted_model)
     main([*words, FLAG])
     assert mark.exists(), capfd.readouterr().err
     assert "planted_code" not in sys.modules
+
+
+@pytest.mark.parametrize("attempt", LOADS_TORCH)
+def test_a_command_with_the_flag_starts_to_load_the_code(
+    attempt: Words, tmp_path: Path, mark: Path, planted_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flag reaches the check of each command. The packages that would load the code are absent, unless another test has loaded them."""
+    started = tmp_path / "started"
+    (tmp_path / "absent").mkdir()
+    for package in ("torch", "transformers"):
+        file = tmp_path / "absent" / f"{package}.py"
+        file.write_text(f"open({str(started)!r}, 'w').close()\nraise ImportError('absent')\n")
+    monkeypatch.setenv("PYTHONPATH", before(tmp_path / "absent"))
+    monkeypatch.syspath_prepend(str(tmp_path / "absent"))
+    words, _ = attempt(tmp_path, planted_model)
+    with suppress(ImportError):
+        main([*words, FLAG])
+    assert started.exists() or mark.exists()
 
 
 SHOWING = [

@@ -1,7 +1,8 @@
 """Programs forked from a process that has imported their modules: `python -m tests.support.forks MODULE...`.
 
 The import of vLLM takes 7 s of CPU time, more than everything else in the start of an engine with a tiny model.
-Each line on stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "exact": false, "log": path}`. The
+Each line on stdin is a request as JSON, `{"module": ..., "arguments": [...], "environment": {...}, "exact": false, "log": path}`, with
+`errors` for a file of stderr of its own and `folder` for another working directory. The
 program runs as `python -m module` does; its environment is that of this process with the given variables, or exactly these. Answers on
 stdout: `{"pid": p}`, and `{"pid": p, "code": c}` at its end (negative: the signal that ended it).
 The process ends with its stdin, and kills the programs that still run.
@@ -20,11 +21,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 POLL_SECONDS = 0.02
 ANSWER_SECONDS = 240.0
@@ -57,15 +59,67 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-class Forks:
-    """The process that programs are forked from."""
+class ForkedProgram(Forked):
+    """A forked program whose output is read through pipes.
 
-    def __init__(self, modules: Sequence[str], environment: dict[str, str]) -> None:
+    Args:
+        forked: the process.
+        stdout: end of a pipe to read.
+        stderr: end of a pipe to read.
+    """
+
+    def __init__(self, forked: Forked, stdout: IO[str], stderr: IO[str]) -> None:
+        super().__init__(forked.args, forked.pid, forked._ended, forked._codes)
+        self.stdout, self.stderr = stdout, stderr
+        self._read: dict[IO[str], str] = {}
+        self._readers: list[threading.Thread] = []
+
+    def communicate(self, input: str | None = None, timeout: float | None = None) -> tuple[str, str]:
+        """Read both pipes to their ends, then wait for the process, as `subprocess.Popen.communicate`; stdin is empty."""
+        assert not input
+        if not self._readers:
+            self._readers = [
+                threading.Thread(target=self._read_all, args=(pipe,)) for pipe in (self.stdout, self.stderr)
+            ]
+            for reader in self._readers:
+                reader.daemon = True
+                reader.start()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for reader in self._readers:
+            reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        self.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self._read[self.stdout], self._read[self.stderr]
+
+    def _read_all(self, pipe: IO[str]) -> None:
+        with pipe:
+            self._read[pipe] = pipe.read()
+
+    def __enter__(self) -> ForkedProgram:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Kill the program if it still runs."""
+        self.kill()
+        self.wait(ANSWER_SECONDS)
+
+
+class Forks:
+    """The process that programs are forked from.
+
+    Args:
+        modules: names of modules that it imports first.
+        environment: variables in addition to those of this process.
+        prefix: words before its command, such as those of `setpriv`.
+    """
+
+    def __init__(self, modules: Sequence[str], environment: dict[str, str], prefix: Sequence[str] = ()) -> None:
         self._ended = threading.Condition()
         self._started: list[int] = []
         self._codes: dict[int, int] = {}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.forks", *modules],
+            [*prefix, sys.executable, "-m", "tests.support.forks", *modules],
             cwd=Path(__file__).parents[2],
             env=os.environ | environment,
             stdin=subprocess.PIPE,
@@ -73,6 +127,10 @@ class Forks:
             text=True,
         )
         threading.Thread(target=self._read, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -92,6 +150,8 @@ class Forks:
         log: Path,
         environment: Mapping[str, str] | None = None,
         exact: bool = False,
+        errors: Path | None = None,
+        folder: Path | None = None,
     ) -> Forked:
         """Run `python -m module arguments`; its output goes to `log`.
 
@@ -101,10 +161,12 @@ class Forks:
             log: file to append to.
             environment: variables that the program has in addition to those of the process that forks it.
             exact: whether it has these variables only.
+            errors: file for stderr. Default: `log`.
+            folder: working directory. Default: that of this process at its start.
         """
         assert self._process.stdin is not None
         request = {"module": module, "arguments": arguments, "environment": dict(environment or {}), "log": str(log)}
-        request |= {"exact": exact}
+        request |= {"exact": exact, "errors": str(errors or log), "folder": None if folder is None else str(folder)}
         with self._ended:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
@@ -114,6 +176,32 @@ class Forks:
                 )
             return Forked(module, self._started.pop(), self._ended, self._codes)
 
+    def open(
+        self, module: str, *arguments: str, environment: Mapping[str, str], folder: Path | None = None
+    ) -> ForkedProgram:
+        """Run `python -m module arguments` with exactly these variables and pipes, as `subprocess.Popen` does."""
+        (stdout, out), (stderr, err) = os.pipe(), os.pipe()
+        try:
+            # The other process opens the pipes by these names before it answers.
+            out_file, err_file = (Path(f"/proc/{os.getpid()}/fd/{descriptor}") for descriptor in (out, err))
+            forked = self.start(
+                module, *arguments, log=out_file, errors=err_file, environment=environment, exact=True, folder=folder
+            )
+        finally:
+            os.close(out)
+            os.close(err)
+        return ForkedProgram(forked, os.fdopen(stdout), os.fdopen(stderr))
+
+    def call(
+        self, module: str, *arguments: str, environment: Mapping[str, str], folder: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python -m module arguments` to its end, as `tests.support.programs.run_program`."""
+        from tests.support.programs import finish  # not in the process that forks
+
+        with self.open(module, *arguments, environment=environment, folder=folder) as program:
+            out, err = finish(cast("subprocess.Popen[str]", program))
+        return subprocess.CompletedProcess([module, *arguments], program.wait(), out, err)
+
     def close(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -122,11 +210,20 @@ class Forks:
 
 def run(request: dict[str, Any]) -> int:
     """Fork a process for the program; its pid."""
+    files = [
+        os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        for path in (request["log"], request.get("errors", request["log"]))
+    ]
     if pid := os.fork():
+        for file in files:
+            os.close(file)
         return pid
-    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (files[0], 1), (files[1], 2)):
         os.dup2(descriptor, target)
+    for file in files:
+        os.close(file)
+    if request.get("folder") is not None:
+        os.chdir(request["folder"])
     if request.get("exact"):
         os.environ.clear()
     os.environ.update(request["environment"])

@@ -3,38 +3,44 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rlrun.runtime import exit_codes
-from tests.support.programs import run_program
+from tests.support.forks import Forks
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
 PROGRAMS = sorted(PROJECT["scripts"].items())
 CONFIGURED = {"rl", "sft", "trainer", "orchestrator", "inference"}
 MODULES = ["rlrun.trainer", "rlrun.orchestrator", "rlrun.inference", "rlrun.evaluate", "rlrun.pod"]
+IMPORTED = [
+    *dict.fromkeys(target.partition(":")[0] for _, target in PROGRAMS),
+    *("rlrun.trainer.__main__", "rlrun.orchestrator.main", "rlrun.inference.__main__", "rlrun.evaluate.role"),
+]
+"""Modules that are imported once: a program uses 0.5 to 1 s of CPU time for its imports, and little for its answer."""
 NO_CLUSTER = {"KUBECONFIG": "/nonexistent/config", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}
 
 
-def call(code: list[str], *words: str) -> subprocess.CompletedProcess[str]:
-    return run_program([sys.executable, *code, *words], env=NO_CLUSTER)
-
-
-def program(name: str, target: str) -> list[str]:
-    module, _, function = target.partition(":")
-    return ["-c", f"import sys; sys.argv[0] = {name!r}; from {module} import {function} as f; sys.exit(f())"]
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    forks = Forks(IMPORTED, {})
+    yield forks
+    forks.close()
 
 
 @pytest.mark.parametrize(("name", "target"), PROGRAMS, ids=[name for name, _ in PROGRAMS])
-def test_a_program_helps_and_refuses_an_unknown_option(name: str, target: str) -> None:
-    helped = call(program(name, target), "--help")
+def test_a_program_helps_and_refuses_an_unknown_option(forks: Forks, name: str, target: str) -> None:
+    def call(word: str) -> subprocess.CompletedProcess[str]:
+        return forks.call("tests.support.entry_point", name, target, word, environment=NO_CLUSTER)
+
+    helped = call("--help")
     assert (helped.returncode, helped.stderr) == (0, ""), helped.stderr
     called = name.replace("kubectl-", "kubectl ")  # as kubectl calls its plugins
     assert helped.stdout.startswith(f"usage: {called}")
-    refused = call(program(name, target), "--no-such-option")
+    refused = call("--no-such-option")
     # Where the options are a configuration's fields, those that are missing are told as well.
     assert refused.returncode in (
         (exit_codes.USAGE, exit_codes.CONFIGURATION) if name in CONFIGURED else (exit_codes.USAGE,)
@@ -45,10 +51,10 @@ def test_a_program_helps_and_refuses_an_unknown_option(name: str, target: str) -
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_role_helps_and_refuses_an_unknown_option(module: str) -> None:
-    helped = call(["-m", module], "--help")
+def test_a_role_helps_and_refuses_an_unknown_option(forks: Forks, module: str) -> None:
+    helped = forks.call(module, "--help", environment=NO_CLUSTER)
     assert helped.returncode == 0, helped.stderr
     assert helped.stdout.startswith("usage: ")
-    refused = call(["-m", module], "--no-such-option")
+    refused = forks.call(module, "--no-such-option", environment=NO_CLUSTER)
     assert refused.returncode in (2, exit_codes.USAGE), refused.stderr
     assert "Traceback" not in refused.stderr

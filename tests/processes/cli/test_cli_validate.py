@@ -231,6 +231,19 @@ def test_rows_that_may_be_skipped_are_no_problem(capsys: pytest.CaptureFixture[s
     assert main(["validate", write(SFT)]) == 78
 
 
+QWEN3 = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+}
+
+
 def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     text = RUN + "  model: {path: model}\n  environments: [{id: reverse-text}]\n"
 
@@ -253,10 +266,15 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
     assert "config.json cannot be read" in told()
     Path("model", "config.json").write_text("{}")
     assert "names neither architectures nor model_type" in told()
-    Path("model", "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert "cannot load the model" in told(), "the weights' file is empty"
+    Path("model", "config.json").write_text(json.dumps(QWEN3))
+    assert "model/model.safetensors is not a safetensors file; copy or download the file again" in told()
+    tensor = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
+    Path("model", "model.safetensors").write_bytes(len(tensor).to_bytes(8, "little") + tensor + bytes(7))
+    assert f"has {15 + len(tensor)} bytes, but its header promises {16 + len(tensor)}" in told()
     Path("model", "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
-    assert main(["validate", write(text)]) == 0
+    assert main(["validate", write(text)]) == 0, "the trainer can train this family"
+    out, err = capsys.readouterr()
+    assert (len(out.splitlines()), err) == (1, "")
     if os.geteuid():
         Path("model").chmod(0)
         assert "cannot be read by this user" in told()

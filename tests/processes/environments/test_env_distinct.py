@@ -12,7 +12,7 @@ from typing import Any, overload
 import pytest
 
 from rlrun.environments import EpisodeError, Reply, Score, Split, Task
-from rlrun.environments.distinct import CHECKED, SharedTaskError, check_distinct
+from rlrun.environments.distinct import SharedTaskError, check_distinct
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.log import Log
@@ -278,7 +278,9 @@ def test_task_that_cannot_be_read_is_passed_over() -> None:
     check_distinct({"train": Rows([task(0)] * 3), "eval": []})
 
 
-def test_the_check_of_endless_rows_ends() -> None:
+def test_the_check_of_endless_rows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlrun.environments.distinct.CHECKED", 1000)  # the default is the same loop for 3 s
+
     class Endless:
         identified_by_content = False
 
@@ -294,4 +296,4 @@ def test_the_check_of_endless_rows_ends() -> None:
 
     tasks = Endless()
     check_distinct({"train": tasks, "eval": []})  # type: ignore[dict-item]
-    assert tasks.read == CHECKED
+    assert tasks.read == 1000

@@ -110,7 +110,7 @@ ONE_ROLLOUT: dict[str, tuple[str, str]] = {
     "asks_to_stop_at_letters": (ENV, r"stop must be a list of texts"),
     "asks_to_stop_at_nothing": (ENV, r"stop must be a list of texts that are not empty"),
     "asks_with_strange_tools": (ENV, r"tools\[0\] is of type builtin_function_or_method, which is not JSON"),
-    "asks_without_end": (ENV, r"the episode has asked the model 10000 times"),
+    "asks_without_end": (ENV, r"the episode has asked the model 300 times"),
 }
 """Kind and message of what costs its own rollout alone: its neighbours never notice."""
 if os.geteuid() == 0 and platform.machine() == "x86_64":  # else the kernel asks for a price, see `process.guard`

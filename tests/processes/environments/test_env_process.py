@@ -252,6 +252,7 @@ async def test_an_environment_does_not_get_the_runs_key(living: IsolatedEnvironm
     assert b"RLRUN_API_KEY" not in variables
 
 
+@pytest.mark.full  # the rows of `test_env_hostile` are the same deaths
 async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_back() -> None:
     says = {
         "exits": ("crash", r"exited with code 3; the last it printed: so long"),

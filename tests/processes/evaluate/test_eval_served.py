@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from rlrun.evaluate.served.client import ClientConfig
 from rlrun.evaluate.served.servers import RefusedError, Servers
 from rlrun.protocol.files.failures import RoleError
 from tests.support.chat_api import Answer, ChatApi, backwards, cut, never, status, text
+from tests.support.program_forks import RLRUN, program_forks
 from tests.support.programs import wait_for
 from tests.support.waiting import UNREACHED_SECONDS, wait_until
 
@@ -288,14 +287,8 @@ def test_a_server_that_never_answers_ends_the_command(
 def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path, number: int) -> None:
     run = manifest(tmp_path / "run.yaml", orchestrator={"maxConcurrency": 1})
     api.answers = [backwards, backwards, never]
-    words = [sys.executable, "-m", "rlrun.cli.main", "eval", run, "--client.base-url", api.url, "--max-tasks", "4"]
-    process = subprocess.Popen(
-        words,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}/workloads:{ROOT}"},
-        start_new_session=True,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = ["eval", run, "--client.base-url", api.url, "--max-tasks", "4"]
+    process = program_forks().open(RLRUN, *words, environment=os.environ, folder=Path.cwd())
 
     def kept() -> int:
         return sum(file.read_bytes().count(b"\n") for file in Path("evaluations/r/answers").rglob("*.jsonl"))
@@ -306,7 +299,7 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
             "answers are made durable beside the next question, many with one flush"
         )
     finally:
-        os.killpg(process.pid, number)
+        process.send_signal(number)
         _, told = process.communicate()
     if number != signal.SIGKILL:
         assert process.returncode == 130, told
@@ -314,10 +307,10 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
             "eval: interrupted: everything is stopped",
             "  saved:    2 answers in evaluations/r/answers, of which none is asked again",
             "  log:      evaluations/r/eval.log",
-            f"  go on:    rlrun {' '.join(words[3:])}",
+            f"  go on:    rlrun {' '.join(words)}",
         ]
     api.answers = [backwards]
-    assert main(words[3:]) == 0
+    assert main(words) == 0
     assert len(api.asked) == 3 + 2
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from rlrun.runtime import exit_codes
 from tests.support.hub import Hub, Repo, hub
+from tests.support.program_forks import CODE, program_forks
 from tests.support.programs import finish, wait_for
 
 WEIGHTS = bytes(range(256)) * 8192
@@ -28,6 +28,7 @@ FILES = {
 ROWS = b'{"prompt": "a", "completion": "b"}\n'
 PROGRAM = """
 import json, os, sys
+assert "huggingface_hub" not in sys.modules
 from pathlib import Path
 from rlrun.config.models.model import ModelConfig
 from rlrun.environments.dataset_rows import download_set
@@ -83,14 +84,14 @@ class Role:
         self.server, self.folder, self.variables = server, folder, {"HF_HOME": str(folder / "hub")}
 
     def start(self, *asked: dict[str, Any]) -> subprocess.Popen[str]:
+        """Start a program that asks. It is forked from a process that has not imported the hub's client."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         # While a test holds a file back, the process that asked for it is not to ask again.
         patient = {"HF_HUB_DOWNLOAD_TIMEOUT": "240", "HF_HUB_ETAG_TIMEOUT": "240"}
         base = kept | patient | {"HF_ENDPOINT": self.server.url}
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(asked or [{}])], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            cwd=self.folder, env=base | {"HF_HUB_DISABLE_XET": "1", "HOME": str(self.folder)} | self.variables,
-        )  # fmt: skip
+        variables = base | {"HF_HUB_DISABLE_XET": "1", "HOME": str(self.folder)} | self.variables
+        words = (CODE, PROGRAM, json.dumps(asked or [{}]))
+        return cast("subprocess.Popen[str]", program_forks().open(*words, environment=variables, folder=self.folder))
 
     def ask(self, *asked: dict[str, Any]) -> list[dict[str, Any]]:
         """The answers of one process, one after the other; without arguments to one question."""

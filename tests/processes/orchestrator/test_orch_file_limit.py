@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import os
-import resource
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from orch_simulation import make_config
 
-from tests.support.programs import run_program
+from tests.support.program_forks import CODE, program_forks
 
 ROLE = """
 import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[2:])))
 from rlrun.orchestrator import main
 async def begin(config, **_):
     print("limit", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return 0
 sys.exit(main.process(["--config", sys.argv[1]], "role", lambda *a, **k: begin(*a, **k)))
 """
-
-
-def lowered(soft: int, hard: int) -> Callable[[], None]:
-    return lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize(
@@ -44,12 +38,9 @@ def test_the_role_raises_its_limit_and_says_where_it_is_too_few(
     file = tmp_path / "run.json"
     config = make_config(tmp_path / "out", tokenizer_folder, max_concurrency=concurrency)
     file.write_text(config.model_dump_json())
-    ended = run_program(
-        [sys.executable, "-c", ROLE, str(file)],
-        check=True,
-        env=os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": "key"},
-        preexec_fn=lowered(soft, hard),
-    )
+    variables = os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": "key"}
+    ended = program_forks().call(CODE, ROLE, str(file), str(soft), str(hard), environment=variables)
+    assert ended.returncode == 0, ended.stderr
     assert ended.stdout.split() == ["limit", str(limit)]
     if says is None:
         assert "open files" not in ended.stderr

@@ -9,11 +9,10 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -34,6 +33,7 @@ from rlrun.protocol.files import batch as batch_module
 from rlrun.protocol.files import volume_faults
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from tests.support.program_forks import program_forks
 from tests.support.programs import finish
 from tests.support.python_path import before
 from tests.support.waiting import UNREACHED_SECONDS, result_of, wait_until_async
@@ -110,17 +110,12 @@ def test_sigterm_ends_the_process_soon_with_its_own_code(tmp_path: Path, tokeniz
     port = free_port()
     config = write_config(tmp_path, tokenizer_folder, metrics_port=port, trainer_url=f"http://127.0.0.1:{free_port()}")
     env = os.environ | {"RLRUN_ATTEMPT": "1", "RLRUN_API_KEY": API_KEY, "PYTHONPATH": before(ROOT)}
-    command = [sys.executable, "-m", "rlrun.orchestrator", "--config", str(config)]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
+    with program_forks().open("rlrun.orchestrator", "--config", str(config), environment=env) as process:
         for line in process.stderr:
             if "waiting for the trainer" in line:
                 break
         process.send_signal(signal.SIGTERM)
-        _, rest = finish(process)
-    finally:
-        process.kill()
+        _, rest = finish(cast("subprocess.Popen[str]", process))
     assert process.returncode == 128 + signal.SIGTERM
     assert "stopped by a signal" in rest
     assert "Traceback" not in rest

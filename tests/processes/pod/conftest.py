@@ -48,4 +48,5 @@ def pods(tmp_path: Path) -> Iterator[Callable[..., Pod]]:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     for process in (process for pod in made for process in pod.running):
+        process.kill()  # a forked one has no mark
         process.communicate()

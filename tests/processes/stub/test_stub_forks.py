@@ -35,9 +35,9 @@ def test_forked_program_starts_and_ends_as_one_that_is_started(way: str, code: i
 
 
 ENDS = [
-    ("trainer", exit_codes.USAGE, {"RLRUN_API_KEY": ""}),
+    pytest.param("trainer", exit_codes.USAGE, {"RLRUN_API_KEY": ""}, marks=pytest.mark.full),
     ("orchestrator", exit_codes.USAGE, {"RLRUN_ATTEMPT": ""}),
-    ("inference", exit_codes.DATA, {}),
+    pytest.param("inference", exit_codes.DATA, {}, marks=pytest.mark.full),
     ("model", exit_codes.OK, {}),
 ]
 

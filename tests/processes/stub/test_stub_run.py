@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import statistics
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
-from stub_run import Program, StubRun, stub_run
+from stub_run import Program, StubRun, stub_forks, stub_run
 
 from rlrun.config.models.run import config_fingerprint
 from rlrun.local.preflight import free_port
@@ -47,20 +47,18 @@ def kill_where_it_hangs(run: StubRun, trainer: Program) -> None:
     assert run.wait(trainer) == -signal.SIGKILL
 
 
-def cpu_of_ended_children() -> float:
+def cpu_of_ended_programs() -> float:
     """Seconds; unlike time on the clock, they hardly depend on what else the machine does."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return sum(psutil.Process(stub_forks().pid).cpu_times()[2:4])
 
 
 def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Path) -> None:
     with stub_run(tmp_path) as run:
-        run.is_forked = False  # the CPU time of forked programs is counted at the end of the session only
         last = tmp_path / "last"
         waits = {"step": 30, "action": "wait", "file": str(last)}
         run.script(trainer={"stepSeconds": 0.02, "faults": [waits]}, policy={"halfLifeSteps": 5})
         assert run.wait(run.start("model")) == exit_codes.OK, run.state()
-        before = cpu_of_ended_children()
+        before = cpu_of_ended_programs()
         engine, trainer, orchestrator = run.start("inference"), run.start("trainer"), run.start("orchestrator")
         run.until(lambda: completed(run) == [20, 25], "the checkpoint of step 25 is complete, and that of step 15 gone")
         last.touch()
@@ -68,13 +66,13 @@ def test_thirty_steps_end_soon_with_a_rising_reward_and_whole_files(tmp_path: Pa
         assert run.wait(trainer) == exit_codes.OK, run.state()
         engine.send_signal(signal.SIGTERM)
         assert run.wait(engine) == exit_codes.OK, run.state()
-        took = cpu_of_ended_children() - before
+        took = cpu_of_ended_programs() - before
         lines = run.metrics()
         assert [line["step"] for line in lines] == list(range(1, 31))
         first, last = (statistics.fmean(line["reward/mean"] for line in part) for part in (lines[:5], lines[-5:]))
         assert first < 0.6, first
         assert last > 0.85, last
-        assert took < 20, f"the three processes took {took:.1f} s of CPU; it was 7 s"
+        assert 0.2 < took < 13, f"the three processes took {took:.1f} s of CPU without imports; it was 4 s"
         attempt = read_attempt(run.paths.attempt_file(1))
         found = attempt.owned(complete_checkpoints(run.paths))
         assert [checkpoint.step for checkpoint in found] == [25, 30]

@@ -8,6 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
 from stub_run import API_KEY, StubRun, stub_run
 
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify_files
@@ -39,6 +40,7 @@ def tells(run: StubRun, reason: str) -> bool:
     return (progress(run)["storage"] or {}).get("reason") == reason
 
 
+@pytest.mark.full
 def test_a_run_waits_for_its_full_and_then_read_only_volume_and_goes_on_by_itself(tmp_path: Path) -> None:
     with (
         small_volume(tmp_path / "volume", "48m") as volume,

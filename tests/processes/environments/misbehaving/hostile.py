@@ -13,6 +13,7 @@ import deadly_deeds  # noqa: F401
 from deeds import EPISODES, IN_RUN, SCORES, OwnBaseException, deed
 
 from rlrun.environments import Episode, Score, SingleTurnEnvironment, Split, Task
+from rlrun.environments.process import worker
 
 # ---- what it brings
 
@@ -125,6 +126,8 @@ REQUESTS: dict[str, dict[str, Any]] = {
     "asks_with_strange_tools": {"tools": [print]},
 }
 GOOD = ("good", "neighbour", "asks_without_end")
+FEWER_REQUESTS = 300
+"""In the place of `bounds.MAX_REQUESTS` in this process: 10,000 requests and answers take 2 s of CPU time."""
 NAMES = [*IN_RUN, *EPISODES, *SCORES, *REQUESTS, *GOOD]
 
 
@@ -141,6 +144,7 @@ class Hostile(SingleTurnEnvironment):
             if done is not None:
                 await done
         if task.id == "asks_without_end":
+            worker.MAX_REQUESTS = FEWER_REQUESTS
             while True:
                 await model.complete(task.prompt)
         if asked := REQUESTS.get(task.id):

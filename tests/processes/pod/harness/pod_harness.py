@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import rlrun
 from rlrun.api.resolve import resolve_spec
@@ -20,6 +20,7 @@ from rlrun.config.models.run import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
 from rlrun.runtime.processes import LAUNCH_VARIABLE
+from tests.support.program_forks import CODE, program_forks
 from tests.support.programs import finish
 
 STUB_POD = Path(__file__).parents[4] / "tests/support/stub/rlrun-pod"
@@ -79,17 +80,19 @@ class Pod:
         self.running: list[subprocess.Popen[str]] = []
 
     def start(self, command: str, role: str = "", **env: str) -> subprocess.Popen[str]:
-        """Start the container; `role` is the code that takes the role's place."""
+        """Start the container, as a forked process; `role` is the code that takes the role's place."""
         code = f"COMMAND, ROLE = {command!r}, {textwrap.dedent(role)!r}\n{_DRIVER}"
-        return self._start(["-c", code], env)
+        process = cast("subprocess.Popen[str]", program_forks().open(CODE, code, environment=self.env | env))
+        self.running.append(process)  # a forked program has the same methods
+        return process
 
     def start_command(self, command: list[str], **env: str) -> subprocess.Popen[str]:
         """Start the container with this command."""
-        return self._start(command, env, python=False)
+        return self._start(command, env)
 
     def start_stub(self, command: str, **env: str) -> subprocess.Popen[str]:
         """Start the container as the stub image does."""
-        return self._start([str(STUB_POD), command], {"PYTHONPATH": IMPORT_PATH, **env})
+        return self._start([sys.executable, str(STUB_POD), command], {"PYTHONPATH": IMPORT_PATH, **env})
 
     def run(self, command: str, role: str = "", **env: str) -> tuple[int, str, str]:
         """Exit code, stdout and stderr of one start."""
@@ -99,9 +102,9 @@ class Pod:
         """As `run`, with the stub image's role."""
         return _end(self.start_stub(command, **env))
 
-    def _start(self, arguments: list[str], env: dict[str, str], *, python: bool = True) -> subprocess.Popen[str]:
+    def _start(self, command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, *arguments] if python else arguments,
+            command,
             env=self.env | env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

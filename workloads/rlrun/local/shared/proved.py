@@ -84,14 +84,15 @@ def _file_contents(folder: Path) -> Iterator[str]:
     for path in sorted(folder.glob("*.json")):
         yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
     for path in sorted(folder.glob(_WEIGHTS)):
-        yield f"{path.name} {path.stat().st_size} {hashlib.sha256(_safetensors_header(path)).hexdigest()}"
+        yield f"{path.name} {path.stat().st_size} {hashlib.sha256(read_header(path)).hexdigest()}"
 
 
-def _safetensors_header(path: Path) -> bytes:
-    """Header of a safetensors file.
+def read_header(path: Path) -> bytes:
+    """Return the header of a safetensors file: JSON with the name, type, shape and place of each tensor.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the file is not a safetensors file.
+        OSError: it cannot be read.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -100,3 +101,21 @@ def _safetensors_header(path: Path) -> bytes:
         header = file.read(length)
     json.loads(header)
     return header
+
+
+def check_weights(path: Path) -> None:
+    """Refuse a file that no reader of safetensors accepts, such as one of an interrupted copy or a pointer of Git LFS.
+
+    Raises:
+        ValueError: the file is not a safetensors file, or its end is missing.
+        OSError: it cannot be read.
+    """
+    try:
+        header = read_header(path)
+        tensors = [tensor for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        end = max((int(tensor["data_offsets"][1]) for tensor in tensors), default=0)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise ValueError(f"{path} is not a safetensors file") from error
+    expected, found = _LENGTH_BYTES + len(header) + end, path.stat().st_size
+    if found < expected:
+        raise ValueError(f"{path} has {found} bytes, but its header promises {expected}")
