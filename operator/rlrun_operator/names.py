@@ -63,8 +63,8 @@ POOL_LABEL = f"{GROUP}/pool"
 """On nodes: `spec.placement.pool`."""
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
-FOLDER_CONTAINER, MODEL_CONTAINER = "folder", "model"
-"""Init containers without which no role can begin: one makes the run's folder, the other the tiny model."""
+FOLDER_CONTAINER, DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER = "folder", "demonstrations", "model"
+"""Init containers without which no role can start: they make the run's folder, what a tiny model's warm-up learns from, and that model."""
 
 TRAINER_CHANNEL_PORT = 29600
 RENDEZVOUS_PORT = 29500

@@ -15,13 +15,13 @@ from tests.cluster import Cluster
 from tests.controlplane.harness import Json, wait_for
 from tests.controlplane.installation import ROOT, SHARED_NODE, fresh_namespace
 from tests.controlplane.world import APPS, RUNS, World, run
-from tests.unit.operator.restrictions.cases import ANY, CASES, DEFAULTS, EVERYTHING, LISTS, SAYS, Case, pod
+from tests.unit.operator.restrictions.cases import ANY, CASES, CONTAINER, DEFAULTS, EVERYTHING, LISTS, SAYS, Case, pod
 
 CHART = str(ROOT / "charts" / "rlrun-operator")
 SYSTEM = "restrictions-system"
 HERE = {"nodeSelector": SHARED_NODE}
 ACCOUNT = "boss"
-POLICIES = {"defaults": DEFAULTS, "lists": LISTS, "any": ANY, "everything": EVERYTHING}
+POLICIES = {"defaults": DEFAULTS, "lists": LISTS, "any": ANY, "container": CONTAINER, "everything": EVERYTHING}
 
 OF_ANOTHER_TYPE = ("no-map", "no-list")
 """Cases whose values no expression can judge: it ends in an error."""

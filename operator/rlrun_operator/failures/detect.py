@@ -10,7 +10,15 @@ from typing import Literal
 from rlrun.defaults.words import shorten_text
 from rlrun.diagnostics.symptoms import tag_of
 from rlrun.runtime import exit_codes
-from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, ROLES, Names, Role, attempt_number
+from rlrun_operator.names import (
+    DEMONSTRATIONS_CONTAINER,
+    FOLDER_CONTAINER,
+    MODEL_CONTAINER,
+    ROLES,
+    Names,
+    Role,
+    attempt_number,
+)
 from rlrun_operator.pods import Container, Exit, Pod
 from rlrun_operator.status import failure_reasons
 
@@ -129,7 +137,7 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
 
 def _role_cause(pod: Pod) -> Cause | None:
     """Cause that ends a trainer's or the orchestrator's pod; of the latter's init containers, those of environments do not count."""
-    own = (FOLDER_CONTAINER, MODEL_CONTAINER)
+    own = (FOLDER_CONTAINER, DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER)
     return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name in own])
 
 

@@ -1,14 +1,20 @@
 """Manifests of a run's children: pure functions of the run, the attempt and the operator's settings.
 
-`context` says what is rendered from what, `objects`, `network` and `eviction` make what a run needs once, `render_workloads` what each
+`context` says what is rendered from what, `objects` and `network` make what a run needs once, `render_workloads` what each
 attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`,
 `placement` says on which nodes pods may run.
 """
 
 from rlrun_operator.render.context import Host, RunContext, former_spec_hashes, spec_hash
-from rlrun_operator.render.eviction import eviction_budget, has_engines_to_keep
 from rlrun_operator.render.network import orchestrator_policy
-from rlrun_operator.render.objects import Prerequisites, api_key_secret, render_parts, render_prerequisites
+from rlrun_operator.render.objects import (
+    Prerequisites,
+    api_key_secret,
+    eviction_budget,
+    has_engines_to_keep,
+    render_parts,
+    render_prerequisites,
+)
 from rlrun_operator.render.pods import queue_conflicts
 from rlrun_operator.render.workloads import Workloads, render_workloads, spot_deployment, spot_nodes
 

@@ -6,8 +6,8 @@ from rlrun.config.models.file_mark import VARIABLE as CONFIG_MARK
 from rlrun.protocol.messages import endpoints
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE
-from rlrun_operator.names import FOLDER_CONTAINER, MODEL_CONTAINER, Role
-from rlrun_operator.render import environments, security, shared_environments, volume
+from rlrun_operator.names import DEMONSTRATIONS_CONTAINER, FOLDER_CONTAINER, MODEL_CONTAINER, Role
+from rlrun_operator.render import demonstrations, environments, security, shared_environments, volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.objects import API_KEY, CONFIG_FILE
 from rlrun_operator.render.outside import without_proxy
@@ -82,8 +82,9 @@ def folder_container(ctx: RunContext, role: Role) -> dict[str, object]:
 
 
 def _make_folders(ctx: RunContext, role: Role) -> list[str]:
-    shared = shared_environments.shared_folders(ctx) if role == "orchestrator" else ()
-    return list(dict.fromkeys([*volume.folders_to_make(ctx), *shared]))
+    shared = shared_environments.shared_folders(ctx) if role == "orchestrator" else []
+    written = demonstrations.written_folders(ctx) if role == ctx.model_maker else []
+    return list(dict.fromkeys([*volume.folders_to_make(ctx), *shared, *written]))
 
 
 def environments_container(ctx: RunContext) -> list[dict[str, object]]:
@@ -111,12 +112,37 @@ def environments_container(ctx: RunContext) -> list[dict[str, object]]:
     return [container | ({"resources": resources} if resources else {})]
 
 
+def demonstrations_container(ctx: RunContext, role: Role) -> list[dict[str, object]]:
+    """The init container with the code of a tiny model's warm-up environment; none if the model has no warm-up.
+
+    It holds nothing of the run that is a secret, as the container of environments does.
+    """
+    if not demonstrations.has_demonstrations(ctx):
+        return []
+    own = role_block(ctx.spec, role)
+    sources = [{"configMapRef": source} for source in demonstrations.config_maps(own.env_from)]
+    container: dict[str, object] = {
+        "name": DEMONSTRATIONS_CONTAINER,
+        **_image_fields(ctx, role),
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "demonstrations", demonstrations.FOLDER],
+        "env": without_proxy(ctx.spec, demonstrations.variables(ctx, own.env, own.env_from)),
+        "volumeMounts": demonstrations.mounts(ctx, role),
+        "securityContext": security.CONTAINER,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    resources = _container_resources(ctx, role, with_gpus=False)
+    return [container | ({"envFrom": sources} if sources else {}) | ({"resources": resources} if resources else {})]
+
+
 def model_container(ctx: RunContext, role: Role) -> dict[str, object]:
     """The init container that makes the tiny model; in the trainer's first pod, while the others wait for it, or in the orchestrator's.
 
     It asks for what the role asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
     """
     container = _build_container(ctx, role, name=MODEL_CONTAINER, command="model")
+    if demonstrations.has_demonstrations(ctx):
+        container["env"] = [*container["env"], demonstrations.FILE]  # type: ignore[misc]
+        container["volumeMounts"] = [*container["volumeMounts"], demonstrations.READ]  # type: ignore[misc]
     resources = _container_resources(ctx, role, with_gpus=False)
     return container | ({"resources": resources} if resources else {})
 

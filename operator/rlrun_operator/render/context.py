@@ -105,6 +105,13 @@ class RunContext:
         return self.host is None and self.spec.task != "SFT" and not self.colocated
 
     @property
+    def model_maker(self) -> Role | None:
+        """Role that makes the tiny model; None: the run has no tiny model, or its host makes it."""
+        if self.host is not None or self.spec.model.tiny is None:
+            return None
+        return "trainer" if self.has_trainer else "orchestrator"
+
+    @property
     def engine_total(self) -> int:
         """Engines of the run, those on interruptible nodes among them."""
         return self.engine_count or self.spec.inference.least

@@ -8,7 +8,15 @@ from rlrun.api.kubernetes import KEY_VARIABLE, is_reserved
 from rlrun.api.pods import SpotSpec
 from rlrun.config.models.file_mark import NOT_READ_BY_ENGINES
 from rlrun_operator.names import CONFIG_ANNOTATION, ROLES, RUN_UID_ANNOTATION, SPOT_LABEL, SPOT_SET, Role, child_labels
-from rlrun_operator.render import containers, environments, placement, security, shared_environments, volume
+from rlrun_operator.render import (
+    containers,
+    demonstrations,
+    environments,
+    placement,
+    security,
+    shared_environments,
+    volume,
+)
 from rlrun_operator.render.context import RunContext, config_format, document_mark
 from rlrun_operator.render.merge import merge_patch
 from rlrun_operator.state import Json
@@ -100,7 +108,8 @@ def _pod_spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account
     first: list[dict[str, object]] = [containers.folder_container(ctx, role)]
-    if role == _model_maker(ctx) and ctx.spec.model.tiny is not None:
+    if role == ctx.model_maker:
+        first += containers.demonstrations_container(ctx, role)
         first.append(containers.model_container(ctx, role))
     if role == "orchestrator":
         first += environments.environment_containers(ctx)
@@ -120,13 +129,6 @@ def _pod_spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json
     return spec | {field: value for field, value in optional.items() if value}
 
 
-def _model_maker(ctx: RunContext) -> Role | None:
-    """Role that makes the tiny model; None: a guest's is its host's."""
-    if ctx.host is not None:
-        return None
-    return "trainer" if ctx.has_trainer else "orchestrator"
-
-
 def _host_affinity(ctx: RunContext) -> str | None:
     """The host, where its claim can be mounted on one node only."""
     return ctx.host.name if ctx.host is not None and placement.one_node(ctx.host.spec) else None
@@ -143,6 +145,8 @@ def _pod_volumes(ctx: RunContext, role: Role) -> list[Json]:
         {"name": containers.SHARED_MEMORY, "emptyDir": memory},
         *({"name": name, "emptyDir": {"sizeLimit": containers.SCRATCH_LIMIT}} for name in containers.SCRATCH),
     ]
+    if role == ctx.model_maker:
+        volumes += demonstrations.demonstrations_volumes(ctx)
     if role == "orchestrator":
         token = {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}}
         ca = {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}

@@ -8,12 +8,14 @@ only the hub's caches of data. Its variables come from the orchestrator, for eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from rlrun.api.kubernetes import read_amount
+from rlrun_operator.names import Role
 from rlrun_operator.render import volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.render.environments import FOLDER
+from rlrun_operator.render.placement import role_block
 from rlrun_operator.state import Json, Manifest
 
 NAME = "environments"
@@ -70,27 +72,31 @@ def shared_mounts(ctx: RunContext) -> list[Json]:
         {"name": NAME, "mountPath": SOCKET_FOLDER},
         {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"},
         *({"name": name, "mountPath": path} for name, path in _SCRATCH.items()),
-        *_mounts_of_the_user(ctx),
+        *mounts_of_the_user(ctx, "orchestrator", taken={*_SCRATCH.values(), "/dev/shm"}),
     ]
 
 
-def _mounts_of_the_user(ctx: RunContext) -> Iterator[Json]:
-    """Yield the mounts that `podTemplate` adds to the orchestrator's container, for reading: modules and data of environments.
+def mounts_of_the_user(ctx: RunContext, role: Role, *, taken: Set[str]) -> Iterator[Json]:
+    """Yield the mounts that `podTemplate` adds to a role's container, for reading: modules and data of environments.
 
-    Volumes with Secrets stay with the orchestrator: they may be a tracker's.
+    Volumes with Secrets stay with the role: they may be a tracker's.
+
+    Args:
+        ctx: the run.
+        role: role whose container has the mounts.
+        taken: mount paths of the other container, which stay as they are.
     """
-    spec = ctx.spec.orchestrator.pod_template.get("spec")
+    spec = role_block(ctx.spec, role).pod_template.get("spec")
     spec = spec if isinstance(spec, Mapping) else {}
     copied = {
         volume.get("name")
         for volume in _list_mappings(spec.get("volumes"))
         if not any(volume.get(source) is not None for source in _NOT_COPIED)
     }
-    taken = {*_SCRATCH.values(), "/dev/shm", ctx.storage.mount_path}
     for container in _list_mappings(spec.get("containers")):
-        if container.get("name") == "orchestrator":
+        if container.get("name") == role:
             for mount in _list_mappings(container.get("volumeMounts")):
-                if mount.get("name") in copied and mount.get("mountPath") not in taken:
+                if mount.get("name") in copied and mount.get("mountPath") not in {*taken, ctx.storage.mount_path}:
                     yield {**mount, "readOnly": True}
 
 

@@ -63,6 +63,7 @@ def render_template() -> str:
     )
     every = run_clauses()
     always = _policy_validations(clause for clause in every if clause.kind == "list")
+    isolated = _policy_validations(clause for clause in every if clause.kind == "isolation")
     restricted = _policy_validations(clause for clause in every if clause.kind == "form")
     return "".join(
         (
@@ -74,6 +75,9 @@ def render_template() -> str:
             always,
             '  {{- if eq .Values.policy.podTemplate "Restricted" }}\n',
             restricted,
+            "  {{- end }}\n",
+            '  {{- if eq (.Values.policy.environmentIsolation | default "Any") "Container" }}\n',
+            isolated,
             "  {{- end }}\n",
             _BINDING,
         )

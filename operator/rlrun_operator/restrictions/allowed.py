@@ -15,6 +15,7 @@ from rlrun_operator.restrictions.rules import (
     Each,
     Fields,
     Holds,
+    Isolation,
     Keys,
     Listed,
     NotRoot,
@@ -163,7 +164,7 @@ REST = Fields(
     {
         "tracking": Fields({"wandb": _TRACKER, "mlflow": _TRACKER}, closed=False),
         "storage": Fields({"claimName": Listed("claims")}, closed=False),
-        "environments": Each(Fields({"image": Listed("images")}, closed=False)),
+        "environments": Each(Fields({"image": Listed("images"), "isolation": Isolation()}, closed=False)),
     },
     closed=False,
 )

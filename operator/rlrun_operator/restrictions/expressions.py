@@ -20,6 +20,7 @@ from rlrun_operator.restrictions.rules import (
     Each,
     Fields,
     Holds,
+    Isolation,
     Keys,
     Listed,
     NotRoot,
@@ -29,7 +30,7 @@ from rlrun_operator.restrictions.rules import (
 )
 from rlrun_operator.restrictions.run_policy import RUN_KEY, ListName
 
-Kind = Literal["form", "list"]
+Kind = Literal["form", "list", "isolation"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Clause:
         path: field that it is about; `ROLE` stands for each role.
         cel: true where the field is allowed.
         words: what is allowed there.
-        kind: `form` counts only where `policy.podTemplate` is Restricted.
+        kind: `form` counts only if `policy.podTemplate` is Restricted, `isolation` only if `policy.environmentIsolation` is Container.
     """
 
     path: str
@@ -112,6 +113,9 @@ def _rule_clauses(rule: Rule, at: str, path: str, depth: int = 0) -> Iterator[Cl
         case Keys():
             mine = f"!k.matches(r'^({RESERVED_LABELS})$') && {at}[k] != null"
             yield Clause(path, f"{at}.all(k, {mine})", "the operator and Kubernetes find pods by such labels")
+        case Isolation():
+            words = "it has to be Container, or left out (policy.environmentIsolation of the operator's chart)"
+            yield Clause(path, f"{at} == 'Container'", words, "isolation")
         case _:
             yield Clause(path, *_leaf_clause(rule, at))
 

@@ -17,6 +17,7 @@ from rlrun_operator.restrictions.rules import (
     Each,
     Fields,
     Holds,
+    Isolation,
     Keys,
     Listed,
     NotRoot,
@@ -97,6 +98,8 @@ class _Place:
                 yield from self._listed(rule, value)
             case Keys():
                 yield from self._keys(rule, value)
+            case Isolation():
+                yield from self._isolation(value)
             case _:
                 if self.exact and (fix := _describe_fault(rule, value)):
                     yield self._no(value, fix)
@@ -153,6 +156,18 @@ class _Place:
                 yield there._no(inner, "remove it: the operator and Kubernetes find pods by such labels")
             if inner is None and self.exact:
                 yield there._no(None, "null would remove what the operator sets; remove the line")
+
+    def _isolation(self, value: object) -> Iterator[str]:
+        """An environment that names no place has the container (`EnvironmentConfig.shares_container`)."""
+        required = self.policy.environment_isolation
+        if required != "Any" and value != required:
+            fix = (
+                f"set it to {required} or remove it: the code then runs next to the orchestrator, without the run's key"
+            )
+            yield (
+                f"{self.path} ({_show_value(value)}) is not allowed by this installation "
+                f"(policy.environmentIsolation: {required}); {fix}"
+            )
 
     def _in(self, path: str) -> _Place:
         return replace(self, path=path)

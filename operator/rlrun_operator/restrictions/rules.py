@@ -79,4 +79,9 @@ class VariableName:
     """The name of an environment variable that the operator does not set itself."""
 
 
-Rule = Anything | Fields | Each | Containers | Only | Holds | NotRoot | Listed | Keys | VariableName
+@dataclass(frozen=True)
+class Isolation:
+    """The place of an environment's code: `Process` only if the policy's `environmentIsolation` is Any."""
+
+
+Rule = Anything | Fields | Each | Containers | Only | Holds | NotRoot | Listed | Keys | VariableName | Isolation

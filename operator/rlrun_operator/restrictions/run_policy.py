@@ -63,7 +63,8 @@ class RunPolicy(Config):
         "karpenter.sh/do-not-disrupt",
     )
     """Annotations of pods that a `podTemplate` may set: container runtimes and networks take orders from some."""
-
+    environment_isolation: Literal["Any", "Container"] = "Any"
+    """Container: no code of an environment, or of rewards that `dataset` names, runs in the orchestrator's container."""
     egress: Annotated[tuple[AddressBlock, ...], Field(max_length=64)] = ANY_ADDRESS
     """Addresses that rules without an address open (hubs, names of trackers), and that other rules of a run may name."""
 

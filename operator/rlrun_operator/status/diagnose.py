@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from rlrun.defaults.words import shorten_text
-from rlrun_operator.names import MODEL_CONTAINER, ROLES, Role
+from rlrun_operator.names import DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER, ROLES, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import admission_limits, object_events, reasons
@@ -74,7 +74,7 @@ def pods_ready(scene: Scene, patient: bool) -> ConditionUpdate:
 
 
 def _prepares_model(pod: Pod) -> bool:
-    return any(c.init and c.running and c.name == MODEL_CONTAINER for c in pod.containers)
+    return any(c.init and c.running and c.name in (DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER) for c in pod.containers)
 
 
 def inference_condition(scene: Scene, patient: bool) -> ConditionUpdate:

@@ -14,9 +14,13 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main as rlrun
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, read_error
+from rlrun.environments.demonstrations import WARMUP_BATCH, collect_demonstrations, write_demonstrations
+from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, RoleError, read_error
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from rlrun.trainer.modeling.shared_model import model_source
 from rlrun.trainer.modeling.tiny_model import encode_demonstration, main, make_tiny_model, make_tokenizer
+from rlrun.trainer.ranks.group import Group
 
 SMALL = {"hidden_size": 32, "layers": 1, "warmup_steps": 2}
 CONVERSATION = [
@@ -77,11 +81,18 @@ def test_the_same_configuration_gives_the_same_bytes(tmp_path: Path) -> None:
     config = TinyModelConfig(**SMALL, warmup_environment="reverse-text", warmup_args={"length": 3})
     for name in ("one", "two"):
         make_tiny_model(tmp_path / name, config)
+    file = tmp_path / "demonstrations.json"
+    write_demonstrations(
+        file, collect_demonstrations("reverse-text", {"length": 3}, config.warmup_steps * WARMUP_BATCH)
+    )
+    not_loaded = config.model_copy(update={"warmup_environment": "not_installed:make"})
+    make_tiny_model(tmp_path / "from-file", not_loaded, demonstrations=file)
     make_tiny_model(tmp_path / "other", config.model_copy(update={"seed": 1}))
     names = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(names)
     for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+        for other in ("two", "from-file"):
+            assert (tmp_path / "one" / name).read_bytes() == (tmp_path / other / name).read_bytes(), (other, name)
     weights = "model.safetensors"
     assert (tmp_path / "one" / weights).read_bytes() != (tmp_path / "other" / weights).read_bytes()
 
@@ -131,3 +142,19 @@ def test_a_warm_up_that_cannot_be_is_one_message(
     assert main(["--config", str(file)]) == exit_codes.CONFIGURATION
     assert "did you mean reverse-text" in capsys.readouterr().err
     assert str(read_error(tmp_path / "private")).startswith("model.tiny: ")
+
+
+def test_trainer_in_a_pod_runs_no_code_of_a_warm_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, solo: Group
+) -> None:
+    """It holds the run's key. On one machine it makes the model that is missing."""
+    spec = RLRunSpec.model_validate(
+        {"model": {"tiny": SMALL | {"warmup_environment": "reverse-text"}}, "environments": [{"id": "reverse-text"}]}
+    )
+    config, paths = resolve_spec(spec, name="x", uid="u", output_dir=str(tmp_path)).trainer, RunPaths(tmp_path)
+    monkeypatch.setenv("RLRUN_POD_NAME", "run-trainer-0")
+    with pytest.raises(RoleError, match=r"model does not exist.*delete the pod run-trainer-0"):
+        model_source(config, paths, solo)
+    assert not paths.model.exists()
+    monkeypatch.delenv("RLRUN_POD_NAME")
+    assert model_source(config, paths, solo) == str(paths.model)

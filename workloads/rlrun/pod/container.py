@@ -109,7 +109,7 @@ class Container:
         if self._config.trainer.model.tiny is None or self._model_is_there():
             return exit_codes.OK
         self._output.say("making the tiny model")
-        # An environment's code may run in it (`warmupEnvironment`), and it talks to no other process.
+        # It talks to no other process. Code of `warmupEnvironment` has run in a container without the key.
         return self._process(self._programs.model(self._config_file(restart=False)), "trainer", with_key=False)
 
     def _wait_for_model(self) -> None:

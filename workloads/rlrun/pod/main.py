@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 UMASK = 0o027
 """Mask of new files: what a run writes on its volume is for its own user and group."""
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
-SHARE_CODE, MAKE_FOLDERS, ENVIRONMENTS = "share-code", "make-folders", "environments"
+SHARE_CODE, MAKE_FOLDERS, ENVIRONMENTS, DEMONSTRATIONS = "share-code", "make-folders", "environments", "demonstrations"
 _USAGE = (
     f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator\n"
     f"       rlrun-pod {SHARE_CODE} FOLDER: copy this package there, for containers of other images\n"
     f"       rlrun-pod {MAKE_FOLDERS} FOLDER...: make them on the run's volume, before the pod's other containers mount them\n"
-    f"       rlrun-pod {ENVIRONMENTS} SOCKET: start environments for the orchestrator, in a container without its secrets"
+    f"       rlrun-pod {ENVIRONMENTS} SOCKET: start environments for the orchestrator, in a container without its secrets\n"
+    f"       rlrun-pod {DEMONSTRATIONS} FOLDER: write what a tiny model's warm-up learns from, in a container without the run's secrets"
 )
 
 
@@ -52,6 +53,8 @@ def main(
         return _make_folders(words[1:], signals)
     if len(words) == 2 and words[0] == ENVIRONMENTS:
         return _serve_environments(words[1], signals)
+    if len(words) == 2 and words[0] == DEMONSTRATIONS:
+        return _make_demonstrations(words[1])
     if len(words) != 1 or words[0] not in COMMANDS:
         print(_USAGE, file=sys.stderr)
         return exit_codes.USAGE
@@ -116,6 +119,24 @@ def _serve_environments(socket: str, signals: Signals) -> int:
     from rlrun.environments.process.host import serve_shared
 
     serve_shared(Path(socket), signals.fileno())
+    return exit_codes.OK
+
+
+def _make_demonstrations(folder: str) -> int:
+    from pathlib import Path
+
+    from rlrun.pod.role.termination_message import cut, write_termination_message
+    from rlrun.pod.settings import PodSettings
+    from rlrun.pod.start.demonstrations import make_demonstrations
+    from rlrun.protocol.files.failures import RoleError
+
+    try:
+        make_demonstrations(Path(folder), os.environ)
+    except RoleError as error:
+        _say(str(error))
+        log = Path(os.environ.get("RLRUN_TERMINATION_LOG") or PodSettings.termination_log)
+        write_termination_message(log, cut(str(error)))
+        return error.code
     return exit_codes.OK
 
 

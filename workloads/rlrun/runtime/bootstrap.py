@@ -34,6 +34,12 @@ SHARED_SOCKET_VARIABLE = "RLRUN_SHARED_ENVIRONMENTS_SOCKET"
 """Environment variable of the orchestrator's container: the socket of the container that environments without an image share."""
 
 
+DEMONSTRATIONS_VARIABLE = "RLRUN_DEMONSTRATIONS"
+"""Environment variable of a pod's container that makes the tiny model: the file that its warm-up learns from."""
+DEMONSTRATIONS_FILE = "demonstrations.json"
+"""Name of that file."""
+
+
 def folder_of(folder: str, index: int) -> str:
     """Folder of `environments[index]`, which its container alone writes."""
     return f"{folder}/{index}"

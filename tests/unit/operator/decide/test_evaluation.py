@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from rlrun.protocol.messages import annotations as keys
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import Ref
@@ -137,21 +139,25 @@ def test_a_volume_of_one_node_is_where_the_engines_are() -> None:
         assert term["labelSelector"]["matchLabels"]["rlrun.io/role"] == "inference"
 
 
-def test_the_orchestrator_makes_the_tiny_model_and_that_it_cannot_is_told() -> None:
-    kube = Kube(EVAL | {"model": {"tiny": {}}})
+@pytest.mark.parametrize(
+    ("tiny", "container"), [({}, "model"), ({"warmupEnvironment": "reverse-text"}, "demonstrations")]
+)
+def test_orchestrator_makes_the_tiny_model_and_reports_a_failure(tiny: dict[str, str], container: str) -> None:
+    kube = Kube(EVAL | {"model": {"tiny": tiny}})
     pod = next(a.manifest for a in kube.decide().apply if a.manifest["kind"] == "Pod")
-    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["folder", "model", "environments"]
+    made = ["demonstrations", "model"] if tiny else ["model"]
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["folder", *made, "environments"]
     kube.make_ready = False
     kube.settle()
     kube.tick()
     status = kube.pod("orchestrator")["status"]
-    status["initContainerStatuses"] = [{"name": "model", "restartCount": 0, "state": {"running": {}}}]
+    status["initContainerStatuses"] = [{"name": container, "restartCount": 0, "state": {"running": {}}}]
     kube.tick()
     assert kube.condition("PodsReady")["message"] == "orchestrator: the init container is making the tiny model"
     end = {"exitCode": 74, "reason": "Error", "message": "cannot write to /data/run", "finishedAt": rfc3339(kube.now)}
     status = kube.pod("orchestrator")["status"]
     status |= {"phase": "Failed"}
-    status["initContainerStatuses"] = [{"name": "model", "restartCount": 0, "state": {"terminated": end}}]
+    status["initContainerStatuses"] = [{"name": container, "restartCount": 0, "state": {"terminated": end}}]
     kube.tick()
     assert kube.status["lastFailure"]["message"] == "cannot write to /data/run"
     assert kube.status["lastFailure"]["exitCode"] == 74

@@ -20,6 +20,8 @@ LISTS = RunPolicy(
 )
 DEFAULTS = RunPolicy()
 ANY = RunPolicy(pod_template="Any", images=("registry.example.com/team/*",))
+CONTAINER = RunPolicy.model_validate({"environmentIsolation": "Container"})
+"""Environments, and rewards that `dataset` names, run in a container without the run's key."""
 EVERYTHING = RunPolicy(pod_template="Any", service_accounts=("*",), secrets=("*",), priority_classes=("*",))
 
 
@@ -119,8 +121,27 @@ ALLOWED = [
         {**pod(serviceAccountName="x"), "orchestrator": {"envFrom": [{"secretRef": {"name": "db"}}]}},
         policy=EVERYTHING,
     ),
+    Case("process-by-default", {"environments": [{"id": "a", "isolation": "Process"}]}),
+    Case(
+        "container-or-silent",
+        {"environments": [{"id": "a"}, {"id": "b", "isolation": "Container"}, {"id": "c", "image": "x"}]},
+        policy=CONTAINER,
+    ),
 ]
+REWARD = {"reward": "my_rewards:score", "path": "/data/rows.jsonl"}
 REFUSED = [
+    Case(
+        "process-where-containers-are-required",
+        {"environments": [{"id": "a"}, {"id": "b", "isolation": "Process"}]},
+        ("environments[1].isolation",),
+        CONTAINER,
+    ),
+    Case(
+        "reward-in-a-process-where-containers-are-required",
+        {"environments": [{"id": "dataset", "args": REWARD, "isolation": "Process"}]},
+        ("environments[0].isolation",),
+        CONTAINER,
+    ),
     Case("secret-of-a-like-name", volume(secret={"secretName": "not-for-rlrun-x"}), (f"{V}.secret.secretName",)),
     Case("host-network", pod(hostNetwork=True), (f"{S}.hostNetwork",)),
     Case("host-pid", pod(hostPID=True), (f"{S}.hostPID",)),

@@ -17,8 +17,9 @@ import signal
 import socket as sockets
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -75,11 +76,11 @@ class _OutsideOnly(asyncio.Protocol):
     An environment in the shared container could else have this process start a second one, with limits of its own choice.
 
     Args:
-        accepted: takes the connection over.
+        accept: returns the protocol of an accepted connection. It is not called for others, so that refused connections leave nothing.
     """
 
-    def __init__(self, accepted: asyncio.Protocol) -> None:
-        self._accepted = accepted
+    def __init__(self, accept: Callable[[], asyncio.Protocol]) -> None:
+        self._accept = accept
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         transport = cast(asyncio.Transport, transport)
@@ -88,8 +89,9 @@ class _OutsideOnly(asyncio.Protocol):
         if _started_here(pid):
             transport.abort()
             return
-        transport.set_protocol(self._accepted)
-        self._accepted.connection_made(transport)
+        accepted = self._accept()
+        transport.set_protocol(accepted)
+        accepted.connection_made(transport)
 
 
 def _started_here(pid: int) -> bool:
@@ -148,16 +150,18 @@ class _Guest(Worker):
 
     Args:
         is_shared: whether other environments run in this container.
+        on_lost: called with the guest after the end of its connection.
     """
 
-    def __init__(self, *, is_shared: bool) -> None:
+    def __init__(self, *, is_shared: bool, on_lost: Callable[[_Guest], None]) -> None:
         super().__init__()
-        self._is_shared = is_shared
+        self._is_shared, self._on_lost = is_shared, on_lost
         self._life: Life | None = None
         self._loading: asyncio.Task[None] | None = None
 
     def _lost(self, error: WireError | None) -> None:
         self.end()
+        self._on_lost(self)
 
     def end(self) -> None:
         """End the environment, should it have begun."""
@@ -219,17 +223,19 @@ async def serve_connections(socket: Path, stopped: asyncio.Event, *, is_shared: 
         is_shared: whether several environments run in this container, closed to each other.
     """
     guests: set[_Guest] = set()
+    """Guests whose connection is open: a run of weeks loads its environments again many times."""
 
-    def connected() -> asyncio.Protocol:
-        guest = _Guest(is_shared=is_shared)
+    def accept() -> asyncio.Protocol:
+        guest = _Guest(is_shared=is_shared, on_lost=guests.discard)
         guests.add(guest)
-        return _OutsideOnly(guest.wire) if is_shared else guest.wire
+        return guest.wire
 
+    connected = partial(_OutsideOnly, accept) if is_shared else accept
     server = await asyncio.get_running_loop().create_unix_server(connected, str(socket))
     await asyncio.to_thread(socket.chmod, SOCKET_MODE)
     await stopped.wait()
     server.close()
-    for guest in guests:
+    for guest in tuple(guests):
         guest.wire.close()
         guest.end()
 

@@ -68,6 +68,9 @@ class MetricsFile:
         writer.write(path.name, lambda: keep_metrics(path, through=base_step, prefix=whole), keep=True)
         self._lines: dict[int, MetricsLine] = {}
         self._parts: dict[int, set[str]] = {}
+        """Known parts of the steps in `_lines`."""
+        self._flushed = -1
+        """Highest step whose line was passed on; lines are passed on in order of step."""
         self._leaving: deque[tuple[int, MetricsLine]] = deque()
         """Whole lines on their way to the file; its writer takes them from the left."""
         self._successor: int | None = None
@@ -134,7 +137,9 @@ class MetricsFile:
     def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, float]) -> None:
         """Add one part of a step's line; an evaluation that was given up adds an empty one."""
         self._lines.setdefault(step, {}).update(values)
-        self._parts.setdefault(step, set()).add(part)
+        # A part of a step that has its line makes another line, without waiting for other parts.
+        before = set() if step > self._flushed else {"batch", "trained", "evaluation"}
+        self._parts.setdefault(step, before).add(part)
         self._flush()
 
     def unwritten(self, through: int) -> tuple[MetricsLine, ...]:
@@ -159,6 +164,8 @@ class MetricsFile:
                 return
             self._check_alone()
             line = {"step": step, "attempt": self._attempt, "time": time.time()} | self._lines.pop(step)
+            del self._parts[step]
+            self._flushed = max(self._flushed, step)
             if step <= self._furthest:
                 line[FURTHEST] = self._furthest
             self._count(line)

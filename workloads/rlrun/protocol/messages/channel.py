@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from rlrun.config.base import Config
 from rlrun.protocol.files.volume_faults import StorageReason, Trouble
@@ -122,6 +122,9 @@ class TrainerState(Config):
 
 class EventList(Config):
     """Answer to a long poll."""
+
+    # pydantic-core keeps up to 16,384 short strings of all documents, and the path of each version is another one.
+    model_config = ConfigDict(cache_strings="keys")
 
     attempt: Annotated[int, Field(ge=1)]
     """Attempt of the trainer that answers."""

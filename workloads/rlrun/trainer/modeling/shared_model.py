@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from torch import nn
@@ -64,6 +65,12 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
     source = fetch.model_source(config.model, paths.model, with_weights=True, trained=True)
     if group.leads:
         if config.model.tiny is not None and not (paths.model / "config.json").exists():
+            if config.model.tiny.warmup_environment is not None and (pod := os.environ.get("RLRUN_POD_NAME")):
+                # Code of the warm-up environment may not run here, next to the run's key.
+                raise RoleError(
+                    f"{paths.model} does not exist, and an init container makes it; delete the pod {pod}",
+                    exit_codes.DATA,
+                )
             from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
             try:

@@ -6,6 +6,7 @@ Optionally warmed up with supervision on an environment's demonstrations, so tha
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,13 +19,18 @@ from torch.nn.functional import cross_entropy
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.config.models.run import RunConfig
 from rlrun.diagnostics import heap
+from rlrun.environments.demonstrations import (
+    WARMUP_BATCH,
+    collect_demonstrations,
+    read_demonstrations,
+)
 from rlrun.protocol.files.durable import new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import DEMONSTRATIONS_VARIABLE
 from rlrun.trainer.modeling.character_tokenizer import CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
 
-WARMUP_BATCH = 64
 WARMUP_LR = 9e-4
 WARMUP_DECAY = 0.25
 """Share of the steps, at the end, over which the rate falls to 0: where the model lands then depends less on the seed."""
@@ -48,11 +54,16 @@ def make_tokenizer() -> Any:
     return fast
 
 
-def make_tiny_model(folder: Path, config: TinyModelConfig) -> None:
+def make_tiny_model(folder: Path, config: TinyModelConfig, *, demonstrations: Path | None = None) -> None:
     """Make the model at `folder`, durable and whole. The same configuration gives the same bytes.
 
+    Args:
+        folder: of the model.
+        config: of the model.
+        demonstrations: file of the warm-up's conversations; None: the warm-up environment is loaded here.
+
     Raises:
-        ValueError: the warm-up environment has no demonstrations.
+        ValueError: the warm-up environment has no demonstrations, or their file cannot be used.
         rlrun.environments.registry.EnvironmentLoadError: there is no such environment, or it refuses its arguments.
     """
     with heap.without_collector():
@@ -81,7 +92,7 @@ def make_tiny_model(folder: Path, config: TinyModelConfig) -> None:
             torch.manual_seed(config.seed)
             model = LlamaForCausalLM(architecture)
             if config.warmup_environment is not None:
-                _warm_up(model, tokenizer, config)
+                _warm_up(model, tokenizer, config, _conversations(config, demonstrations))
     finally:
         torch.set_num_threads(threads)
     with new_folder(folder) as unfinished:
@@ -89,22 +100,20 @@ def make_tiny_model(folder: Path, config: TinyModelConfig) -> None:
         tokenizer.save_pretrained(unfinished)
 
 
-def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig) -> None:
-    """Supervised steps on demonstrations of tasks from the end of the train split: RL starts with those at the beginning."""
-    from rlrun.environments.protocol import Demonstrates
-    from rlrun.environments.registry import load_environment
+def _conversations(config: TinyModelConfig, file: Path | None) -> list[list[dict[str, Any]]]:
+    if file is not None:
+        return read_demonstrations(file)
+    return collect_demonstrations(
+        config.warmup_environment or "", config.warmup_args, config.warmup_steps * WARMUP_BATCH
+    )
 
-    environment = load_environment(config.warmup_environment or "", dict(config.warmup_args))
-    if not isinstance(environment, Demonstrates):
-        raise ValueError(
-            f"model.tiny.warmupEnvironment {config.warmup_environment} has no demonstrations to learn from"
-        )
-    tasks = environment.tasks("train")
+
+def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig, known: Sequence[list[dict[str, Any]]]) -> None:
+    """Supervised steps on demonstrations, again from the first one after the last."""
     wanted = config.warmup_steps * WARMUP_BATCH
-    conversations = []
-    for number in range(wanted):
-        task = tasks[len(tasks) - 1 - number % len(tasks)]
-        conversations.append([*task.prompt, *environment.demonstration(task)])
+    if wanted and not known:
+        raise ValueError(f"model.tiny.warmupEnvironment {config.warmup_environment} has no tasks to learn from")
+    conversations = [known[number % len(known)] for number in range(wanted)]
     optimizer = torch.optim.AdamW(model.parameters(), lr=WARMUP_LR, weight_decay=0.0)
     for start in range(0, wanted, WARMUP_BATCH):
         left = (wanted - start) / wanted
@@ -162,7 +171,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = RunPaths(Path(config.output_dir)).model
     try:
         with storage_errors(folder, "make the tiny model"):
-            make_tiny_model(folder, config.model.tiny)
+            file = os.environ.get(DEMONSTRATIONS_VARIABLE)
+            make_tiny_model(folder, config.model.tiny, demonstrations=None if file is None else Path(file))
     except (RoleError, ValueError) as error:
         failure = error if isinstance(error, RoleError) else RoleError(f"model.tiny: {error}", exit_codes.CONFIGURATION)
         print(f"tiny_model: {failure}", file=sys.stderr)

@@ -1,0 +1,79 @@
+"""Init container that runs the code of a tiny model's warm-up environment, without a secret of the run.
+
+It has neither the run's key nor its configuration. It leaves a file with conversations, which the next container learns from.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.custom import SAFE_PATH_VARIABLE
+from rlrun.environments.demonstrations import WARMUP_BATCH, collect_demonstrations, write_demonstrations
+from rlrun.pod.signals import HANDLED, SIGNALLED
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+from rlrun.runtime.bootstrap import DEMONSTRATIONS_FILE
+
+WARMUP_VARIABLE, MODEL_VARIABLE = "RLRUN_WARMUP", "RLRUN_MODEL_FOLDER"
+"""Environment variables: the fields of `TinyModelConfig` as JSON, and the folder of the finished model."""
+CANDIDATE = "RLRUN_CANDIDATE_"
+"""Beginning of variables with values of one name from several Secrets: `RLRUN_CANDIDATE_1_HF_TOKEN`. The last one counts."""
+
+
+def make_demonstrations(folder: Path, env: MutableMapping[str, str]) -> None:
+    """Write the demonstrations that the warm-up needs, if the model does not exist yet.
+
+    Args:
+        folder: empty folder for the file.
+        env: environment of the container; variables of candidates are replaced by the variable that they stand for.
+
+    Raises:
+        RoleError: the environment cannot be loaded or has no demonstrations, or the folder cannot be written.
+    """
+    for number in HANDLED:
+        # As the first process of a container: the kernel has no default for it, and code of the environment may never return.
+        signal.signal(number, _end)
+    if not _is_needed(env):
+        return
+    tiny = TinyModelConfig.model_validate_json(env[WARMUP_VARIABLE])
+    _choose_candidates(env)
+    env.setdefault(SAFE_PATH_VARIABLE, "1")  # no module comes from a folder that code in this container can write
+    for part in ("home", "tmp"):
+        (folder / part).mkdir(exist_ok=True)
+    try:
+        count = tiny.warmup_steps * WARMUP_BATCH
+        found = collect_demonstrations(tiny.warmup_environment or "", tiny.warmup_args, count)
+        write_demonstrations(folder / DEMONSTRATIONS_FILE, found)
+    except ValueError as error:
+        raise RoleError(f"model.tiny: {error}", exit_codes.CONFIGURATION) from error
+    except OSError as error:
+        raise RoleError(f"model.tiny: cannot make the demonstrations: {error}", exit_codes.STORAGE) from error
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    os._exit(SIGNALLED + number)
+
+
+def _is_needed(env: Mapping[str, str]) -> bool:
+    """Return whether this pod makes the model: the trainer's first pod or the orchestrator's, once in a run."""
+    ordinal = re.search(r"-(\d+)$", env.get("RLRUN_POD_NAME", ""))
+    if ordinal is not None and int(ordinal[1]):
+        return False
+    model = Path(env[MODEL_VARIABLE])
+    try:
+        # By the folder's list: a network file system answers a question about one name from memory for a while.
+        return model.name not in os.listdir(model.parent)  # noqa: PTH208
+    except OSError:
+        return True  # the next container waits for the volume, and refuses a folder that it cannot use
+
+
+def _choose_candidates(env: MutableMapping[str, str]) -> None:
+    for name in sorted(name for name in env if name.startswith(CANDIDATE)):
+        env[name.removeprefix(CANDIDATE).partition("_")[2]] = env.pop(name)
