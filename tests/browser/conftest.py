@@ -9,10 +9,21 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    ViewportSize,
+    expect,
+    sync_playwright,
+)
 
 from tests.browser.served import Served, served
 from tests.cluster.errors import ClusterError
@@ -24,6 +35,7 @@ from tools.ui_bundle import BundleError, modules
 
 WAIT_MILLISECONDS = 1000 * PATIENCE_SECONDS * patience()
 """Longest wait for a page: Playwright measures it by the clock."""
+VIEWPORT: ViewportSize = {"width": 1200, "height": 900}
 expect.set_options(timeout=WAIT_MILLISECONDS)
 
 
@@ -96,20 +108,64 @@ def run(tmp_path: Path) -> Folder:
     return trained_long(tmp_path / "runs" / "mine", steps=10)
 
 
+@pytest.fixture(scope="session")
+def tab(browser: Browser) -> Iterator[Page]:
+    """The window of most tests. Another one costs a process, which compiles the page again: 1.5 s of CPU time."""
+    context = browser.new_context(viewport=VIEWPORT)
+    yield context.new_page()
+    context.close()
+
+
 @pytest.fixture
-def page(browser: Browser) -> Iterator[Page]:
-    """A window; whatever it reports as an error, or loads from another host, fails the test."""
-    context = browser.new_context(viewport={"width": 1200, "height": 900})
+def page(tab: Page) -> Iterator[Page]:
+    """The window as it was at first, without cookies and stored values; complaints of the page fail the test."""
+    tab.set_viewport_size(VIEWPORT)
+    tab.emulate_media(color_scheme="light")
+    try:
+        with _without_complaints(tab):
+            yield tab
+    finally:
+        with suppress(Error):  # the page of an error of the network stores nothing
+            tab.evaluate("localStorage.clear(); sessionStorage.clear()")
+        tab.context.clear_cookies()
+        tab.goto("about:blank")
+
+
+@pytest.fixture
+def own_page(browser: Browser) -> Iterator[Page]:
+    """A window for a test that leaves scripts or listeners in it; complaints of the page fail the test."""
+    context = browser.new_context(viewport=VIEWPORT)
     page = context.new_page()
+    try:
+        with _without_complaints(page):
+            yield page
+    finally:
+        context.close()
+
+
+@contextmanager
+def _without_complaints(page: Page) -> Iterator[None]:
+    """Fail at the end if the page reports an error, or loads something from another host."""
     page.set_default_timeout(WAIT_MILLISECONDS)
     complaints: list[str] = []
-    page.on(
-        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
-    )
-    page.on("pageerror", lambda error: complaints.append(f"{error} {error.stack}"))
-    page.on("request", lambda request: complaints.append(request.url) if not _own(request.url) else None)
-    yield page
-    context.close()
+
+    def told(message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            complaints.append(message.text)
+
+    def failed(error: Error) -> None:
+        complaints.append(f"{error} {error.stack}")
+
+    def asked(request: Request) -> None:
+        if not _own(request.url):
+            complaints.append(request.url)
+
+    listeners: dict[Any, Any] = {"console": told, "pageerror": failed, "request": asked}
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    yield
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
     assert [one for one in complaints if re.search(_OF_THE_BROWSER, one) is None] == []
 
 

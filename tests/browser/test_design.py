@@ -116,11 +116,11 @@ def test_pages_fit_a_phone_and_their_titles_name_the_run(browser: Browser, pictu
         context.close()
 
 
-def test_curves_have_units_and_one_long_step_flattens_none(page: Page, pictured: Served) -> None:
-    page.add_init_script(_TEXTS)
-    open_page(page, pictured, "run")
-    assert set(page.evaluate("[...window.drawnTexts]")) >= UNITS, "labels of the axes"
-    duration = page.locator("figure", has=page.get_by_text("Duration of a step"))
+def test_curves_have_units_and_one_long_step_flattens_none(own_page: Page, pictured: Served) -> None:
+    own_page.add_init_script(_TEXTS)
+    open_page(own_page, pictured, "run")
+    assert set(own_page.evaluate("[...window.drawnTexts]")) >= UNITS, "labels of the axes"
+    duration = own_page.locator("figure", has=own_page.get_by_text("Duration of a step"))
     expect(duration.get_by_role("img")).to_have_attribute(
         "aria-label", re.compile("^Duration of a step over steps, in s")
     )
@@ -128,18 +128,18 @@ def test_curves_have_units_and_one_long_step_flattens_none(page: Page, pictured:
         "time/step; mean of 16 steps; 3 outliers outside of the scale: up to 301.8 s at step 1"
     )
     assert _height(duration) > 0.3
-    bars = page.locator(".times g").nth(1).locator("rect")
+    bars = own_page.locator(".times g").nth(1).locator("rect")
     heights = bars.evaluate_all("(all) => all.reduce((sum, one) => sum + Number(one.getAttribute('height')), 0)")
     assert heights > 20, "the bars of usual steps are flat"
-    expect(page.locator(".times .cut")).to_have_count(3)
-    page.get_by_role("combobox", name="Scale").select_option("all")
+    expect(own_page.locator(".times .cut")).to_have_count(3)
+    own_page.get_by_role("combobox", name="Scale").select_option("all")
     expect(duration).not_to_contain_text("outliers")
     assert _height(duration) < 0.1
-    page.get_by_role("combobox", name="Scale").select_option("log")
-    expect(page.locator("figure", has=page.get_by_text("loss; mean of"))).to_contain_text(
+    own_page.get_by_role("combobox", name="Scale").select_option("log")
+    expect(own_page.locator("figure", has=own_page.get_by_text("loss; mean of"))).to_contain_text(
         "linear: some values are 0 or less"
     )
-    expect(page).to_have_url(re.compile("scale=log"))
+    expect(own_page).to_have_url(re.compile("scale=log"))
 
 
 def _height(figure: Locator) -> float:

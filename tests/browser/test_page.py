@@ -338,7 +338,7 @@ def test_what_a_model_wrote_is_text(page: Page, tmp_path: Path) -> None:
 
 
 def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_and_a_thousand_points(
-    page: Page, tmp_path: Path
+    own_page: Page, tmp_path: Path
 ) -> None:
     run = made(tmp_path / "runs" / "large")
     line = '{"step": %d, "attempt": 1, "reward/mean": %.3f, "time/step": 1.0}\n'
@@ -346,15 +346,15 @@ def test_ten_thousand_rollouts_and_a_hundred_thousand_steps_are_a_page_of_fifty_
     run.lines("traces/step_00000003.jsonl", [rollout(n // 8, n % 8, n / 1e4) for n in range(10_000)])
     sizes: list[int] = []
     with served(run.root.parent) as server:
-        page.on("response", lambda reply: sizes.append(len(reply.body())) if "/api/runs/" in reply.url else None)
-        page.goto(server.at(f"/run/{run.id}"))
+        own_page.on("response", lambda reply: sizes.append(len(reply.body())) if "/api/runs/" in reply.url else None)
+        own_page.goto(server.at(f"/run/{run.id}"))
         expect(
-            page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 100000"))
+            own_page.get_by_role("img", name=re.compile("^Reward(: training and held out)? over .* at step 100000"))
         ).to_be_visible()
-        page.goto(server.at(f"/run/{run.id}/rollouts?order=best"))
-        expect(page.locator("tbody tr")).to_have_count(50)
-        page.keyboard.press("j")
-        expect(page.get_by_text("51 to 100 of 10,000")).to_be_visible()
+        own_page.goto(server.at(f"/run/{run.id}/rollouts?order=best"))
+        expect(own_page.locator("tbody tr")).to_have_count(50)
+        own_page.keyboard.press("j")
+        expect(own_page.get_by_text("51 to 100 of 10,000")).to_be_visible()
     assert max(sizes) < 200_000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
 from itertools import product
@@ -30,17 +31,38 @@ class Team:
     server: Served
 
 
-@pytest.fixture
-def team(tmp_path: Path) -> Iterator[Team]:
+@contextmanager
+def _started(folder: Path) -> Iterator[Team]:
     """Two teams; of team-a's runs one has its claim mounted here."""
     cluster = two_teams()
     cluster.runs["team-a", "far"] = rlrun("team-a", "far", claim="elsewhere")
-    made(tmp_path / "volume" / "demo")
-    account = tmp_path / "account"
+    made(folder / "volume" / "demo")
+    account = folder / "account"
     account.mkdir()
-    claim = f"team-a/data={tmp_path / 'volume'}"
+    claim = f"team-a/data={folder / 'volume'}"
     with over_http(cluster) as url, served_team(account, url, "--claim", claim, "--root-path", "/rlrun") as server:
         yield Team(cluster, server)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Team]:
+    with _started(tmp_path_factory.mktemp("team")) as found:
+        yield found
+
+
+@pytest.fixture
+def team(shared: Team) -> Iterator[Team]:
+    """The two teams. The cluster is as it was at first after each test."""
+    runs = dict(shared.cluster.runs)
+    yield shared
+    shared.cluster.runs, shared.cluster.down = runs, None
+
+
+@pytest.fixture
+def own_team(tmp_path: Path) -> Iterator[Team]:
+    """Two teams for a test that counts the connections of a server."""
+    with _started(tmp_path) as found:
+        yield found
 
 
 def log_in(page: Page, team: Team, token: str, path: str = "/") -> None:
@@ -99,14 +121,14 @@ def test_a_run_is_followed_without_a_reload(page: Page, team: Team) -> None:
     expect(page.get_by_role("link", name="team-a/new")).to_be_visible()
 
 
-def test_one_page_too_many_is_said_to_its_user(page: Page, team: Team) -> None:
-    address = urlsplit(team.server.url)
+def test_one_page_too_many_is_said_to_its_user(page: Page, own_team: Team) -> None:
+    address = urlsplit(own_team.server.url)
     streams = [HTTPConnection(address.hostname or "", address.port or 0) for _ in range(OF_ONE_MAX)]
     try:
         for stream in streams:
             stream.request("GET", "/api/events", headers={"Authorization": f"Bearer {ANN}"})
             assert stream.getresponse().readline() == b"event: runs\n"
-        log_in(page, team, ANN)
+        log_in(page, own_team, ANN)
         expect(page.locator(".live")).to_contain_text(f"not live: you have {OF_ONE_MAX} pages of this server open")
         expect(page.locator("tbody tr")).to_have_count(2)
         page.set_viewport_size({"width": 360, "height": 800})

@@ -20,6 +20,8 @@ from .conftest import API_KEY, Server, random_model, sampled_logprobs
 PROMPT = [1, 9, 17, 25, 33, 41]
 LONG_PROMPT = [4 + (7 * i) % 50 for i in range(400)]
 """Three times the cache's block of 128 tokens."""
+IN_FLIGHT_TOKENS = 400
+"""Length of an answer that an update meets: its tokens take ten times as long as the update."""
 
 
 @pytest.fixture
@@ -144,15 +146,15 @@ async def test_packed_answers_are_those_of_vllms_own_route(server: Server, clien
 async def test_requests_in_flight_continue_on_new_weights_and_say_so(server: Server, client: EngineClient) -> None:
     old_version, old = await hand_over(server, client, seed=4)
     folder = server.publish(random_model(5), "mid")
-    generation = asyncio.create_task(sample(client, PROMPT, str(old_version), n=4, max_tokens=900))
+    generation = asyncio.create_task(sample(client, PROMPT, str(old_version), n=4, max_tokens=IN_FLIGHT_TOKENS))
     await until_running(client, True)
     new_version = next(server.versions)
     seconds = await client.update_weights(str(folder), new_version)
     assert seconds["total"] > 0
     for completion in await generation:
         switch = completion.versions.index(new_version)
-        assert 0 < switch < len(completion.versions) == 900
-        assert list(completion.versions) == [old_version] * switch + [new_version] * (900 - switch)
+        assert 0 < switch < len(completion.versions) == IN_FLIGHT_TOKENS
+        assert list(completion.versions) == [old_version] * switch + [new_version] * (IN_FLIGHT_TOKENS - switch)
         reference = sampled_logprobs(old, PROMPT, completion.token_ids, 1.0)
         difference = (reference - torch.tensor(completion.logprobs)).abs()
         assert difference[:switch].max() < 1e-3, "tokens before the switch are of the old weights"
@@ -189,13 +191,13 @@ async def test_going_back_to_an_older_version_drops_the_cache(server: Server, cl
 
 async def test_the_cache_is_dropped_while_requests_are_running(server: Server, client: EngineClient) -> None:
     version, _ = await hand_over(server, client, seed=10)
-    generation = asyncio.create_task(sample(client, LONG_PROMPT, str(version), n=2, max_tokens=500))
+    generation = asyncio.create_task(sample(client, LONG_PROMPT, str(version), n=2, max_tokens=IN_FLIGHT_TOKENS))
     await until_running(client, True)
     replacement = random_model(11)
     await client.update_weights(str(server.publish(replacement, "again")), version)
     (completion,) = await sample(client, LONG_PROMPT, str(version))
     assert deviation(replacement, LONG_PROMPT, completion) < 1e-3
-    assert [len(c.token_ids) for c in await generation] == [500, 500]
+    assert [len(c.token_ids) for c in await generation] == [IN_FLIGHT_TOKENS] * 2
 
 
 async def test_same_version_is_loaded_once_and_the_base_model_again(server: Server, client: EngineClient) -> None:

@@ -147,6 +147,12 @@ FAMILIES |= {name: replace(FAMILIES[name], thought=thought) for name, thought in
 FAMILIES["gpt_oss"] = replace(FAMILIES["gpt_oss"], head="<|channel|>final<|message|>")
 _EXAONE = (("enable_thinking", True), ("skip_think", False))
 FAMILIES["exaone4"] = replace(FAMILIES["exaone4"], thinks_with=_EXAONE)
+IN_GATE = (
+    "llama3", "llama3_1", "qwen3", "qwen3_5", "gemma2", "gemma4", "glm4_5", "gpt_oss", "deepseek_v3", "phi3", "mistral_v3", "cohere2",
+    "lfm2", "exaone4", "mistral_common_v3",
+)  # fmt: skip
+"""Families of the gate's tests of templates: one for each way to write tools, ends, earlier replies and thoughts. `family_table` plays all
+families."""
 
 
 @cache

@@ -134,9 +134,12 @@ class Zygote:
         for line in self._process.stdout:
             self._answers.put(json.loads(line))
 
-    def start(self, environment: dict[str, str], arguments: list[str], log: Path) -> int:
+    def start(
+        self, environment: dict[str, str], arguments: list[str], log: Path, module: str = "rlrun.trainer.__main__"
+    ) -> int:
+        """Fork a process that calls `main(arguments)` of the module; return its process id."""
         assert self._process.stdin is not None
-        request = {"environment": environment, "arguments": arguments, "log": str(log)}
+        request = {"environment": environment, "arguments": arguments, "log": str(log), "module": module}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         while "code" in (answer := self._next_answer()):
@@ -184,6 +187,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`rollouts/` of a run of six steps."""
     return record(tmp_path_factory.mktemp("recorded"), STEPS)
+
+
+SHORT: dict[str, Any] = {"micro_batch_tokens": 40}
+"""Several micro-batches per step and rank, so that a step can be left between two of them."""
+
+
+@pytest.fixture(scope="session")
+def uninterrupted(
+    tmp_path_factory: pytest.TempPathFactory, model: Path, zygote: Zygote, recorded: Path
+) -> list[dict[str, float]]:
+    """Metrics of six steps of two ranks with `SHORT`, which runs that are interrupted have to have as well."""
+    run = Run(RunPaths(tmp_path_factory.mktemp("uninterrupted")), model, zygote)
+    return run.train(ranks=2, replay=recorded, **SHORT)
 
 
 @dataclass

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from rlrun.local.preflight import free_port
-from tests.support.programs import run_program
+from tests.support.programs import kill_tree
+from tests.trainer.conftest import Group, Zygote
 
 TOLERANCE = 1e-4
 LOGPROB_TOLERANCE = 1e-5
@@ -93,12 +94,20 @@ def cases(request: pytest.FixtureRequest) -> list[tuple[str, str]]:
     return [(item.callspec.params["family"], item.callspec.params["layout"]) for item in items]
 
 
+class Forking(Group):
+    """The process that forks the ranks."""
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        for pid in self.pids:
+            kill_tree(pid)
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory, cases: list[tuple[str, str]]) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory, cases: list[tuple[str, str]], zygote: Zygote) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("layouts")
-    command = [sys.executable, "-m", "tests.trainer.layouts", str(folder), str(free_port()), *map(":".join, cases)]
-    done = run_program(command)
-    assert done.returncode == 0, done.stderr[-4000:]
+    arguments, log = [str(folder), str(free_port()), *map(":".join, cases)], folder / "log"
+    group = Forking([zygote.start({}, arguments, log, "tests.trainer.layouts")], log, zygote)
+    assert group.wait() == [0], group.text()[-4000:]
     return dict(json.loads((folder / "found.json").read_text()))
 
 

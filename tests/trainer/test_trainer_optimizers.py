@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +38,8 @@ def test_two_ranks_train_as_one_does_and_go_on_bit_for_bit(
     optimizer = OptimizerConfig(name=name, lr=1e-3, weight_decay=0.1)
     options: dict[str, Any] = {"replay": poisoned, "optimizer": optimizer}
     one = make_run("one").train(max_steps=STEPS, **options)
-    two = make_run("two").train(max_steps=STEPS, ranks=2, **options)
+    run = make_run("two")
+    two = run.train(max_steps=STEPS, ranks=2, **options)
     for alone, together in zip(one, two, strict=True):
         for metric in ("entropy", "mismatch_kl", *(("loss", "grad_norm") if alone["step"] != POISONED else ())):
             assert together[metric] == pytest.approx(alone[metric], rel=1e-4, abs=1e-5), (alone["step"], metric)
@@ -45,7 +47,7 @@ def test_two_ranks_train_as_one_does_and_go_on_bit_for_bit(
     assert [line["skipped_steps"] for line in two] == [0, 0, 1, 1]
     assert sums[POISONED - 1] == sums[POISONED - 2]
     assert len(set(sums)) == STEPS - 1
-    resumed = make_run("resumed")
-    resumed.train(max_steps=2, ranks=2, **options)
-    again = resumed.train(max_steps=STEPS, ranks=2, attempt=2, **options)
+    shutil.rmtree(run.paths.checkpoint(STEPS, 1))  # as if it had been killed before that one
+    again = run.train(max_steps=STEPS, ranks=2, attempt=2, **options)
+    assert [line["attempt"] for line in again] == [1, 1, 2, 2]
     assert [line["param_checksum"] for line in again] == sums

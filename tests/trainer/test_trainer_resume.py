@@ -11,23 +11,23 @@ import pytest
 
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
-from tests.trainer.conftest import Orchestrator
+from tests.trainer.conftest import SHORT, Orchestrator
 
 EXACT = ("loss", "grad_norm", "entropy", "param_checksum", "skipped_steps")
 
 
-def test_a_killed_run_goes_on_bit_for_bit(make_run: Callable[[str], Any], recorded: Path) -> None:
-    uninterrupted = make_run("uninterrupted").train(ranks=2, replay=recorded)
-
+def test_a_killed_run_goes_on_bit_for_bit(
+    make_run: Callable[[str], Any], uninterrupted: list[dict[str, float]]
+) -> None:
     run = make_run("killed")
-    first = run.start(attempt=1, ranks=2)
+    first = run.start(attempt=1, ranks=2, **SHORT)
     orchestrator = Orchestrator(run, 1)
     assert orchestrator.wait_for("published", 0).path == str(run.paths.version(0, 1))
     found = {step: orchestrator.step(step) for step in (1, 2, 3)}
     first.kill(signal.SIGKILL)
     assert first.wait() == [-signal.SIGKILL] * 2
 
-    second = run.start(attempt=2, ranks=2)
+    second = run.start(attempt=2, ranks=2, **SHORT)
     orchestrator = Orchestrator(run, 2)
     orchestrator.wait_for("published", 2)
     assert orchestrator.call("GET", "/rlrun/trainer/state")["base_step"] == 2

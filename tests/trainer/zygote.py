@@ -1,7 +1,8 @@
 """Forks ranks of the trainer from a process that has imported everything already, so that a test's group starts in a moment.
 
-One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], "log": path}`. Answers on stdout: `{"pid": p}`, and
-`{"pid": p, "code": c}` when one ends (negative: the signal that ended it). Ends, with its ranks, when stdin does.
+One JSON request per line on stdin: `{"environment": {...}, "arguments": [...], "log": path, "module": name}`: the process calls
+`main(arguments)` of the module. Answers on stdout: `{"pid": p}`, and `{"pid": p, "code": c}` when one ends (negative: the signal that
+ended it). Ends, with its ranks, when stdin does.
 
 A rank whose environment has `TEST_SIGTERM_IN=<phase>:<step>` gets SIGTERM when it enters that phase of that step; with
 `TEST_KILL_IN=<phase>:<step>:<milliseconds>` it gets SIGKILL so long after that. `TEST_MEETING_SECONDS` is how long ranks wait for each
@@ -13,6 +14,7 @@ rank gets SIGKILL when it has sent the first of its buckets of that version.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -22,7 +24,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import rlrun.trainer.__main__ as trainer
+import rlrun.trainer.__main__
 import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
 from rlrun.trainer.guests import isolation
 from rlrun.trainer.run import Run
@@ -53,7 +55,7 @@ def start(request: dict[str, Any]) -> int:
         kill_in(*os.environ["TEST_KILL_IN"].split(":"))
     code = 1
     try:
-        code = trainer.main(list(request["arguments"]))  # type: ignore[call-overload]
+        code = importlib.import_module(request["module"]).main(list(request["arguments"]))
     finally:
         sys.stderr.flush()
         os._exit(code)

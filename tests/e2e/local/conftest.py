@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.local.local_run import SHARED_STEPS, LocalRun, processes_of, quickstart
+from rlrun.config.models.model import TinyModelConfig
+from rlrun.trainer.modeling.tiny_model import make_tiny_model
+from tests.e2e.local.local_run import SHARED_STEPS, LocalRun, processes_of, quickstart, small_quickstart
 
 
 @pytest.fixture(scope="session")
@@ -34,9 +36,9 @@ def new_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., 
 
 @pytest.fixture(scope="session")
 def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
-    """The first part of the quickstart, run once for all tests that look at what it learned or train on it again."""
+    """The quickstart with a small model, run once for all tests that look at what it learned or train on it again."""
     run = new_run(
-        quickstart(
+        small_quickstart(
             maxSteps=SHARED_STEPS,
             evaluation={"interval": SHARED_STEPS // 2},
             checkpoint={"interval": SHARED_STEPS // 2},
@@ -48,3 +50,11 @@ def learned(new_run: Callable[..., LocalRun]) -> LocalRun:
     run.note_listeners()
     assert run.wait() == 0, f"{run.output}\n{run.tails()}"
     return run
+
+
+@pytest.fixture(scope="session")
+def quickstart_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model that the quickstart and the example of adapters make."""
+    folder = tmp_path_factory.mktemp("quickstart") / "model"
+    make_tiny_model(folder, TinyModelConfig.model_validate(quickstart()["spec"]["model"]["tiny"]))
+    return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -28,8 +29,8 @@ def test_the_quickstart_learns(learned: LocalRun) -> None:
 
 
 @pytest.mark.full
-def test_the_whole_quickstart_learns_and_stays_there(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
-    run = new_run(quickstart(model_folder=learned.folder / "model", maxSteps=LEARNED_STEPS))
+def test_the_whole_quickstart_learns_and_stays_there(new_run: Callable[..., LocalRun], quickstart_model: Path) -> None:
+    run = new_run(quickstart(model_folder=quickstart_model, maxSteps=LEARNED_STEPS))
     run.run()
     check_gain(run.rewards(), GAIN)
     assert run.held_out()[-1][1] >= run.held_out()[0][1] + GAIN, run.held_out()
@@ -64,11 +65,11 @@ def test_the_summary_shows_the_curve_and_where_things_are(learned: LocalRun) -> 
 
 @pytest.mark.full
 def test_with_the_sign_of_the_advantage_flipped_it_does_not_learn(
-    new_run: Callable[..., LocalRun], learned: LocalRun
+    new_run: Callable[..., LocalRun], quickstart_model: Path
 ) -> None:
     run = new_run(
         quickstart(
-            model_folder=learned.folder / "model",
+            model_folder=quickstart_model,
             maxSteps=FLIPPED_STEPS,
             sampling={"temperature": 0.7},
             algorithm={"advantage": {"name": "tests.e2e.local.flipped:advantages"}},

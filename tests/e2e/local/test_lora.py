@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,8 @@ GAIN = 0.03
 pytestmark = pytest.mark.full
 
 
-def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
-    model = learned.folder / "model"  # the example makes the same one
+def test_the_example_learns_with_adapters_alone(new_run: Callable[..., LocalRun], quickstart_model: Path) -> None:
+    model = quickstart_model
     options = {"maxSteps": STEPS, "evaluation": None, "checkpoint": {"interval": STEPS}}
     run = new_run(example("lora", model_folder=model, **options))
     run.run()

@@ -16,7 +16,7 @@ import pytest
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages.start_times import MEASURED, PREFIX
-from tests.e2e.local.local_run import LocalRun, processes_of, quickstart
+from tests.e2e.local.local_run import LocalRun, processes_of, small_quickstart
 from tests.support.command_line import command_line
 from tests.support.programs import wait_for
 
@@ -78,7 +78,7 @@ def nothing_is_left(run: LocalRun) -> None:
 @pytest.mark.full
 def test_killed_and_resumed_equals_undisturbed(new_run: Callable[..., LocalRun], learned: LocalRun) -> None:
     recorded = str(learned.folder / "rollouts")
-    run = new_run(quickstart(model_folder=learned.folder / "model", **SPEC))
+    run = new_run(small_quickstart(model_folder=learned.folder / "model", **SPEC))
     faults = [kill_a_rank, kill_the_orchestrator, kill_the_launcher]
     for number, fault in enumerate(faults):
         run.start("--replay", recorded, *(["--resume"] if number else []))
@@ -125,7 +125,7 @@ def press_ctrl_c(run: LocalRun) -> None:
 def test_nothing_is_left_when_it_ends_early(
     new_run: Callable[..., LocalRun], learned: LocalRun, fault: Callable[[LocalRun], None], code: int
 ) -> None:
-    run = new_run(quickstart(model_folder=learned.folder / "model", **SPEC))
+    run = new_run(small_quickstart(model_folder=learned.folder / "model", **SPEC))
     run.start()
     run.wait_until(lambda: len(find(run, "rlrun.trainer")) >= 3 and bool(find(run, "rlrun.inference")), "all roles run")
     fault(run)

@@ -12,9 +12,10 @@ from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.conversation import Conversation as SftConversation
-from tests.support.chat_templates import FAMILIES, real_tokenizer
+from tests.support.chat_templates import FAMILIES, IN_GATE, real_tokenizer
 from tests.support.family_conversations import ADD, CALL_AS_TEXT, chat_of, ids_of
 from tests.support.family_conversations import spell as spelled
+from tests.support.sets import few_in_gate
 
 NATIVE = [name for name, family in FAMILIES.items() if family.form == "native"]
 AS_TEXT = [name for name in FAMILIES if name not in NATIVE]
@@ -43,14 +44,14 @@ def results(count: int) -> list[Message]:
     ]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_a_reply_ends_where_the_engine_stops_and_where_the_template_ends_it(name: str) -> None:
     family = FAMILIES[name]
     stops = {spelled(name, [id]) for id in chat_of(name).stop_token_ids}
     assert stops == {family.eos, *family.ends, family.end} | ({family.call_end} if family.call_end else set())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_ends_are_found_without_a_generation_config(name: str) -> None:
     """The end after calls as well; only GLM's end before a question is said nowhere else."""
     family, tokenizer = FAMILIES[name], real_tokenizer(name)[0]
@@ -59,7 +60,7 @@ def test_ends_are_found_without_a_generation_config(name: str) -> None:
     assert stops == wanted - ({"<|user|>"} if name == "glm4_5" else set())
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_the_prompt_of_the_second_turn_is_the_templates(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
@@ -72,7 +73,7 @@ def test_the_prompt_of_the_second_turn_is_the_templates(name: str) -> None:
         assert found == wanted
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_a_turn_that_ends_with_another_token_is_not_ended_twice(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
@@ -84,7 +85,7 @@ def test_a_turn_that_ends_with_another_token_is_not_ended_twice(name: str) -> No
         assert added == marker + usual.removeprefix(spelled(name, [id])), spelled(name, [id])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_a_reply_that_a_limit_has_cut_gets_the_whole_closing(name: str) -> None:
     chat = chat_of(name)
     said = [QUESTION, reply("R1"), {"role": "user", "content": "U2"}]
@@ -93,7 +94,13 @@ def test_a_reply_that_a_limit_has_cut_gets_the_whole_closing(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [(name, n) for name in NATIVE for n in (1, 2) if n == 1 or name not in ONE_CALL_ONLY]
+    ("name", "count"),
+    [
+        pytest.param(name, count, marks=[] if name in IN_GATE else pytest.mark.full)
+        for name in NATIVE
+        for count in (1, 2)
+        if count == 1 or name not in ONE_CALL_ONLY
+    ],
 )
 def test_the_prompt_after_calls_is_the_templates(name: str, count: int) -> None:
     family, chat = FAMILIES[name], chat_of(name)
@@ -107,7 +114,7 @@ def test_the_prompt_after_calls_is_the_templates(name: str, count: int) -> None:
     assert found.startswith(opening)
 
 
-@pytest.mark.parametrize("name", AS_TEXT)
+@pytest.mark.parametrize("name", few_in_gate(AS_TEXT, [name for name in AS_TEXT if name in IN_GATE]))
 def test_a_template_that_cannot_write_tools_gets_them_as_text(name: str) -> None:
     family, chat = FAMILIES[name], chat_of(name)
     said = [{"role": "system", "content": "SYSTEM"}, QUESTION][family.form.startswith("user") :]
@@ -123,7 +130,7 @@ def test_a_template_that_cannot_write_tools_gets_them_as_text(name: str) -> None
         assert found == chat.prompt(later, [ADD])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_sft_learns_the_end_of_a_reply_and_no_question(name: str) -> None:
     family = FAMILIES[name]
     tokenizer, ends = real_tokenizer(name)
@@ -209,7 +216,7 @@ UNUSUAL: dict[str, list[Message]] = {
 
 
 @pytest.mark.parametrize("shape", UNUSUAL)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_each_message_of_an_unusual_prompt_is_written_once_or_the_prompt_is_refused(name: str, shape: str) -> None:
     messages, said = UNUSUAL[shape], None
     try:
@@ -246,7 +253,7 @@ def test_a_message_that_a_template_leaves_out_of_a_prompt_is_refused(name: str, 
             chat.opening(UNUSUAL[shape])
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_a_prompt_that_ends_with_a_reply_is_refused(name: str) -> None:
     with pytest.raises(
         TemplateError, match="a prefilled reply cannot be continued; let the conversation end with another role"

@@ -10,8 +10,9 @@ from rlrun.environments.protocol import Message
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat import ChatEncoder
 from rlrun.orchestrator.sft.conversation import Conversation
-from tests.support.chat_templates import FAMILIES, real_tokenizer
+from tests.support.chat_templates import FAMILIES, IN_GATE, real_tokenizer
 from tests.support.family_conversations import ADD, spell
+from tests.support.sets import few_in_gate
 
 WRITES_THOUGHTS = (
     "qwen3",
@@ -58,7 +59,7 @@ def learned(name: str, *messages: Message, tools: bool = False) -> list[str]:
     return [spell(name, run) for run in runs if run]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_two_tool_turns_and_a_question_are_learned(name: str) -> None:
     """Each call, and the reply after each result; no question and no result."""
     family = FAMILIES[name]
@@ -108,7 +109,7 @@ REFUSES_TAGS = ("gemma4", "deepseek_v3", "deepseek_r1", "exaone4")
 
 
 @pytest.mark.parametrize("tagged", TAGGED)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_thoughts_in_the_content_are_learned_once_or_refused(name: str, tagged: str) -> None:
     rows = [user("U1"), said(tagged.format(1)), user("U2"), said(tagged.format(2))]
     if name in REFUSES_TAGS:

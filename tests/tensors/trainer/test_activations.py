@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -17,11 +18,13 @@ from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import activation_checkpointing, packed_attention
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
 from rlrun.trainer.modeling.shard import decoder_layers
+from tests.support.sets import few_in_gate
 from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
 LAYERS = 2
 MODES = ("none", "selective", "attention", "full", "offload")
+KERNELS = ("varlen", "fa3", "fa4", "flash2")
 
 
 class Counts(TorchDispatchMode):  # type: ignore[misc]
@@ -48,8 +51,10 @@ def trained(
     return counts.calls, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kernel", ["varlen", "fa3", "fa4", "flash2"])
+@pytest.mark.parametrize(
+    ("kernel", "mode"),
+    few_in_gate(product(KERNELS, MODES), [*product(["varlen"], MODES), *product(KERNELS[1:], ("attention", "full"))]),
+)
 def test_attention_is_computed_again_in_mode_full_alone(
     mode: Any,
     kernel: Any,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,24 @@ from rlrun.trainer.learning.seed import seed_step
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
+from tests.support.sets import few_in_gate
+
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"name": "adamw"},
+    {"name": "adamw", "moments": "int8"},
+    {"name": "muon"},
+    {"name": "sgd"},
+]
 
 
-@pytest.mark.parametrize("unused", [False, True], ids=["", "with a part that texts do not use"])
 @pytest.mark.parametrize(
-    "options", [{"name": "adamw"}, {"name": "adamw", "moments": "int8"}, {"name": "muon"}, {"name": "sgd"}], ids=str
+    ("unused", "options"),
+    few_in_gate(product((False, True), OPTIMIZERS), [*product([False], OPTIMIZERS), (True, OPTIMIZERS[0])]),
+    ids=str,
 )
 def test_training_goes_on_bit_for_bit(
-    options: dict[str, Any],
     unused: bool,
+    options: dict[str, Any],
     tmp_path: Path,
     solo: Group,
     make_model: Callable[..., nn.Module],
@@ -39,7 +49,7 @@ def test_training_goes_on_bit_for_bit(
 ) -> None:
     def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
         whole = make_model()
-        if unused:
+        if unused:  # a part that texts do not use
             torch.manual_seed(5)
             whole.vision = nn.Linear(4, 4)
         model = shard_model(whole, solo)

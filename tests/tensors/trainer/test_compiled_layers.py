@@ -45,21 +45,30 @@ SHAPE: dict[str, Any] = {
 }
 
 
-WITHOUT_BACKEND = torch.compile
-
-
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int, int]]]:
-    """Graphs and breaks so far. Layers are traced and not lowered, which takes a minute; kernels of GPUs have stand-ins."""
+    """Graphs and breaks so far. Layers are traced and not lowered, which takes a minute; kernels of GPUs have stand-ins.
+
+    No number of the model is an input of a graph: an epsilon or a scale would be computed with in float64, on a GPU as well.
+    """
+    seen: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        seen.extend(inputs)
+        return graph.forward
+
     stand_ins.install(monkeypatch)
     packages.load_package("fa3")
     packed_attention.register_attention()
-    monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
+    monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     counters = torch._dynamo.utils.counters
     yield lambda: (counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()))
     torch._dynamo.reset()
+    assert seen
+    assert not [one for one in seen if isinstance(one, float | torch.SymFloat)]
+    assert not [one for one in seen if isinstance(one, Tensor) and one.dtype == torch.float64]
 
 
 def train(model: nn.Module, lengths: list[int], make_sample: Callable[..., Sample]) -> None:
@@ -99,30 +108,6 @@ def test_all_layers_share_one_graph(
     assert counted() == (2, 0)
 
 
-def test_no_number_of_the_model_is_an_input_of_the_graph(
-    make_model: Callable[..., nn.Module],
-    make_sample: Callable[..., Sample],
-    solo: Group,
-    counted: Callable[[], tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """An epsilon or a scale would be computed with in float64, on a GPU as well."""
-    seen: list[Any] = []
-
-    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        seen.extend(inputs)
-        return graph.forward
-
-    monkeypatch.setattr(model_module.torch, "compile", partial(WITHOUT_BACKEND, backend=backend))
-    model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
-    shard_model(model, solo, memory=Memory(compile=True, activations="selective"))
-    train(model, [9], make_sample)
-    train(model, [4, 13], make_sample)
-    assert seen
-    assert not [one for one in seen if isinstance(one, float | torch.SymFloat)]
-    assert not [one for one in seen if isinstance(one, Tensor) and one.dtype == torch.float64]
-
-
 def test_with_adapters_the_first_layer_has_its_own(
     make_model: Callable[..., nn.Module],
     make_sample: Callable[..., Sample],
@@ -131,7 +116,7 @@ def test_with_adapters_the_first_layer_has_its_own(
 ) -> None:
     """The frozen embedding's result enters it, and needs no gradient: one product less for each of its adapters."""
     model = make_model("qwen3", attn=packed_attention.implementation_name("fa3"))
-    lora.inject_adapters(model, LoRAConfig(rank=4, targets=["*_proj"]))
+    lora.inject_adapters(model, LoRAConfig(rank=4, targets=["q_proj", "up_proj"]))
     shard_model(model, solo, memory=Memory(compile=True, activations="selective"))
     lora.initialize_adapters(model, 0)
     assert graphs_of_rows(model, make_sample, counted) == 2
@@ -227,7 +212,55 @@ def test_the_log_says_what_was_chosen_and_why(
     assert found == line.startswith("on")
 
 
-@pytest.mark.parametrize("fails", ["forward", pytest.param("backward", marks=pytest.mark.full)])
+def failing(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    """Put a compiler in the place of torch's that fails in the forward or the backward pass."""
+
+    def compiler(graph: Any, inputs: Any, *, is_backward: bool = False, **_: object) -> Any:
+        if is_backward == (fails == "backward"):
+            raise RuntimeError("ptxas is of another release")
+        return make_boxed_func(graph.forward)
+
+    passes = {"fw_compiler": compiler, "bw_compiler": partial(compiler, is_backward=True)}
+    monkeypatch.setattr(fallback, "compile_operations", compiler)
+    monkeypatch.setattr(fallback, "_said", set())
+    monkeypatch.setattr(fallback.torch, "compile", partial(torch.compile, backend=aot_autograd(**passes)))
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_layer_that_cannot_be_compiled_is_computed_as_it_is_written_unless_it_was_asked_for(
+    asked: bool, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing(monkeypatch, fails)
+    layer, hidden = _Layer(), torch.randn(3, 8, requires_grad=True)
+    layer(hidden).sum().backward()
+    wanted, hidden.grad = hidden.grad, None
+    with torch._dynamo.config.patch(suppress_errors=False):
+        fallback.compile_layer(layer, asked=asked)
+        if asked:
+            with pytest.raises((torch._dynamo.exc.BackendCompilerFailed, RuntimeError), match="ptxas"):
+                layer(hidden).sum().backward()
+        else:
+            layer(hidden).sum().backward()
+            torch.testing.assert_close(hidden.grad, wanted)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_a_run_that_has_not_asked_for_compilation_has_layers_that_may_fail(
+    asked: bool | None, solo: Group, make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(model_module, "compiled_layers", lambda *_: True)
+    monkeypatch.setattr(model_module, "check_compiler", lambda _: None)
+    monkeypatch.setattr(model_module, "compile_layer", lambda layer, *, asked: seen.append(asked))
+    shard_model(make_model(), solo, memory=Memory(compile=asked))
+    assert seen == [bool(asked)] * 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fails", ["forward", "backward"])
 @pytest.mark.parametrize("asked", [None, True])
 def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
     asked: bool | None,
@@ -237,19 +270,10 @@ def test_a_compiler_that_fails_ends_a_run_that_has_asked_for_it_alone(
     make_sample: Callable[..., Sample],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def compiler(graph: Any, inputs: Any, *, is_backward: bool = False, **_: object) -> Any:
-        if is_backward == (fails == "backward"):
-            raise RuntimeError("ptxas is of another release")
-        return make_boxed_func(graph.forward)
-
-    passes = {"fw_compiler": compiler, "bw_compiler": partial(compiler, is_backward=True)}
+    failing(monkeypatch, fails)
     packed_attention.register_attention()
     monkeypatch.setattr(model_module, "compiled_layers", lambda *_: True)
     monkeypatch.setattr(model_module, "check_compiler", lambda _: None)
-    monkeypatch.setattr(fallback, "compile_operations", compiler)
-    monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(fallback.torch, "compile", partial(torch.compile, backend=aot_autograd(**passes)))
-    torch._dynamo.reset()
     row = micro_batch([make_sample(9, seed=0)], CPU)
     model = make_model("qwen3", attn=packed_attention.NAME)
 

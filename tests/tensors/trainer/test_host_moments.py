@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rlrun.trainer.modeling.activation_offload import SMALLEST, HostLink
 from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.support.host_reads import NoHostReads
+from tests.support.sets import few_in_gate
 
 CPU = torch.device("cpu")
 BUCKET = 40_000
@@ -168,8 +170,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
     assert all(map(torch.equal, kept, [local_part(v) for s in optimizer.state.values() for v in s.values()]))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(
+    ("there", "name"),
+    few_in_gate(product((True, False), OPTIMIZERS), [*product([True], OPTIMIZERS), (False, "adamw")]),
+)
 def test_a_checkpoint_of_either_kind_is_resumed_by_either(
     make_model: Callable[..., nn.Module], solo: Group, tmp_path: Path, name: str, there: bool
 ) -> None:

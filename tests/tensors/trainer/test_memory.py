@@ -121,7 +121,7 @@ def test_a_compiled_layer_is_compiled_once_for_rows_of_all_lengths(
     assert 0 < graphs <= 4
 
 
-@pytest.mark.parametrize("kernel", ["varlen", "fa3"])
+@pytest.mark.parametrize("kernel", ["varlen", pytest.param("fa3", marks=pytest.mark.full)])
 def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
     kernel: Any,
     make_model: Callable[..., nn.Module],
