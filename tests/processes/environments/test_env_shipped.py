@@ -41,8 +41,8 @@ GENERATED = list(SMALL)
 FINGERPRINT = """
 import hashlib, json, sys
 from dataclasses import asdict
-from rlrun.environments import load
-loaded = [load(id, {}) for id in ("reverse-text", "arithmetic", "calculator")]
+from rlrun.environments import load_environment
+loaded = [load_environment(id, {}) for id in ("reverse-text", "arithmetic", "calculator")]
 tasks = [asdict(env.tasks(s)[i]) for env in loaded for s in ("train", "eval") for i in range(50)]
 print(hashlib.sha256(json.dumps(tasks, sort_keys=True).encode()).hexdigest())
 assert "torch" not in sys.modules and "vllm" not in sys.modules and "verifiers" not in sys.modules
