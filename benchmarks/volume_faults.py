@@ -28,11 +28,15 @@ WRITERS: Mapping[str, str] = {
     "configuration": "`run.json` and the attempt's copy (pod)",
     "checkpoint": "a checkpoint with stand-in shards, the orchestrator's part, the manifest and retention (both)",
     "real-version": "a version of the weights, by safetensors, and retention (trainer)",
+    "real-checkpoint": "a checkpoint with the real shards, by torch's writer, the manifest and retention (trainer)",
+    "real-resume": "the load of the checkpoint that an attempt starts from, which writes nothing (trainer)",
 }
 """Writes, as `tests.support.failing_volume.play` names them, with what they are."""
 
 EVERY = {"real-version": 3}
-"""Distance of the operations that are tried, where it is not 1: each of these tries starts a rank of the trainer."""
+"""Distance of the operations that are tried, if it is not 1."""
+KILLS = {"real-checkpoint": 6}
+"""Distance of the operations with a kill, if it is not 1: each kill starts two ranks of the trainer."""
 
 
 def play(writer: str, folder: Path, *, counts: Sequence[int] = COUNTS, every: int | None = None) -> list[Result]:
@@ -47,6 +51,7 @@ def play(writer: str, folder: Path, *, counts: Sequence[int] = COUNTS, every: in
     every = every or EVERY.get(writer, 1)
     module, numbers = "tests.support.failing_volume.play", ",".join(map(str, counts))
     command = [sys.executable, "-m", module, writer, str(folder), "--counts", numbers, "--every", str(every)]
+    command += ["--kills", str(KILLS.get(writer, 1))]
     done = subprocess.run(command, env=environment(build(folder)), cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return [Result(**json.loads(line)) for line in done.stdout.splitlines()]

@@ -146,6 +146,21 @@ def test_only_attempts_of_this_very_run_count(root: Path) -> None:
     paths.attempt_file(2).write_text("{}")
     with pytest.raises(RoleError, match=r"0002\.json is damaged: .*; give the RLRun another"):
         has_begun(paths, "uid-2")
+    write_attempt(paths, first_attempt(world_size=1, config_hash="h", attempt=3, uid="uid-3"))
+    assert has_begun(paths, "uid-3"), "the damaged file of another attempt ends nothing"
+
+
+@pytest.mark.parametrize(("policy", "code"), [("Latest", 0), ("Never", exit_codes.DATA)])
+def test_damaged_attempt_file_ends_a_pod_only_if_the_policy_depends_on_it(
+    tmp_path: Path, root: Path, policy: str, code: int
+) -> None:
+    paths = RunPaths(root)
+    write_attempt(paths, first_attempt(world_size=1, config_hash="h", uid="uid-1"))
+    paths.attempt_file(1).write_text("{}")
+    guest = GUEST | {"checkpoint": {"resume": {"policy": policy}}}
+    pod = Pod(tmp_path, "demo-orchestrator-2", run_config(root, **guest), "127.0.0.1", "127.0.0.1")
+    found, _, _ = pod.run("orchestrator", "print('asks for a slot')", RLRUN_ATTEMPT="2")
+    assert found == code, pod.message
 
 
 GUEST = {"trainer": {"sharedWith": "host", "lora": {}}, "checkpoint": {"resume": {"policy": "Never"}}}

@@ -1,4 +1,5 @@
-"""Play every fault at every operation of a write: `python -m tests.support.failing_volume.play WRITER FOLDER [--counts 1,4] [--every N]`.
+"""Play every fault at every operation of a write: `python -m tests.support.failing_volume.play WRITER FOLDER [--counts 1,4] [--every N]
+[--kills N]`.
 
 Prints one JSON line per operation. The process has to be started with `failing_volume.environment`.
 """
@@ -24,6 +25,7 @@ from rlrun.runtime import exit_codes
 from tests.support.failing_volume import KILL, FailingVolume
 from tests.support.failing_volume.writers import WRITERS, Writer, without_pauses
 
+NOT_TRIED = "not tried"
 FAULTS = ("EIO", "ENOSPC", "EROFS", "EDQUOT", "ESTALE", "ETIMEDOUT")
 
 
@@ -44,7 +46,7 @@ class Result:
     """What a reader found wrong."""
     left: list[str] = field(default_factory=list)
     """Temporary files that stay, which no reader takes for anything."""
-    killed: str = ""
+    killed: str = NOT_TRIED
     """What a reader found after a kill here: old or new."""
 
 
@@ -125,7 +127,12 @@ def _play_kill(writer: Writer, root: Path, volume: FailingVolume, result: Result
 
 
 def play(
-    writer: Writer, root: Path, counts: Sequence[int], every: int, begin: Callable[[], None] = lambda: None
+    writer: Writer,
+    root: Path,
+    counts: Sequence[int],
+    every: int,
+    begin: Callable[[], None] = lambda: None,
+    kills: int = 1,
 ) -> list[Result]:
     """Results of all operations of a write.
 
@@ -135,6 +142,7 @@ def play(
         counts: numbers of operations in a row that fail.
         every: distance of the operations that are tried.
         begin: called in each process before its first write.
+        kills: distance of the tried operations at which the process is killed.
     """
     volume = FailingVolume()
     results = []
@@ -143,7 +151,8 @@ def play(
         if number % every:
             continue
         results.append(Result(operation, number))
-        _play_kill(writer, root, volume, results[-1], begin)
+        if number // every % kills == 0:
+            _play_kill(writer, root, volume, results[-1], begin)
     begin()
     for result in results:
         for name in FAULTS:
@@ -183,6 +192,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--counts", default="1,4,40")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=1)
     options = parser.parse_args(argv)
     logger.remove()
     without_pauses()
@@ -193,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
         writers, begin = TORCH_WRITERS, begin_rank
     counts = [int(count) for count in options.counts.split(",")]
     root = options.folder.resolve() / "run"
-    for result in play(writers[options.writer], root, counts, options.every, begin):
+    for result in play(writers[options.writer], root, counts, options.every, begin, options.kills):
         print(json.dumps(asdict(result)))
     return 0
 

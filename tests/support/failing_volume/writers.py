@@ -39,7 +39,7 @@ from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import keep_config
 from rlrun.protocol.files.volume_faults import Volume, trouble_of
-from rlrun.trainer.checkpoints import completion
+from rlrun.trainer.checkpoints import completion, unsaved
 from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.resume import Beginning, begin_attempt
 
@@ -65,6 +65,7 @@ def without_pauses() -> None:
     volume_faults.backoff = lambda tries, **_: 0.0  # type: ignore[assignment]
     best_effort_writer.RETRY_SECONDS = 0.0  # type: ignore[misc]
     completion._LOOK_SECONDS = 0.001  # type: ignore[misc]
+    unsaved.FIRST_RETRY_SECONDS = unsaved.LONGEST_RETRY_SECONDS = 0.0  # type: ignore[misc]
 
 
 def until_taken(root: Path, doing: str, act: Callable[[], object]) -> None:
@@ -255,7 +256,6 @@ class CheckpointWriter:
                 break
             if completer.failure is not None:
                 raise completer.failure
-            completer.refused = None
         assert completer.close(WAIT_SECONDS)
         if completer.failure is not None:
             raise completer.failure

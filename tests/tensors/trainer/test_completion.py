@@ -69,6 +69,7 @@ def test_it_is_complete_only_with_both_parts(tmp_path: Path) -> None:
     verify_files(other, manifest)
     assert {entry.path for entry in manifest.files} == {"trainer/data", "orchestrator/data"}
     assert (manifest.world_size, manifest.config_hash) == (2, "h")
+    assert manifest.lineage == first_attempt(world_size=2, config_hash="h").lineage
     assert run.completer.failure is None
 
 
@@ -186,6 +187,30 @@ def test_shards_that_are_saved_again_go_with_the_part_that_the_orchestrator_has_
     assert sorted(part.name for part in path.iterdir()) == ["orchestrator"]
     run.saved(2, run.part(2, "trainer"))
     assert run.told.get(timeout=60) == 2
+    assert run.completer.close(60)
+    assert run.steps() == [2]
+
+
+def test_refusal_is_forgotten_when_the_step_is_saved_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the trainer removes and writes shards while their manifest is made, and ends with the error of a missing file."""
+    run = Run(tmp_path)
+    path = run.part(2, "trainer")
+    with monkeypatch.context() as patch:
+
+        def refuse(folder: Path) -> None:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+        patch.setattr(completion, "flush_trainer_part", refuse)
+        run.saved(2, path)
+        assert not run.completer.wait_for(2, worth=lambda: True)
+    run.part(2, "orchestrator")
+    run.saved(2, run.part(2, "trainer"))
+    assert run.completer.refused is None
+    looks = iter(range(5))
+    assert not run.completer.wait_for(2, worth=lambda: next(looks, None) is not None)
+    assert next(looks, None) is None, "the wait ended because of the earlier refusal"
+    run.completer.agreed(2)
+    assert run.completer.wait_for(2, worth=lambda: True)
     assert run.completer.close(60)
     assert run.steps() == [2]
 

@@ -147,6 +147,29 @@ def test_unreadable_checkpoint_is_tried_again_for_two_minutes(paths: RunPaths) -
     assert base.checkpoint.path == older
 
 
+def test_damaged_file_of_an_attempt_without_checkpoint_ends_nothing(paths: RunPaths) -> None:
+    add(paths, 4)
+    add(paths, 2)
+    base = choose_base(paths, LATEST, with_orchestrator=True)
+    assert base is not None
+    begin_attempt(paths, base, attempt=2, world_size=2, config_hash="h")
+    paths.attempt_file(2).write_bytes(b"\x00" * 30)
+    log: list[str] = []
+    base = choose_base(paths, LATEST, with_orchestrator=True, log=log.append)
+    assert base is not None
+    assert (base.checkpoint.step, base.checkpoint.attempt) == (4, 1)
+    assert ["0002.json is damaged" in line for line in log] == [True]
+    assert begin_attempt(paths, base, attempt=3, world_size=2, config_hash="h").base_step == 4
+
+
+def test_damaged_file_of_an_attempt_whose_checkpoints_record_no_lineage_is_refused(paths: RunPaths) -> None:
+    add(paths, 4)
+    paths.attempt_file(1).write_bytes(b"\x00" * 30)
+    with pytest.raises(RoleError, match=r"0001\.json is damaged: .*restore it from a copy") as caught:
+        choose_base(paths, LATEST, with_orchestrator=True)
+    assert caught.value.code == exit_codes.DATA
+
+
 def test_a_resume_that_was_asked_for_does_not_start_from_the_model_over_damaged_checkpoints(paths: RunPaths) -> None:
     def resume(required: bool) -> Base | None:
         return choose_base(paths, LATEST, with_orchestrator=True, required=required, log=lambda line: None)

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from loguru import logger
+
 from rlrun.config.models.model import ModelConfig
-from rlrun.protocol.files.attempts import read_attempt
-from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, newest_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import ADAPTER_WEIGHTS, COMPLETE, Artifact, RunPaths, artifacts_in_steps
 from rlrun.protocol.files.run_folder import recorded_run
@@ -63,10 +64,9 @@ def of_run(root: Path) -> dict[int, Policy]:
         RoleError: `run.json` is damaged.
     """
     paths, config = RunPaths(root), recorded_run(RunPaths(root))
-    attempts = paths.attempts_on_disk()
-    if config is None or not attempts:
+    lineage = newest_attempt(paths, logger.warning) if config is not None else None
+    if config is None or lineage is None:
         return {}
-    lineage = read_attempt(paths.attempt_file(attempts[-1]))
     exports = [found for found in artifacts_in_steps(paths.exports) if _find_weights(found.path)]
     found: dict[int, Policy] = {}
     # The cheapest first: a version is loaded as it is, a checkpoint has to be made into a model.

@@ -137,9 +137,14 @@ class Container:
 
     # ---- the orchestrator
 
+    def _is_restart(self) -> bool:
+        """True if earlier attempts change `checkpoint.resume`: not with the policy Latest, so that a damaged file of one ends nothing."""
+        trainer = self._config.trainer
+        return trainer.checkpoint.resume.policy != "Latest" and has_begun(self._paths, trainer.uid)
+
     def _claim_without_trainer(self) -> None:
         """There is no trainer pod to do it. A host's trainer reads the guest's `run.json` when that asks for a slot."""
-        restart = has_begun(self._paths, self._config.trainer.uid)
+        restart = self._is_restart()
         self._claim(config_in_pod(self._config, restart=restart, pod_ip=self._pod.pod_ip))
         check_number(self._paths, self._pod.attempt)
 
@@ -183,7 +188,7 @@ class Container:
                 self._state = "the run's volume refuses to write"
                 self._claim(self._config)
                 check_number(self._paths, pod.attempt)
-                restart = has_begun(self._paths, self._config.trainer.uid)
+                restart = self._is_restart()
                 self._wait_for_all(server)
             else:
                 self._wait_for_first()

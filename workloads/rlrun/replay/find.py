@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from loguru import logger
+
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS, OrchestratorConfig, TrainerConfig
@@ -17,6 +19,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     ManifestError,
     check_sizes,
     complete_checkpoints,
+    newest_attempt,
     read_manifest,
 )
 from rlrun.protocol.files.failures import RoleError
@@ -115,7 +118,12 @@ def read_run(root: Path) -> Recorded:
             "trainer too, which its folder does not hold; only runs with a trainer of their own can be computed again",
             exit_codes.USAGE,
         )
-    lineage = read_attempt(paths.attempt_file(attempts[-1]))
+    lineage = newest_attempt(paths, logger.warning)
+    if lineage is None:
+        raise ReplayError(
+            f"{paths.attempt_file(attempts[-1])} is damaged, and no attempt has a complete checkpoint; restore that file from a copy",
+            exit_codes.DATA,
+        )
     orchestrator: OrchestratorConfig | None
     try:
         orchestrator = _read_config(OrchestratorConfig, paths, attempts[-1])

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from typing import NamedTuple
 from rlrun.config.suggest import unknown_name
 from rlrun.inspect import rollouts
 from rlrun.inspect.compare import Curve, RunFields, fields_of_folder, fields_of_spec, sections_by_hand
-from rlrun.inspect.folder.small_files import json_lines, read_json
+from rlrun.inspect.folder.metric_columns import MetricColumns
+from rlrun.inspect.folder.small_files import each_line, json_lines, read_json
 from rlrun.inspect.kubectl import RUNS, Api, ask_json
 from rlrun.inspect.source import FolderRun, NotFoundError, Run, read_run
 from rlrun.inspect.volume import NoFileError, Volume, traced_steps
@@ -48,21 +49,21 @@ class Trace(NamedTuple):
     rows: Sequence[rollouts.Row]
 
 
-def metrics(run: Run, api: Api) -> list[dict[str, object]]:
-    """Lines of a run's metrics, one per step; empty: none is trained yet."""
+def metric_lines(run: Run, api: Api) -> Iterator[dict[str, object]]:
+    """Yield the lines of a run's metrics, one per step; none if no step is trained yet. Of a folder, memory stays that of one line."""
     if isinstance(run, FolderRun):
-        file = RunPaths(run.root).metrics
-        return json_lines(file.read_text(errors="replace")) if file.is_file() else []
+        yield from each_line(RunPaths(run.root).metrics)
+        return
     seen = read_run(run, api, time.time(), events=False)
     try:
-        return json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
+        yield from json_lines(Volume(run, seen, api).text(PurePosixPath(_PATHS.metrics.name)))
     except NoFileError:
-        return []
+        return
 
 
 def curve(run: Run, api: Api, label: str) -> Curve:
     """Metrics and configuration of a run."""
-    lines = metrics(run, api)
+    lines = MetricColumns(metric_lines(run, api))
     if isinstance(run, FolderRun):
         paths = RunPaths(run.root)
         config = read_json(paths.run_json) or sections_by_hand(paths, paths.attempts_on_disk())

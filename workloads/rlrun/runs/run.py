@@ -241,7 +241,7 @@ class Run(Held):
     @translated
     def metric_rows(self) -> list[dict[str, object]]:
         """Metrics, one mapping per step, as metrics.jsonl has them."""
-        return reading.metrics(self._there(), self._api)
+        return list(reading.metric_lines(self._there(), self._api))
 
     def metrics(self) -> pandas.DataFrame:
         """Metrics as a table, one row per step; the index is the step.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rlrun.inspect.folder.reader import read_folder
-from rlrun.inspect.folder.small_files import json_lines
+from rlrun.inspect.folder.small_files import each_line, read_json
 from rlrun.inspect.snapshot import MACHINE, CostRow, Snapshot
 from rlrun.protocol.files.forked import read_fork
 from rlrun.protocol.files.launcher import LauncherRecord, read_record
@@ -91,16 +90,16 @@ def of_folder(root: Path, now: float) -> Account:
     """Account of a run on this machine: the time of its attempts, divided by what each step's line of metrics says."""
     paths, seen = RunPaths(root), read_folder(root, now)
     first = _first_own(paths)
-    lines = json_lines(paths.metrics.read_text(errors="replace")) if paths.metrics.is_file() else []
-    lines = [line for line in lines if _read_number(line, "attempt") >= first]
-    numbers = {int(_read_number(line, "attempt")) for line in lines}
-    spent = {number: _step_seconds([line for line in lines if line.get("attempt") == number]) for number in numbers}
-    rows, roles = _attempt_rows(paths, now, spent)
+    sums_of: dict[int, _StepSums] = {}
+    tokens = samples = 0.0
+    for line in each_line(paths.metrics):
+        number = int(_read_number(line, "attempt"))
+        if number >= first:
+            sums_of.setdefault(number, _StepSums()).add(line)
+            tokens, samples = tokens + _read_number(line, "batch/tokens"), samples + _read_number(line, "batch/samples")
+    rows, roles = _attempt_rows(paths, now, {number: found.spent() for number, found in sums_of.items()})
     base = Account(seen.name, seen.where, seen.place, tuple(rows), gpus=bool(roles))
-    if not lines:
-        return base
-    tokens, samples = (int(_total_seconds(lines, f"batch/{what}")) or None for what in ("tokens", "samples"))
-    return replace(base, tokens=tokens, samples=samples)
+    return replace(base, tokens=int(tokens) or None, samples=int(samples) or None)
 
 
 class Spent(NamedTuple):
@@ -182,32 +181,49 @@ def _last_word(paths: RunPaths, attempt: int) -> float:
     return max(times, default=0.0)
 
 
-def _step_seconds(lines: Sequence[Mapping[str, object]]) -> Spent:
-    """Time of an attempt's steps, by its lines of metrics."""
-    steps = [line for line in lines if _read_number(line, "time/step")]
-    if not steps:
-        return Spent()
-    first, more = steps[0], steps[1:]
-    start = sum(_read_number(first, PREFIX + phase) for phase in MEASURED)
-    new, ends = [line for line in more if FURTHEST not in line], [_read_number(line, "time") for line in steps]
-    return Spent(
-        steps=_total_seconds(more, "time/step"),
-        waited=_total_seconds(new, "time/wait_for_batch"),
-        repeated=_total_seconds(more, "time/step") - _total_seconds(new, "time/step"),
-        again=any(FURTHEST in line for line in steps),
-        began=max(0.0, _read_number(first, "time") - _read_number(first, "time/step") - start),
-        trained=_read_number(first, "time"),
-        ended=max(ends),
-    )
+class _StepSums:
+    """Time of the steps of one attempt, added up line by line: a long run has 1 GB of metrics."""
+
+    def __init__(self) -> None:
+        self._first: Mapping[str, object] | None = None
+        self._steps = self._new_steps = self._waited = self._ended = 0.0
+        self._again = False
+
+    def add(self, line: Mapping[str, object]) -> None:
+        """Count one line of metrics."""
+        seconds = _read_number(line, "time/step")
+        if not seconds:
+            return
+        self._again |= FURTHEST in line
+        self._ended = max(self._ended, _read_number(line, "time"))
+        if self._first is None:
+            self._first = line
+            return
+        self._steps += seconds
+        if FURTHEST not in line:
+            self._new_steps += seconds
+            self._waited += _read_number(line, "time/wait_for_batch")
+
+    def spent(self) -> Spent:
+        """Sum of the lines so far."""
+        first = self._first
+        if first is None:
+            return Spent()
+        start = sum(_read_number(first, PREFIX + phase) for phase in MEASURED)
+        return Spent(
+            steps=self._steps,
+            waited=self._waited,
+            repeated=self._steps - self._new_steps,
+            again=self._again,
+            began=max(0.0, _read_number(first, "time") - _read_number(first, "time/step") - start),
+            trained=_read_number(first, "time"),
+            ended=self._ended,
+        )
 
 
 def _attempt_start(paths: RunPaths, attempt: int) -> float:
     """Start of an attempt, in seconds since the epoch; 0: not known."""
-    try:
-        document = json.loads(paths.attempt_file(attempt).read_text())
-    except (OSError, ValueError):
-        return 0.0
-    return _read_number(document, "started_at") if isinstance(document, dict) else 0.0
+    return _read_number(read_json(paths.attempt_file(attempt)), "started_at")
 
 
 def _rows_of_attempt(attempt: int, span: Span, roles: Mapping[str, int], *, lost: bool) -> list[CostRow]:
@@ -256,10 +272,6 @@ def by_namespace(accounts: Sequence[Account]) -> list[Account]:
             rows = tuple(row for run in runs for row in run.rows)
             found.append(Account(f"all {len(runs)} runs", where, "cluster", rows))
     return found
-
-
-def _total_seconds(lines: Sequence[Mapping[str, object]], name: str) -> float:
-    return sum(_read_number(line, name) for line in lines)
 
 
 def _read_number(line: Mapping[str, object], name: str) -> float:

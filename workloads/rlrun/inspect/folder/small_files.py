@@ -1,10 +1,10 @@
-"""Small files of a run's folder, and the ends of large ones; a damaged or missing one is empty."""
+"""Small files of a run's folder, the ends of large ones, and their lines one at a time; a damaged or missing one is empty."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rlrun.protocol.files.paths import RunPaths
@@ -32,15 +32,25 @@ def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, object]]:
 
 def json_lines(text: str) -> list[dict[str, object]]:
     """Objects of JSON lines; a line that is none is left out."""
-    found = []
-    for line in text.splitlines():
-        try:
-            document = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(document, dict):
-            found.append(document)
-    return found
+    return [document for line in text.splitlines() if (document := _parse(line)) is not None]
+
+
+def each_line(path: Path) -> Iterator[dict[str, object]]:
+    """Yield the objects of a JSONL file one at a time; a line that is not an object is left out. Memory stays that of one line."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if (document := _parse(line)) is not None:
+                yield document
+
+
+def _parse(line: str | bytes) -> dict[str, object] | None:
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def read_config(paths: RunPaths, numbers: Sequence[int]) -> dict[str, object]:
@@ -56,7 +66,7 @@ def read_json(path: Path) -> dict[str, object]:
     """Object of a JSON file; empty: there is none."""
     try:
         document = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 

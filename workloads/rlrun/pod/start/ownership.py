@@ -75,12 +75,15 @@ def has_begun(paths: RunPaths, uid: str) -> bool:
     """True if an attempt of this very run has begun.
 
     Raises:
-        RoleError: an attempt's file cannot be read.
+        RoleError: an attempt's file cannot be read, and no other one is of this run.
     """
+    damaged: Exception | None = None
     for file in map(paths.attempt_file, paths.attempts_on_disk()):
         try:
             if read_attempt(file).uid == uid:
                 return True
         except (OSError, RoleError) as error:
-            raise RoleError(f"{error}; {_REMEDY}", exit_codes.DATA) from error
+            damaged = error
+    if damaged is not None:  # it may be this run's
+        raise RoleError(f"{damaged}; {_REMEDY}", exit_codes.DATA) from damaged
     return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -17,7 +17,9 @@ from pathlib import Path, PurePosixPath
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
+from rlrun.protocol.files.attempts import Attempt, Origin, Segment, read_attempt
 from rlrun.protocol.files.durable import document_crc32, fsync_path, fsync_tree, write_json
+from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import TMP_SUFFIX, Artifact, RunPaths
 from rlrun.runtime.printable import printable
 
@@ -55,6 +57,10 @@ class Manifest:
     created_at: float
     """Seconds since the epoch."""
     format_version: int = FORMAT_VERSION
+    lineage: tuple[Segment, ...] = ()
+    """Lineage of the attempt that wrote it, which replaces a damaged file of that attempt; empty in those of earlier releases."""
+    origin: Origin | None = None
+    """As in the attempt's file."""
 
 
 _ADAPTER = TypeAdapter(Manifest)
@@ -177,3 +183,58 @@ def check_sizes(checkpoint: Path, files: Iterable[FileEntry]) -> None:
 def complete_checkpoints(paths: RunPaths) -> list[Artifact]:
     """All checkpoints with a manifest, of any attempt, in order of step and attempt."""
     return [a for a in paths.checkpoints_on_disk() if (a.path / MANIFEST).is_file()]
+
+
+def newest_attempt(paths: RunPaths, log: Callable[[str], object]) -> Attempt | None:
+    """Return the newest attempt whose lineage is known; None if there is none, and then there is no checkpoint of one either.
+
+    An attempt's file says which steps of which attempts are the run's. If it is damaged, a manifest of that attempt replaces it. An attempt
+    without a complete checkpoint has trained nothing that is kept: the one before it is used.
+
+    Args:
+        paths: folder of the run.
+        log: gets a warning for each damaged file, with its consequence.
+
+    Raises:
+        RoleError: an attempt's file is damaged, and its complete checkpoints, of an earlier release, do not record its lineage.
+        OSError: the volume fails to read a file.
+    """
+    complete = complete_checkpoints(paths)
+    for number in reversed(paths.attempts_on_disk()):
+        file = paths.attempt_file(number)
+        try:
+            return read_attempt(file)
+        except RoleError:
+            own = [checkpoint for checkpoint in complete if checkpoint.attempt == number]
+            recorded = _recorded(own)
+            if own and recorded is None:
+                raise
+            if recorded is not None:
+                log(f"{file} is damaged: the manifest of step {recorded[0].step} of that attempt is used instead")
+                return recorded[1]
+            log(
+                f"{file} is damaged: attempt {number} has no complete checkpoint, so the run continues from the attempt before"
+            )
+    return None
+
+
+def _recorded(checkpoints: Sequence[Artifact]) -> tuple[Artifact, Attempt] | None:
+    """The newest of an attempt's checkpoints whose manifest records its lineage, and the attempt."""
+    for checkpoint in reversed(checkpoints):
+        with suppress(ManifestError):
+            manifest = read_manifest(checkpoint.path)
+            if not manifest.lineage or manifest.lineage[-1].attempt != checkpoint.attempt:
+                continue
+            bases = manifest.lineage[:-1]
+            attempt = Attempt(
+                attempt=checkpoint.attempt,
+                base_step=manifest.lineage[-1].first - 1,
+                base_attempt=bases[-1].attempt if bases else None,
+                world_size=manifest.world_size,
+                lineage=manifest.lineage,
+                config_hash=manifest.config_hash,
+                started_at=manifest.created_at,
+                origin=manifest.origin,
+            )
+            return checkpoint, attempt
+    return None

@@ -81,6 +81,8 @@ class Completer:
 
     def saved(self, step: int, path: Path, files: Sequence[FileEntry]) -> None:
         """All ranks' shards of `step` are durable; `files` are their entries as the ranks wrote them."""
+        # The refusal of an earlier try of this step: if it stayed, the step would be saved again, into files that are being completed.
+        self.refused = None
         self._inbox.put(_Saved(step, path, files))
 
     def agreed(self, step: int) -> None:
@@ -168,6 +170,8 @@ class Completer:
             config_hash=attempt.config_hash,
             files=(*files, *theirs),
             created_at=time.time(),
+            lineage=attempt.lineage,
+            origin=attempt.origin,
         )
         self._volume.insist(doing, lambda: write_manifest(path, manifest), blocks=False)
         self.completed = step

@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import ReadItem
 
-from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.failures import RoleError, refusal_number
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
@@ -85,18 +85,24 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
         super().__init__(folder)
         self.folder = folder
 
-    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
+    def read_metadata(self) -> Metadata:
         """The table of all that the checkpoint holds.
 
+        Without the `**kwargs` of the base class: with them torch replaces the error of a failed read by that of a table of one rank, which
+        no checkpoint has.
+
         Raises:
-            RoleError: it cannot be read, names what no checkpoint is made of, or does not go with the files.
+            RoleError: it is missing, names what no checkpoint is made of, or does not go with the files.
+            OSError: the volume fails to read it.
         """
-        path = Path(self._get_metadata_path(kwargs.get("rank")))
+        path = Path(self._get_metadata_path())
         try:
             with path.open("rb") as file:
                 metadata = _Unpickler(file).load()
             _check_table(metadata, self.folder)
         except OSError as error:
+            if refusal_number(error) is not None:  # not damage: an end for this reason does not count against the run
+                raise
             raise _refuse_table(path, error.strerror or str(error)) from None
         except Exception as error:  # of any kind: it is the file that chooses
             raise _refuse_table(path, str(error) or type(error).__name__) from None

@@ -12,7 +12,7 @@ from loguru import logger
 
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.attempts import Attempt
-from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
@@ -42,7 +42,7 @@ class Checkpoints:
         say: logs on rank 0.
 
     Raises:
-        RoleError: the base checkpoint cannot be loaded.
+        RoleError: the base checkpoint cannot be loaded; with the exit code of storage if the volume fails.
     """
 
     def __init__(
@@ -70,9 +70,12 @@ class Checkpoints:
         attempt, say = self._attempt, logger.warning if leads else None
         if attempt.base_attempt is not None:
             base = self._paths.checkpoint(attempt.base_step, attempt.base_attempt)
-            return dcp.load_parts(parts, base, say=say)
+            with storage_errors(base, "load the checkpoint"):
+                return dcp.load_parts(parts, base, say=say)
         if attempt.origin is not None:
-            dcp.load_parts(parts, Path(attempt.origin.path), say=say)  # the progress is the other run's
+            origin = Path(attempt.origin.path)
+            with storage_errors(origin, "load the checkpoint"):
+                dcp.load_parts(parts, origin, say=say)  # the progress is the other run's
         return Progress()
 
     def _start_completer(self, volume: Volume, say: Callable[[str], None]) -> Completer:

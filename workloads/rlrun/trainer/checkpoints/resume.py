@@ -17,7 +17,6 @@ from rlrun.protocol.files.attempts import (
     check_number,
     first_attempt,
     next_attempt,
-    read_attempt,
     write_attempt,
 )
 from rlrun.protocol.files.checkpoint_manifest import (
@@ -26,6 +25,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     Manifest,
     ManifestError,
     complete_checkpoints,
+    newest_attempt,
     read_manifest,
     verify_files,
 )
@@ -105,8 +105,8 @@ def choose_base(
                 f"checkpoint.resume.step is {resume.step}, but {paths.root} holds no run", exit_codes.CONFIGURATION
             )
         return None
-    lineage = read_attempt(paths.attempt_file(attempts[-1]))
-    candidates = lineage.owned(complete_checkpoints(paths))
+    lineage = newest_attempt(paths, log)
+    candidates = lineage.owned(complete_checkpoints(paths)) if lineage is not None else []
     if resume.policy == "Step":
         wanted = [c for c in candidates if c.step == resume.step]
         if not wanted:
@@ -118,11 +118,12 @@ def choose_base(
         problem = _find_problem(wanted[-1], with_orchestrator, check, beginning)
         if problem:
             raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
+        assert lineage is not None  # it owns the candidate
         return Base(wanted[-1], lineage)
     is_unreadable = False
     for candidate in reversed(candidates):
         problem = _find_problem(candidate, with_orchestrator, check, beginning)
-        if problem is None:
+        if problem is None and lineage is not None:
             return Base(candidate, lineage)
         is_unreadable |= isinstance(problem, _Unreadable)
         log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
@@ -162,7 +163,8 @@ def choose_origin(
     attempts = other.attempts_on_disk()
     if not attempts:
         raise RoleError(f"{field}, but {other.root} holds no run", exit_codes.CONFIGURATION)
-    candidates = read_attempt(other.attempt_file(attempts[-1])).owned(complete_checkpoints(other))
+    lineage = newest_attempt(other, log)
+    candidates = lineage.owned(complete_checkpoints(other)) if lineage is not None else []
     if not candidates or resume.from_step not in (None, *(c.step for c in candidates)):
         wanted = "" if resume.from_step is None else f" and fromStep {resume.from_step}"
         steps = ", ".join(str(c.step) for c in candidates) or "none"
@@ -170,8 +172,8 @@ def choose_origin(
             f"{field}{wanted}, but its complete checkpoints are of steps: {steps}", exit_codes.CONFIGURATION
         )
     wanted_ones = [c for c in candidates if resume.from_step in (None, c.step)]
-    mine = paths.attempts_on_disk()
-    before = read_attempt(paths.attempt_file(mine[-1])).origin if mine else None
+    mine = newest_attempt(paths, lambda message: None)  # `choose_base` has logged it
+    before = mine.origin if mine is not None else None
     pinned = [c for c in wanted_ones if before is not None and str(c.path) == before.path]
     for candidate in [*pinned, *(c for c in reversed(wanted_ones) if c not in pinned)]:
         problem = _find_problem(candidate, False, check)

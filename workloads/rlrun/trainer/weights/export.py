@@ -98,7 +98,8 @@ def export_checkpoint(
     number_format: torch.dtype = getattr(torch, chosen.dtype)
     skeleton = _model_skeleton(model, source) if adapters is None else _adapter_base(model, source, adapters)
     reader = CheckpointReader(checkpoint / TRAINER_PART)
-    stored = reader.read_metadata().state_dict_metadata
+    with storage_errors(checkpoint, "read the checkpoint"):
+        stored = reader.read_metadata().state_dict_metadata
     tensors = published_tensors(skeleton)
     trained = [name for name, parameter in skeleton.named_parameters() if parameter.requires_grad]
     frozen = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
