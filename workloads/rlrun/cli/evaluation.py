@@ -107,7 +107,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder with policies (v00000010.a0001, step_10, ...) instead of the run's folder",
     )
-    p.add_argument("--environment-ids", type=_words, metavar="a,b", help="only these environments, by id or name")
+    p.add_argument("--environment-ids", type=_split_words, metavar="a,b", help="only these environments, by id or name")
     p.add_argument(
         "--engine-url",
         action="append",
@@ -321,7 +321,7 @@ def _asked(options: argparse.Namespace, split: str, *, training_sampling: bool) 
     }
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected names with commas between them")

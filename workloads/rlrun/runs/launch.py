@@ -72,8 +72,10 @@ def look(run: Run, api: Api, launched: Launched | None, now: float) -> Snapshot:
     ):
         return seen
     if code is None:
-        return _said(seen, "Starting", "Progressing", "Launching", "its launcher looks at what it is to run")
-    return _said(seen, "Failed", "Failed", "NotBegun", f"its launcher ended with exit code {code}: {launched.said()}")
+        return _with_condition(seen, "Starting", "Progressing", "Launching", "its launcher looks at what it is to run")
+    return _with_condition(
+        seen, "Failed", "Failed", "NotBegun", f"its launcher ended with exit code {code}: {launched.said()}"
+    )
 
 
 def _record_of(launched: Launched) -> LauncherRecord | None:
@@ -82,7 +84,7 @@ def _record_of(launched: Launched) -> LauncherRecord | None:
     return record if record is not None and record.pid == launched.process.pid else None
 
 
-def _said(seen: Snapshot, phase: str, kind: str, reason: str, message: str) -> Snapshot:
+def _with_condition(seen: Snapshot, phase: str, kind: str, reason: str, message: str) -> Snapshot:
     """A snapshot whose one condition is this."""
     one = Condition(kind, "True", reason, message)
     return replace(seen, phase=phase, reason=reason, message=message, conditions=(one,), failures=(), wait=None)

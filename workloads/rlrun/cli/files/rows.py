@@ -51,7 +51,7 @@ def run(argv: Sequence[str]) -> int:
 
     try:
         check_output(options.output)
-        rows = Rows(_place(options), "-")
+        rows = Rows(_read_place(options), "-")
         found = convert_rows(rows, options.layout, instruction=options.instruction, unique=options.unique)
         write_rows(options.output, found.rows)
     except ValidationError as error:
@@ -70,7 +70,7 @@ def run(argv: Sequence[str]) -> int:
     return exit_codes.OK
 
 
-def _place(options: argparse.Namespace) -> DataSetConfig:
+def _read_place(options: argparse.Namespace) -> DataSetConfig:
     """Place of the rows. Raises ValidationError, RoleError."""
     fields = ("path", "name", "revision", "split")
     place = DataSetConfig.model_validate({name: value for name in fields if (value := getattr(options, name))})
