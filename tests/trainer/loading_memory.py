@@ -33,6 +33,7 @@ from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.stored.files import open_files
+from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 from rlrun.trainer.ranks.group import Group, process_group
@@ -89,7 +90,7 @@ def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
     with (
         mock.patch.object(load_weights, "open_files", kept),
         mock.patch.object(load_weights, "load_model", None),
-        mock.patch.object(load_weights, "check_architecture", return_value=frozenset()),
+        mock.patch.object(start_check, "check_architecture", return_value=frozenset()),
         LiveBytes() as memory,
     ):
         model = load_checked(ModelConfig(path=str(folder)), str(folder), group, seq_len=64)

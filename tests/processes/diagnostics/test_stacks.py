@@ -20,7 +20,7 @@ QUESTIONS = 400
 BUSY = """
 import os, threading, time
 from rlrun.environments.process import worker
-worker._limit(1 << 34)
+worker._set_limits(1 << 34)
 
 def deep(count):
     return deep(count - 1) + 1 if count else sum(i for i in range(20))

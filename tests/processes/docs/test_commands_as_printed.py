@@ -157,7 +157,7 @@ def test_the_command_runs_as_it_is_printed(
     monkeypatch.chdir(tmp_path)
     write_state(tmp_path)
     recorded = cluster()
-    of_cluster = {"_start": "start", "_on_terminal": "show", "_streamed": "stream", "_sent": "send"}
+    of_cluster = {"_start_process": "start", "_on_terminal": "show", "_stream_lines": "stream", "_send_input": "send"}
     for name, method in of_cluster.items():
         monkeypatch.setattr(kubectl, name, getattr(recorded, method))
     if command == "rlrun watch NAME":

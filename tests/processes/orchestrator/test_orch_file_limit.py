@@ -17,7 +17,7 @@ from rlrun.orchestrator import main
 async def begin(config, **_):
     print("limit", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return 0
-sys.exit(main.process(["--config", sys.argv[1]], "role", lambda *a, **k: begin(*a, **k)))
+sys.exit(main.run_process(["--config", sys.argv[1]], "role", lambda *a, **k: begin(*a, **k)))
 """
 
 

@@ -36,6 +36,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import check_source, load_model, local_part
+from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from tests.trainer.family_models import make_model
@@ -185,7 +186,7 @@ def test_what_the_files_lack_is_not_made_up(tmp_path: Path, solo: Group) -> None
 
 def test_a_buffer_that_nobody_makes_is_named(tmp_path: Path, solo: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     gemma3().save_pretrained(tmp_path)
-    monkeypatch.setattr(load_weights, "check_architecture", lambda *_, **__: frozenset())
+    monkeypatch.setattr(start_check, "check_architecture", lambda *_, **__: frozenset())
     monkeypatch.setattr(Gemma3PreTrainedModel, "_init_weights", lambda self, module: None)
     with pytest.raises(RoleError, match=r"its buffer model\.embed_tokens\.embed_scale is in no file") as caught:
         load(tmp_path, solo)
