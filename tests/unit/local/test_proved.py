@@ -98,6 +98,7 @@ def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return refused
 
     monkeypatch.setattr(judge, "check_model_folder", lambda *_, **__: ())
+    monkeypatch.setattr(judge, "check_model_weights", lambda *_, **__: ())
     monkeypatch.setattr(judge, "check_template_arguments", lambda *_, **__: ())
     monkeypatch.setattr(judge, "size_findings", lambda *_: ())
     monkeypatch.setattr(judge, "check_user_code", check)

@@ -60,8 +60,17 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
                 f"{model.path} holds no {', no '.join(lacking)}; it must be a Hugging Face model folder "
                 "(`rlrun tiny-model DIR` makes a tiny one)",
             )
-        elif problem := _config_problem(folder / "config.json") or _weights_problem(folder):
+        elif problem := _config_problem(folder / "config.json"):
             yield Finding(key, problem)
+
+
+def check_model_weights(model: ModelConfig, *, key: Key = ("model", "path")) -> Iterator[Finding]:
+    """Find a weights file that no reader accepts in a model folder of this machine.
+
+    The kind of the model comes first: ask only if `check_model_folder` and `why_untrainable` have no finding.
+    """
+    if model.path is not None and (problem := _weights_problem(Path(model.path))) is not None:
+        yield Finding(key, problem)
 
 
 def check_template_arguments(

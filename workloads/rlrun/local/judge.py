@@ -25,7 +25,14 @@ from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.fit.trainable import quantization_notes, trained_models, why_untrainable
 from rlrun.local.checks.architecture import keep_proofs, list_proofs, unproved_notices
 from rlrun.local.checks.contradictions import find_contradictions
-from rlrun.local.inputs import check_data, check_model_folder, check_template_arguments, count_pieces, template_pieces
+from rlrun.local.inputs import (
+    check_data,
+    check_model_folder,
+    check_model_weights,
+    check_template_arguments,
+    count_pieces,
+    template_pieces,
+)
 from rlrun.local.sizes import allocation_notice, autoscale_notice, elastic_notice, size_findings, spot_notice
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
@@ -159,6 +166,10 @@ def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), 
     wrong = {finding.key for finding in found}
     reasons = {key: why_untrainable(model) for key, model in models.items() if key not in wrong}
     found += [Finding(key, why) for key, why in reasons.items() if why is not None]
+    wrong = {finding.key for finding in found}
+    for key, model in ((("model", "path"), spec.model), (_REFERENCE, reference)):
+        if model is not None and key not in wrong:
+            found += check_model_weights(model, key=key)
     found += [Finding(key, note, notice=True) for key, note in quantization_notes(models)]
     made = list_proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
     found += [] if here else unproved_notices(models)

@@ -16,7 +16,7 @@ from pathlib import Path
 from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.run import RunConfig
 from rlrun.config.models.tracking import TrackingConfig
-from rlrun.local.inputs import check_model_folder
+from rlrun.local.inputs import check_model_folder, check_model_weights
 from rlrun.local.plan import Ports
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, read_record
@@ -151,12 +151,12 @@ def check_folder(root: Path, *, resume: bool, engines: bool = False, take_over: 
 
 
 def check_model(model: ModelConfig) -> None:
-    """Refuse a local model folder that is none.
+    """Refuse a folder that is not a usable model folder.
 
     Raises:
         PreflightError: names the folder and what is missing in it.
     """
-    for finding in check_model_folder(model, here=True):
+    for finding in [*check_model_folder(model, here=True)] or check_model_weights(model):
         raise PreflightError(f"spec.model.path: {finding.message}", exit_codes.DATA)
 
 
