@@ -1,7 +1,7 @@
-"""Beginning of attempts.
+"""Start of attempts.
 
-An attempt begins in one pass: children first, then the status, so that a crash between the two leaves children whose label names the
-attempt, and the next pass takes it over. Its pods are made only when no trainer or orchestrator pod of another attempt is left.
+An attempt starts in one pass: children first, then the status. After a crash between the two, the labels of the children name the attempt,
+and the next pass adopts it. Its pods are created only if no trainer or orchestrator pod of another attempt is left.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rlrun_operator.status.conditions import ConditionUpdate, not_failed
 from rlrun_operator.times import rfc3339
 
 LOOK_AGAIN_SECONDS = 2.0
-"""Delay of the next look where only the cache lags, or objects of others have to go: no event may come."""
+"""Delay of the next pass if the cache lags or foreign objects have to disappear: there may be no event for either."""
 
 
 def next_attempt(run: RunSnapshot) -> int:
-    """The number of the attempt after all that are known, and after those that the volume knows of."""
+    """Return the number of the next attempt: above all observed attempts, and above those on the volume."""
     failure, number = run.past.last_failure, run.attempt + 1
     if failure is not None and failure.reason == failure_reasons.NUMBER_TAKEN and failure.attempt == run.past.attempt:
         number = max(number, detect.next_number(failure.message) or 0)
@@ -52,7 +52,7 @@ def next_attempt(run: RunSnapshot) -> int:
 
 
 def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
-    """Make what `attempt` needs and does not have yet."""
+    """Create the objects that `attempt` needs and that do not exist yet."""
     if run.forbidden:
         return fail_run(run, reasons.FORBIDDEN, run.forbidden)
     if conflict := queueing.explain_conflict(run, spec, attempt):
@@ -69,31 +69,31 @@ def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
     launched = StatusChange(launched_attempt=attempt) if start.is_complete else NO_CHANGE
     run = run.begins()
     if start.recorded:
-        # The whole pass of the beginning is done, and what is missing is on its way into the cache. Nothing has asked yet what
-        # has become of what is there, and its event has come already.
+        # The first pass of this attempt is complete; missing objects are on their way into the cache. The existing ones were not
+        # judged yet, and their events have arrived already, so this pass follows the attempt.
         return follow_attempt(run, attempt, launched, Actions(apply=applies, wake_in=LOOK_AGAIN_SECONDS))
     change = launched | _record_beginning(run, spec, attempt, config_hash=start.context.config.hash())
     if start.is_complete:
-        # All that it needs was made before its workloads. Where admission refuses any of that now, the attempt goes on record
-        # all the same: what becomes of it is acted on from then on, and `follow_attempt` repairs what it lacks.
+        # Its other objects were created before its workloads. Even if admission refuses one of them now, the attempt is recorded:
+        # from then on its pods are followed, and `follow_attempt` repairs the missing objects.
         return follow_attempt(run, attempt, change, AT_ONCE)
     return _begin_attempt(run, spec, start, change, applies)
 
 
 @dataclass(frozen=True)
 class _Start:
-    """Workloads of an attempt that begins, or has begun and was not seen whole yet."""
+    """Workloads of an attempt that starts, or that started and was not observed completely yet."""
 
     attempt: int
     recorded: bool
-    """True if the status records it."""
+    """Whether the status records the attempt."""
     context: render.RunContext
     rendered: Sequence[Manifest]
-    """Workloads as they are rendered now."""
+    """Workloads, rendered from the current specification."""
     expected_hash: str | None
-    """Mark of the specification that they are to have."""
+    """Hash of the specification that the workloads must have."""
     existing: Mapping[str, Manifest]
-    """Workloads that exist, by kind."""
+    """Existing workloads, by kind."""
 
     @property
     def is_complete(self) -> bool:
@@ -111,7 +111,7 @@ def _read_start(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> _Start:
 
 
 def _explain_unrepairable(run: RunSnapshot, start: _Start) -> str | None:
-    """Reason why what exists of an attempt cannot be made whole; None: it can."""
+    """Return why an incomplete attempt cannot be completed, or None if it can."""
     there, attempt = start.existing, start.attempt
     edited = start.expected_hash != run.spec_hash and not start.is_complete
     if edited or any(run.hash_of(child) != start.expected_hash for child in there.values()):
@@ -120,22 +120,22 @@ def _explain_unrepairable(run: RunSnapshot, start: _Start) -> str | None:
         return "its workloads were made with two API keys"
     if not (start.is_complete and start.recorded) and _rendered_otherwise(there, start.rendered):
         return "another release of the operator had made some of its pods"
-    if _is_orphaned(run, start) and "Pod" in there:  # those of another one would work beside these
+    if _is_orphaned(run, start) and "Pod" in there:  # pods of a second StatefulSet would run next to these
         return "the StatefulSet was deleted while its pods were being made"
     return None
 
 
 def _is_orphaned(run: RunSnapshot, start: _Start) -> bool:
-    """True if the attempt has trainer pods and no StatefulSet."""
+    """Return whether the attempt has trainer pods without a StatefulSet."""
     trainers = any(pod.role == "trainer" and pod.attempt == start.attempt for pod in run.group)
     return trainers and run.host is None and "StatefulSet" not in start.existing
 
 
 def _create_missing_workloads(run: RunSnapshot, start: _Start) -> list[Apply]:
-    """Writes that make the workloads which do not exist.
+    """Return the writes that create missing workloads.
 
-    An orchestrator that is not seen may be there all the same: where the StatefulSet of its trainer is gone, it is asked for before the
-    attempt is given up.
+    The cache may lack an orchestrator that exists. If the trainer's StatefulSet is gone, the orchestrator is applied before the attempt is
+    given up: the API server then reports whether it exists.
     """
     missing = [
         a for a in _apply_workloads(run, start.rendered, start.recorded) if a.manifest["kind"] not in start.existing
@@ -148,11 +148,11 @@ def _create_missing_workloads(run: RunSnapshot, start: _Start) -> list[Apply]:
 def _begin_attempt(
     run: RunSnapshot, spec: RLRunSpec, start: _Start, change: StatusChange, applies: Sequence[Apply]
 ) -> Decision:
-    """Make everything that the attempt lacks, and put it on record."""
+    """Create all missing objects of the attempt, and record it in the status."""
     needs = render.render_prerequisites(start.context)
     create = [child for child in needs.create if not _workload_exists(run, child)]
     makes_key = keys.is_made_now(run)
-    if makes_key and not start.existing:  # what is there has read the one that was made before it
+    if makes_key and not start.existing:  # existing workloads have read the key that was created before them
         create.append(render.api_key_secret(start.context, run.fresh_key))
     untried = not start.existing and run.past.spec_hash != run.spec_hash
     actions = Actions(
@@ -166,7 +166,7 @@ def _begin_attempt(
 
 
 def _record_beginning(run: RunSnapshot, spec: RLRunSpec, attempt: int, *, config_hash: str) -> StatusChange:
-    """Fields of the status that put `attempt` on record."""
+    """Return the status fields that record the start of `attempt`."""
     past, rotation = run.past, rotation_request(run) if not run.attempt else None
     change = StatusChange(
         attempt=attempt,
@@ -190,7 +190,7 @@ def _record_beginning(run: RunSnapshot, spec: RLRunSpec, attempt: int, *, config
 
 
 def _wait_for_others(run: RunSnapshot, attempt: int) -> Decision | None:
-    """Decision while names, claim or host are not free for `attempt`; None: they are, or it needs none of them any more."""
+    """Return the decision while a name, the claim or the host is not free for `attempt`; None if nothing has to be waited for."""
     if not _is_whole(run, attempt):
         if run.taken is not None:
             return _wait_for_name(run, run.taken)
@@ -202,9 +202,9 @@ def _wait_for_others(run: RunSnapshot, attempt: int) -> Decision | None:
 
 
 def _wait_for_admission(run: RunSnapshot, attempt: int) -> Decision | None:
-    """Decision while the queue has no room for an attempt that is not on record, or its answer is not.
+    """Return the decision while the queue has not admitted an attempt that is not recorded; None if it has, or if there is no queue.
 
-    A part of the attempt may exist, made before the room was taken back, and seen only now: nothing is added to it.
+    A part of the attempt may exist, created before the queue took the room back and observed only now: nothing is added to it.
     """
     update = queueing.awaited_admission(run) if run.past.attempt < attempt else None
     if update is None:
@@ -218,7 +218,7 @@ def _wait_for_admission(run: RunSnapshot, attempt: int) -> Decision | None:
 
 
 def _is_whole(run: RunSnapshot, attempt: int) -> bool:
-    """True if all workloads of `attempt` exist: it works, on record or not."""
+    """Return whether all workloads of `attempt` exist: it then works, recorded or not."""
     trainer = run.statefulset
     trains = trainer is not None and attempt_of(trainer["metadata"]) == attempt
     served = run.deployment is not None or not run.serves
@@ -227,7 +227,7 @@ def _is_whole(run: RunSnapshot, attempt: int) -> bool:
 
 
 def _untried_workloads(spec: RLRunSpec, made: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Workloads that hold what only the API server can judge."""
+    """Return the workloads with fields that only the API server can validate; they are tried with a dry run first."""
     roles: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
     return tuple(child for child in made if _is_unjudged(placement.role_block(spec, roles[child["kind"]])))
 
@@ -245,7 +245,7 @@ def _wait_for_strangers(run: RunSnapshot) -> Decision:
 
 
 def _free_claim(run: RunSnapshot) -> Decision:
-    """Remove what outlives attempts and holds a claim that is being deleted: it would neither go nor take another pod."""
+    """Delete engines, which outlive attempts: they keep a claim that is being deleted, and new pods cannot use such a claim."""
     engines = [Delete(ref, uid_of(child)) for ref, child in run.engine_deployments if not is_ending(child)]
     message = (
         f"claim {run.wanted.claim} is being deleted, and goes when no pod uses it; the next attempt begins then, on a new "
@@ -268,7 +268,7 @@ def _wait_for_name(run: RunSnapshot, taken: str) -> Decision:
 def _not_begun(
     run: RunSnapshot, kind: str, update: ConditionUpdate, wake_in: float | None = None, change: StatusChange = NO_CHANGE
 ) -> Decision:
-    """Decision not to begin the first attempt yet; `update`: the condition `kind`, which has the reason."""
+    """Return the decision not to start the first attempt yet; `update` is the condition `kind`, which states the reason."""
     updates = {
         kind: update,
         **storage_at_rest(run),
@@ -283,7 +283,7 @@ def _not_begun(
 
 
 def _wait_for_host(run: RunSnapshot, attempt: int) -> Decision | None:
-    """Decision on a guest that its host cannot take; None: it can, or `attempt` has begun and `decide` sees to it."""
+    """Return the decision while the host cannot take this guest; None if it can, or if `attempt` has started already."""
     update = run.host_available
     if update is None or update.status == "True" or (run.orchestrator(attempt) is not None and run.host is not None):
         return None
@@ -351,10 +351,10 @@ def _apply_workloads(run: RunSnapshot, made: Sequence[Manifest], recorded: bool)
     """Workloads in the order of their making. A cached one of an older attempt is not made again once the beginning is on record."""
     older = {"StatefulSet": run.statefulset, "Deployment": run.deployment, "Pod": None}
     kept = [child for child in made if older[child["kind"]] is None or not recorded]
-    return [_remove_obsolete(child, older[child["kind"]]) for child in kept]
+    return [_apply_over(child, older[child["kind"]]) for child in kept]
 
 
-def _remove_obsolete(child: Manifest, older: Manifest | None) -> Apply:
+def _apply_over(child: Manifest, older: Manifest | None) -> Apply:
     version = None if older is None else older["metadata"].get("resourceVersion")
     return Apply(child, expect_absent=older is None, replaces=version)
 

@@ -44,31 +44,33 @@ def host_condition(
     name, field = host_name(guest), f"trainer.sharedWith ({host_name(guest)})"
     if host is None or is_ending(host):
         state = "there is no RLRun of this name in the namespace" if host is None else "that run is being deleted"
-        return _deny_host(
+        return _host_unavailable(
             reasons.HOST_NOT_FOUND, f"{field}: {state}; create it, or delete this run and name another host"
         )
     if (of := host_name(host)) is not None:
-        fix = "name a run with a trainer of its own" if of in (name, _host_name_of(guest)) else f"name {of}"
-        return _deny_host(reasons.HOST_IS_GUEST, f"{field}: that run is itself a guest, of {of}; {fix}")
+        fix = "name a run with a trainer of its own" if of in (name, _run_name(guest)) else f"name {of}"
+        return _host_unavailable(reasons.HOST_IS_GUEST, f"{field}: that run is itself a guest, of {of}; {fix}")
     known = known_host(host)
     if known is None:
         what = shorten_text(judge_spec(host).problems, _TEXT_MAX)
-        return _deny_host(reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it")
+        return _host_unavailable(
+            reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it"
+        )
     if known.spec.trainer.lora is None or known.spec.trainer.lora.slots < 2:
         has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
         fix = f"give {name} trainer.lora with slots of 2 or more, or name another host"
-        return _deny_host(
+        return _host_unavailable(
             reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}"
         )
-    if not _name_host(known.spec.trainer.guests, _host_name_of(guest)):
+    if not _is_named(known.spec.trainer.guests, _run_name(guest)):
         listed = ", ".join(known.spec.trainer.guests) or "none"
-        fix = f"add {_host_name_of(guest)} to trainer.guests of {name}, at any time, or name another host"
-        return _deny_host(
+        fix = f"add {_run_name(guest)} to trainer.guests of {name}, at any time, or name another host"
+        return _host_unavailable(
             reasons.HOST_NOT_NAMED, f"{field}: that run takes no guest of this name (trainer.guests: {listed}); {fix}"
         )
     problem = storage_problem(spec, known) or _explain_mismatch(spec, guest, known)
     if problem is not None:
-        return _deny_host(reasons.HOST_INCOMPATIBLE, problem)
+        return _host_unavailable(reasons.HOST_INCOMPATIBLE, problem)
     return _host_state(guest, host, known, guests)
 
 
@@ -130,20 +132,20 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
     if phase == "Failed":
         told = shorten_text(str(status.get("message") or ""), _TEXT_MAX)
         fix = f"mend {name}, delete it and create it again; this run then goes on from its checkpoint"
-        return _deny_host(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
+        return _host_unavailable(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
     if phase == "Complete" or (phase == "Completing" and (not joined or _is_freeing_trainer(host))):
         fix = f"delete this run and name another host, or give {name} more steps: raise its maxSteps"
         left = {"Complete": "is Complete, its trainer is gone"}
         what = left.get(phase, "has trained all its steps and takes no more runs")
-        return _deny_host(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
+        return _host_unavailable(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
     if not joined and (full := _slots_taken(guest, known, guests)) is not None:
-        return _deny_host(reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run begins when one of them is over")
+        return _host_unavailable(reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run begins when one of them is over")
     if phase in ("Suspending", "Suspended"):
-        return _deny_host(
+        return _host_unavailable(
             reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed"
         )
     if phase == "Restarting":
-        return _deny_host(
+        return _host_unavailable(
             reasons.HOST_RESTARTING, f"{field}: that run restarts; this run goes on with its next attempt"
         )
     if not trainer_ready(host):
@@ -151,14 +153,14 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
         ready = f"{trainer.get('ready', 0)} of {trainer.get('desired') or known.spec.trainer.replicas}"
         told = shorten_text(str(status.get("message") or "not looked at yet"), _TEXT_MAX)
         what = f"{ready} pods of its trainer are ready; that run is {phase or 'Pending'}: {told}"
-        return _deny_host(reasons.HOST_NOT_READY, f"{field}: {what}")
+        return _host_unavailable(reasons.HOST_NOT_READY, f"{field}: {what}")
     return ConditionUpdate("True", reasons.HOST_READY, f"the trainer of run {name} is ready")
 
 
 def _slots_taken(guest: Manifest, known: Host, guests: Sequence[Manifest]) -> str | None:
     """Holders of the host's slots if they leave none for this run; None: one is free."""
     others = sorted(
-        g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _host_name_of(guest)
+        g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _run_name(guest)
     )
     slots = known.spec.trainer.lora.slots if known.spec.trainer.lora is not None else 1
     if len(others) < slots - 1:
@@ -166,7 +168,7 @@ def _slots_taken(guest: Manifest, known: Host, guests: Sequence[Manifest]) -> st
     return f"all slots are taken (trainer.lora.slots: {slots}): by itself and by {', '.join(others)}"
 
 
-def _name_host(patterns: Sequence[str], name: str) -> bool:
+def _is_named(patterns: Sequence[str], name: str) -> bool:
     return any(name.startswith(p[:-1]) if p.endswith("*") else name == p for p in patterns)
 
 
@@ -178,7 +180,7 @@ def _explain_mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | Non
     longest = theirs.inference.max_model_len or theirs.seq_len
     if spec.task == "RL" and spec.seq_len > longest:
         return f"seqLen ({spec.seq_len}) is more than the engines {of} take ({longest}); lower it, or raise the host's"
-    own = resolve_spec(spec, name=_host_name_of(guest), uid="-", output_dir="-").trainer
+    own = resolve_spec(spec, name=_run_name(guest), uid="-", output_dir="-").trainer
     return sharing_refusal(resolve_spec(theirs, name=host.name, uid=host.uid, output_dir="-").trainer, own)
 
 
@@ -196,9 +198,9 @@ def _host_attempt(host: Manifest) -> int:
     return found if isinstance(found, int) and 0 < found <= ATTEMPT_MAX else 0
 
 
-def _host_name_of(run: Manifest) -> str:
+def _run_name(run: Manifest) -> str:
     return str(run["metadata"]["name"])
 
 
-def _deny_host(reason: str, message: str) -> ConditionUpdate:
+def _host_unavailable(reason: str, message: str) -> ConditionUpdate:
     return ConditionUpdate("False", reason, message)

@@ -80,9 +80,9 @@ def rotation_request(run: RunSnapshot) -> str | None:
     return _requested_time(run, ROTATE_ANNOTATION, run.past.key_rotation_requested_at)
 
 
-def _requested_time(run: RunSnapshot, annotation: str, report: str | None) -> str | None:
+def _requested_time(run: RunSnapshot, annotation: str, known: str | None) -> str | None:
     value = (run.metadata.get("annotations") or {}).get(annotation)
-    return str(value)[:64] if value and str(value)[:64] != report else None
+    return str(value)[:64] if value and str(value)[:64] != known else None
 
 
 def is_true_with(run: RunSnapshot, kind: str, reason: str) -> bool:

@@ -118,7 +118,7 @@ def stall_cause(run: RunSnapshot) -> Cause | None:
     if (never := _never_starts(run)) is not None:
         return _of_start(run, *never, updates.message.rpartition("; ")[0])
     role, pod = _waited_for(run, report)
-    name = pod.name if pod is not None else _name_waiting(run, role)
+    name = pod.name if pod is not None else _waiting_name(run, role)
     message = updates.message.rpartition("; ")[0]
     if run.host_name is None or role == "orchestrator":
         folder = run.context(run.spec, run.past.attempt).folder if run.spec is not None else "."
@@ -141,7 +141,7 @@ def _of_start(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) 
     """Cause that ends an attempt of which `role` never started. A restart would find the same."""
     pods = sorted((pod for pod in run.needed_pods(run.past.attempt) if pod.role == role), key=lambda pod: pod.name)
     pod = next((pod for pod in pods if not pod.has_run), None)
-    name, node = (pod.name, pod.node) if pod is not None else (_name_waiting(run, role), None)
+    name, node = (pod.name, pod.node) if pod is not None else (_waiting_name(run, role), None)
     return Cause("permanent", run.now, role, name, node, None, why.reason, shorten_text(message, _MESSAGE_MAX))
 
 
@@ -269,7 +269,7 @@ def _waited_for(run: RunSnapshot, report: progress.Report | None) -> tuple[Role,
     return role, mine[0] if mine else None
 
 
-def _name_waiting(run: RunSnapshot, role: Role) -> str:
+def _waiting_name(run: RunSnapshot, role: Role) -> str:
     names = Names(run.host_name) if run.host_name is not None and role != "orchestrator" else run.names
     if role == "trainer":
         return names.trainer_pod(0)

@@ -1,12 +1,12 @@
-"""Decision about one run: from everything that is known of it to the next step. A pure function of its arguments.
+"""State machine of one run: from the observed state to the next actions. A pure function of its arguments.
 
     Pending ──> Starting ──> Running ──> Completing ──> Complete
                   ^  └───────────┴──> Restarting ─┐
                   └───────────────────────────────┘      any ──> Failed, any ──> Suspending ──> Suspended ──> Starting
 
-Where the operator has a queue, Queued lies before Starting: a run waits there before its first attempt, and after its room was taken back
-(Suspending). Every pass begins from
-what is observed, never from what an earlier pass meant to do: a crash between any two requests costs one more pass and nothing else.
+With a queue, Queued precedes Starting: a run waits there before its first attempt, and after the queue took its room back (Suspending).
+Every pass starts from the observed state, never from the intentions of an earlier pass. So a crash between two requests costs one more
+pass and nothing else.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from rlrun_operator.status.conditions import find_condition, is_true
 
 
 def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float) -> Decision:
-    """Decision about a run.
+    """Decide the next actions and the new status of a run.
 
     Args:
-        observed: everything that is known about it.
+        observed: state of the run and its objects in the cluster.
         now: seconds since the epoch.
-        settings: for rendering children.
-        fresh_key: a new API key; used only where a Secret is created.
-        random: in [0, 1), for the jitter of backoffs.
+        settings: settings of the installation, for rendering children.
+        fresh_key: new API key, which is used only if a Secret is created.
+        random: number in [0, 1) for the jitter of backoffs.
     """
     run = RunSnapshot(observed, now, settings, fresh_key, random)
     if "deletionTimestamp" in run.metadata:  # owner references do the rest
@@ -64,49 +64,49 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
 
 @dataclass(frozen=True)
 class Situation:
-    """A run and the facts about it that more than one rule asks for."""
+    """A run, and facts that several rules read."""
 
     run: RunSnapshot
 
     @cached_property
     def mended(self) -> bool:
-        """True if the run had failed and the cause of that is put right."""
+        """Whether the run had failed and the cause of the failure is corrected."""
         return _is_corrected(self.run)
 
     @cached_property
     def restarting(self) -> bool:
-        """An attempt has ended, and the next one has not begun."""
+        """Whether an attempt has ended and the next one has not started."""
         return is_true(self.run.past.conditions, reasons.RESTARTING)
 
     @cached_property
     def launched(self) -> bool:
-        """All workloads of the newest attempt were seen."""
+        """Whether all workloads of the newest attempt were observed."""
         past = self.run.past
         return past.attempt > 0 and past.launched_attempt >= past.attempt == self.run.attempt
 
     @cached_property
     def done(self) -> bool:
-        """The attempt has done all that it was made for, and no other one is to begin at once."""
+        """Whether the attempt has finished its work and no other attempt starts at once."""
         return completion.is_complete(self.run) and not (
             self.restarting and (self.run.joined_guests or lifetime.has_more_steps(self.run))
         )
 
     @cached_property
     def suspension(self) -> Decision | None:
-        """Next thing to do on the way into suspension, in it, or out of it."""
+        """Next step into suspension, during it, or out of it; None if the run is not affected."""
         return suspend.continue_suspension(self.run)
 
 
 Rule = Callable[[Situation], Decision | None]
-"""One rule: its decision; None where it does not apply."""
+"""Returns the decision of one rule, or None if the rule does not apply."""
 
 
 def _stay_over(it: Situation) -> Decision | None:
-    """Complete and Failed absorb, but for what is asked to begin again."""
+    """Complete and Failed are terminal until a restart is requested."""
     past = it.run.past.conditions
     if it.mended or not (is_true(past, reasons.COMPLETE) or is_true(past, reasons.FAILED)):
         return None
-    # One that shall be suspended too: what it begins again for is on record first.
+    # This rule precedes suspension, so that the reason of a restart is recorded first.
     return manual_restart.revive_ended_run(it.run) or completion.clean_ended_run(it.run)
 
 
@@ -117,7 +117,7 @@ def _train_more_steps(it: Situation) -> Decision | None:
 
 
 def _complete_or_suspend(it: Situation) -> Decision | None:
-    """A run that would stay for its guests alone can be suspended."""
+    """Complete the run. A finished run that stays only for its guests can be suspended instead."""
     if not it.done or (it.run.joined_guests and it.suspension is not None):
         return None
     return completion.complete_run(it.run)
@@ -135,7 +135,7 @@ def _end_late(it: Situation) -> Decision | None:
 
 
 def _end_invalid(it: Situation) -> Decision | None:
-    """An attempt that runs goes on with the specification that it began with."""
+    """Fail a run with an invalid specification. A running attempt continues with the specification that it started with."""
     if it.run.spec is not None or it.launched:
         return None
     return fail_run(it.run, reasons.INVALID_CONFIGURATION, it.run.problems)
@@ -151,13 +151,13 @@ def _restart_run(it: Situation) -> Decision | None:
 
 
 def _launch_run(it: Situation) -> Decision | None:
-    """Begin the first attempt, or make one whole whose children are not all there."""
+    """Start the first attempt, or complete an attempt whose children do not all exist."""
     run = it.run
     return launch_attempt(run, run.spec, max(run.attempt, 1)) if run.spec is not None and not it.launched else None
 
 
 def _end_unstartable(it: Situation) -> Decision | None:
-    """End a run one of whose roles never starts, also where its last pod cannot be made."""
+    """End a run if one of its roles never starts, even if the last pod cannot be created."""
     whole = it.run.attempt == it.run.past.attempt
     return _end_hanging(it) if whole and not it.restarting and unstarted.find_stuck_role(it.run) is not None else None
 
@@ -197,11 +197,11 @@ RULES: tuple[Rule, ...] = (
     _end_hanging,
     _resize_trainer,
 )
-"""Rules in the order of their precedence."""
+"""Rules in order of precedence: the first one that applies decides."""
 
 
 def _apply_first_rule(run: RunSnapshot) -> Decision:
-    """The first rule that applies; where none does, the attempt goes on."""
+    """Return the decision of the first rule that applies; if none applies, the attempt continues."""
     situation = Situation(run)
     for rule in RULES:
         if (decision := rule(situation)) is not None:
@@ -210,7 +210,7 @@ def _apply_first_rule(run: RunSnapshot) -> Decision:
 
 
 def _is_corrected(run: RunSnapshot) -> bool:
-    """True if the run failed by its specification alone and has another one now, or by a policy that allows it now."""
+    """Return whether a failed specification was edited, or whether the policy that refused it now allows it."""
     failed = find_condition(run.past.conditions, reasons.FAILED)
     if failed is None or failed.status != "True":
         return False
@@ -220,5 +220,5 @@ def _is_corrected(run: RunSnapshot) -> bool:
     if failed.reason == reasons.FORBIDDEN:
         return edited or (run.spec is not None and not run.forbidden)
     if failed.reason == reasons.INVALID_CONFIGURATION and run.applied.taken and run.spec is not None:
-        return True  # the defaults of its namespace were in the way
+        return True  # the defaults of its namespace had made it invalid
     return failed.reason in (reasons.INVALID_CONFIGURATION, reasons.FAILED_TO_START) and edited

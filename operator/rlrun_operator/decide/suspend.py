@@ -45,7 +45,7 @@ def continue_suspension(run: RunSnapshot) -> Decision | None:
 
 def _begin_suspension(run: RunSnapshot) -> Decision:
     """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
-    return _suspension_update(run, f"the run is about to be stopped{_suspension_reason(run)}", AT_ONCE)
+    return _suspending_decision(run, f"the run is about to be stopped{_suspension_reason(run)}", AT_ONCE)
 
 
 def _suspension_reason(run: RunSnapshot) -> str:
@@ -64,36 +64,36 @@ def _remove_remaining(run: RunSnapshot) -> Decision:
     stuck = overdue_pods(run, suspending=True)
     ends = Actions(wake_in=stuck.look_in, look_up=frozenset(("nodes",)) if stuck.nodes_would_help else frozenset())
     if names or not has_let_go(run.statefulset):
-        what = f"{_join_decisions(run)} save and end{f': {stuck.told}' if stuck.told else list_names(names)}"
-        return _suspension_update(run, what, replace(ends, scale=scale, delete=[*delete, *stuck.force]))
+        what = f"{_name_roles(run)} save and end{f': {stuck.told}' if stuck.told else list_names(names)}"
+        return _suspending_decision(run, what, replace(ends, scale=scale, delete=[*delete, *stuck.force]))
     engines = [Delete(ref, uid_of(child)) for ref, child in run.engine_deployments if not is_ending(child)]
     if engines:
-        return _suspension_update(
-            run, f"{_join_decisions(run)} are gone; the engines are removed", Actions(delete=tuple(engines))
+        return _suspending_decision(
+            run, f"{_name_roles(run)} are gone; the engines are removed", Actions(delete=tuple(engines))
         )
     if run.pods or run.engine_deployments:
         left = f": {stuck.told}" if stuck.told else list_names(sorted(pod.name for pod in run.pods))
-        return _suspension_update(run, f"the engines end{left}", replace(ends, delete=stuck.force))
+        return _suspending_decision(run, f"the engines end{left}", replace(ends, delete=stuck.force))
     if (settles := settles_in(run, reasons.SUSPENDED)) > 0:
-        return _suspension_update(run, "no pod is seen any more", Actions(wake_in=settles))
+        return _suspending_decision(run, "no pod is seen any more", Actions(wake_in=settles))
     return _rest_suspended(run)
 
 
-def _join_decisions(run: RunSnapshot) -> str:
+def _name_roles(run: RunSnapshot) -> str:
     return "trainer and orchestrator" if run.trains else "the orchestrator's pods"
 
 
 def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
     """Zero pods. `waits_for`: why it does not resume although it should."""
     if waits_for:
-        return _written_suspension(
+        return _suspension_decision(
             run, ConditionUpdate("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True
         )
     message = f"no pod is left; {where_it_goes_on(run)}, {_awaited_condition(run)}"
     actions = NO_ACTIONS if is_wanted(run) else AT_ONCE
     if queueing.is_evicted(run):
         actions = Actions(wake_in=queueing.LOOK_SECONDS)  # the queue's next plan wakes the run before
-    return _written_suspension(run, ConditionUpdate("True", reasons.SUSPENDED, message), actions, over=True)
+    return _suspension_decision(run, ConditionUpdate("True", reasons.SUSPENDED, message), actions, over=True)
 
 
 def _awaited_condition(run: RunSnapshot) -> str:
@@ -131,7 +131,7 @@ def _resume_run(run: RunSnapshot) -> Decision:
         if is_begun:
             return _remove_remaining(run)  # made before its room was given away, and seen only now
         actions = AT_ONCE if queued.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
-        return _written_suspension(
+        return _suspension_decision(
             run, ConditionUpdate("True", reasons.SUSPENDED, f"no pod is left; {queued.message}"), actions, over=True
         )
     return launch_attempt(run, run.spec, run.attempt if is_begun else (next_attempt(run) if run.attempt else 1))
@@ -152,11 +152,11 @@ def where_it_goes_on(run: RunSnapshot) -> str:
     return f"it goes on from the checkpoint of step {saved}{lost}"
 
 
-def _suspension_update(run: RunSnapshot, message: str, actions: Actions) -> Decision:
-    return _written_suspension(run, ConditionUpdate("False", reasons.SUSPENDING, message), actions, over=False)
+def _suspending_decision(run: RunSnapshot, message: str, actions: Actions) -> Decision:
+    return _suspension_decision(run, ConditionUpdate("False", reasons.SUSPENDING, message), actions, over=False)
 
 
-def _written_suspension(
+def _suspension_decision(
     run: RunSnapshot, suspended: ConditionUpdate, actions: Actions = NO_ACTIONS, *, over: bool
 ) -> Decision:
     report = progress.read_lease(run.observed.lease, run.attempt)

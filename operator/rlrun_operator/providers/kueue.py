@@ -200,7 +200,7 @@ def _answer_admitted(queued: _QueuedRun) -> Step | None:
     message = f"admitted by ClusterQueue {admission.get('clusterQueue')}" + (f", flavor {used}" if used else "")
     answer = Admission(True, reasons.ROOM_FOUND, message, placed=placed, conflict=conflict)
     ready = objects.pods_ready(queued.workload, ready=queued.run.ready)
-    return Step(answer, _condition_says(queued, ready) if ready is not None else None)
+    return Step(answer, _put_condition(queued, ready) if ready is not None else None)
 
 
 _RULES: tuple[Callable[[_QueuedRun], Step | None], ...] = (
@@ -225,7 +225,7 @@ def _answer_waiting(queued: _QueuedRun) -> Step:
     before = objects.kueue_condition(queued.workload, "PodsReady")
     said = (False, "WaitForStart", "the run has no pods") if before.get("status") != "False" else None
     return Step(
-        words.waiting_answer(queued.run, queued.workload), _condition_says(queued, said) if said is not None else None
+        words.waiting_answer(queued.run, queued.workload), _put_condition(queued, said) if said is not None else None
     )
 
 
@@ -236,7 +236,7 @@ def _clear_quota(queued: _QueuedRun) -> PutStatus | None:
     return PutStatus(objects.cleared_status(queued.workload, queued.now))
 
 
-def _condition_says(queued: _QueuedRun, ready: tuple[bool, str, str]) -> PutStatus:
+def _put_condition(queued: _QueuedRun, ready: tuple[bool, str, str]) -> PutStatus:
     return PutStatus(objects.with_conditions(queued.workload, {"PodsReady": ready}, queued.now))
 
 

@@ -61,7 +61,7 @@ def _next_write(run: Subject, group: Manifest | None, queue: QueueState, told: s
     if group is not None and not is_of(run, group):
         message = f"PodGroup {group['metadata']['name']} exists and is not of this run; delete it"
         return Step(
-            _is_admitted(run, message) if run.has_pods else _group_waits(run, reasons.QUEUE_UNAVAILABLE, message)
+            _admitted_answer(run, message) if run.has_pods else _waiting_answer(run, reasons.QUEUE_UNAVAILABLE, message)
         )
     if run.over is not None or run.suspended:
         leaves = group is not None and not run.holds and "deletionTimestamp" not in group["metadata"]
@@ -71,8 +71,8 @@ def _next_write(run: Subject, group: Manifest | None, queue: QueueState, told: s
     if group is None or "deletionTimestamp" in group["metadata"]:
         write = Create(made_for(run)) if group is None and run.pod_sets else None
         if run.has_pods:
-            return Step(_is_admitted(run, "its PodGroup was deleted, and is made again"), write)
-        return Step(_group_waits(run, *_explain_wait(run, None, queue, told)), write)
+            return Step(_admitted_answer(run, "its PodGroup was deleted, and is made again"), write)
+        return Step(_waiting_answer(run, *_explain_wait(run, None, queue, told)), write)
     if run.begins and run.pod_sets and _group_mark(group) != shape_of(run):
         return Step(_group_answer(run, group, queue, told), Edit(_edit_group(run)))
     return Step(_group_answer(run, group, queue, told))
@@ -84,10 +84,10 @@ OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
 def _group_answer(run: Subject, group: Manifest, queue: QueueState, told: str) -> Admission:
     name, phase = group["metadata"]["name"], phase_of(group)
     if phase not in BEGUN and not run.has_pods:
-        return _group_waits(run, *_explain_wait(run, group, queue, told))
+        return _waiting_answer(run, *_explain_wait(run, group, queue, told))
     why = unschedulable_message(group)
     more = f": {why}" if why and phase != "Running" else ""
-    return _is_admitted(run, f"PodGroup {name} is {phase or 'not judged yet'}{more}")
+    return _admitted_answer(run, f"PodGroup {name} is {phase or 'not judged yet'}{more}")
 
 
 def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> tuple[str, str]:
@@ -103,22 +103,22 @@ def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, told:
         return reasons.WAITING_FOR_TURN, "the run's PodGroup is being made"
     name = group["metadata"]["name"]
     if why := told or unschedulable_message(group):
-        return reasons.WAITING_FOR_RESOURCES, f"PodGroup {name} is Pending: {why}; it asks for {_requested_group(run)}"
+        return reasons.WAITING_FOR_RESOURCES, f"PodGroup {name} is Pending: {why}; it asks for {_show_pod_sets(run)}"
     unread = "" if queue.exists else ". Does the Queue exist? This operator may not read Queues"
     if not phase_of(group):
         return reasons.WAITING_FOR_TURN, f"Volcano has not judged PodGroup {name} yet{unread}"
-    return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it asks for {_requested_group(run)}{unread}"
+    return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it asks for {_show_pod_sets(run)}{unread}"
 
 
-def _requested_group(run: Subject) -> str:
+def _show_pod_sets(run: Subject) -> str:
     return ", ".join(f"{one['count']} {one['name']}" for one in run.pod_sets if one["count"]) or "nothing"
 
 
-def _group_waits(run: Subject, reason: str, message: str) -> Admission:
+def _waiting_answer(run: Subject, reason: str, message: str) -> Admission:
     return Admission(False, reason, f"Volcano Queue {run.queue}: {message}", lapsed=True)
 
 
-def _is_admitted(run: Subject, message: str) -> Admission:
+def _admitted_answer(run: Subject, message: str) -> Admission:
     return Admission(True, reasons.ROOM_FOUND, f"Volcano Queue {run.queue}: {message}")
 
 

@@ -37,7 +37,7 @@ def _of_set(rooms: Rooms, pods: PodSet) -> str:
 
 
 def _describe_need(rooms: Rooms, pods: PodSet) -> str:
-    scarce = _scarce_need(pods)
+    scarce = _scarce_names(pods)
     amounts = (
         " and ".join(f"{show_amount(name, pods.requests[name])} free {name}" for name in scarce) or "room for a pod"
     )
@@ -55,7 +55,7 @@ def _fills_node(rooms: Rooms, pods: PodSet) -> bool:
     return pods.apart or not any(two)
 
 
-def _scarce_need(pods: PodSet) -> list[str]:
+def _scarce_names(pods: PodSet) -> list[str]:
     devices = [name for name in pods.requests if "/" in name]
     return devices or [name for name in ("cpu", "memory") if name in pods.requests]
 
@@ -63,7 +63,7 @@ def _scarce_need(pods: PodSet) -> list[str]:
 def _near_misses(rooms: Rooms, pods: PodSet, fitting: set[str]) -> str:
     """The rooms that come closest, and what keeps the others away."""
     qualifying = [name for name in rooms.qualifying(pods) if name not in fitting]
-    closest = sorted(qualifying, key=lambda name: (-_describe_free(rooms, name, pods), name))
+    closest = sorted(qualifying, key=lambda name: (-_free_amount(rooms, name, pods), name))
     told = [f"{name}: {_first_lacking(rooms, name, pods)}" for name in closest[:_SHOWN]]
     others = sorted(name for name in rooms.free if rooms.obstacle(name, pods) is not None)
     told += [f"{name}: {rooms.obstacle(name, pods)}" for name in others[: _SHOWN - len(told)]]
@@ -71,15 +71,15 @@ def _near_misses(rooms: Rooms, pods: PodSet, fitting: set[str]) -> str:
     return f" ({'; '.join(told)}{f'; and {more} more' if more > 0 else ''})" if told else ""
 
 
-def _describe_free(rooms: Rooms, room: str, pods: PodSet) -> float:
-    return sum(rooms.free[room].get(name, 0.0) for name in _scarce_need(pods))
+def _free_amount(rooms: Rooms, room: str, pods: PodSet) -> float:
+    return sum(rooms.free[room].get(name, 0.0) for name in _scarce_names(pods))
 
 
 def _first_lacking(rooms: Rooms, room: str, pods: PodSet) -> str:
     """The first resource of which too little is free."""
     free = rooms.free[room]
-    for name in (*_scarce_need(pods), *pods.requests):
+    for name in (*_scarce_names(pods), *pods.requests):
         if free.get(name, 0.0) < pods.requests[name]:
             amount = show_amount(name, max(0.0, free.get(name, 0.0)))
-            return f"{amount} free" if name in _scarce_need(pods)[:1] else f"{amount} {name} free"
+            return f"{amount} free" if name in _scarce_names(pods)[:1] else f"{amount} {name} free"
     return "taken by the pods before"

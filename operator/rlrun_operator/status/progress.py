@@ -76,7 +76,7 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
         reward=_measured_value(found, keys.REWARD),
         tokens_per_second=_measured_value(found, keys.TOKENS_PER_SECOND),
         staleness_mean=_measured_value(found, keys.STALENESS_MEAN),
-        eta_seconds=_bound_text(_read_number(found, keys.ETA_SECONDS), ETA_MAX),
+        eta_seconds=_within_bound(_read_number(found, keys.ETA_SECONDS), ETA_MAX),
         waiting_on=found.get(keys.WAITING_ON, "")[:WAITING_ON_MAX] or None,
         total_steps=_read_count(found, keys.TOTAL_STEPS),
         waiting_role=found.get(keys.WAITING_ON_ROLE) or None,
@@ -204,7 +204,7 @@ def _read_number(found: Mapping[str, str], key: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _bound_text(value: float | None, most: float) -> float | None:
+def _within_bound(value: float | None, most: float) -> float | None:
     return value if value is not None and 0 <= value <= most else None
 
 

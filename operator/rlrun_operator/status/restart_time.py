@@ -101,7 +101,7 @@ def _finished_record(past: RestartStatus, look: Look, now: float) -> RestartStat
             seconds[name] = min(round(look.start[name]), _seconds_since(past, seconds, now))
     seconds[OTHER] = _seconds_since(past, seconds, now)
     slow = [
-        _slow_phases(name, seconds[name])
+        _describe_slow(name, seconds[name])
         for name in RESTART_PHASES
         if name in seconds and _is_over(name, seconds[name])
     ]
@@ -115,7 +115,7 @@ def _finished_record(past: RestartStatus, look: Look, now: float) -> RestartStat
 
 def _note_slow_phases(past: RestartStatus, now: float) -> RestartStatus:
     """The record with the phases so far that took too long; of the present one without a number, which would change all the time."""
-    slow = [_slow_phases(name, past.seconds[name]) for name in OBSERVED if _is_over(name, past.seconds.get(name, 0))]
+    slow = [_describe_slow(name, past.seconds[name]) for name in OBSERVED if _is_over(name, past.seconds.get(name, 0))]
     present = next((name for name in OBSERVED if name not in past.seconds), None)
     if present is not None and _is_over(present, _seconds_since(past, past.seconds, now)):
         most, cause = BUDGETS[present]
@@ -127,6 +127,6 @@ def _is_over(name: str, seconds: int) -> bool:
     return name in BUDGETS and seconds > BUDGETS[name][0]
 
 
-def _slow_phases(name: str, seconds: int) -> str:
+def _describe_slow(name: str, seconds: int) -> str:
     most, cause = BUDGETS[name]
     return f"{name} took {seconds} s of {most} s: {cause}"

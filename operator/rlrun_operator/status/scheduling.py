@@ -69,7 +69,7 @@ def why_unscheduled(
         return Unscheduled(f"{need}; {lacking}", True)
     enough = sum(takes_pod(node, spec, wanted, demands) for node in nodes)
     what = obstacle or ("not enough of that is free" if "Insufficient" in scheduler_message else "none takes it now")
-    return Unscheduled(f"{need}; {_count_nodes(enough)}, but {what}; the scheduler says: {scheduler_message}", False)
+    return Unscheduled(f"{need}; {_show_count(enough)}, but {what}; the scheduler says: {scheduler_message}", False)
 
 
 def _explain_lacking(
@@ -106,7 +106,7 @@ def _untolerated_keys(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> 
         if own
         else f"see kubectl describe node {nodes[0]['metadata']['name']}"
     )
-    return f"{_count_nodes(len(nodes))}, but for the taint {' and '.join(own or taints)}; {fix}"
+    return f"{_show_count(len(nodes))}, but for the taint {' and '.join(own or taints)}; {fix}"
 
 
 def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifest]) -> str | None:
@@ -115,7 +115,7 @@ def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifes
         most = max(allocatable_amount(node, resource) for node in nodes)
         if most < amount:
             return (
-                f"{_count_nodes(len(nodes))} otherwise, but none has {show_amount(resource, amount)} {resource} "
+                f"{_show_count(len(nodes))} otherwise, but none has {show_amount(resource, amount)} {resource} "
                 f"(most: {show_amount(resource, most)}); lower {_show_field(role, resource)} or add a larger node"
             )
     return None
@@ -200,7 +200,7 @@ def _show_field(role: Role, what: str) -> str:
     return f"{role}.gpusPerReplica" if what.endswith("/gpu") else f"{role}.nodeSelector"
 
 
-def _count_nodes(count: int) -> str:
+def _show_count(count: int) -> str:
     return "1 node qualifies" if count == 1 else f"{count} nodes qualify"
 
 

@@ -15,7 +15,7 @@ import torch
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer import bench as bench_module
-from rlrun.trainer.bench import Measurement, _read_measurement, fake_batch, markdown_table, run_bench
+from rlrun.trainer.bench import Measurement, _make_measurement, fake_batch, markdown_table, run_bench
 from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.modeling.flops import Cost
 from rlrun.trainer.modeling.packed_attention import implementation_name
@@ -34,7 +34,7 @@ def test_a_row_holds_means_and_deviations_and_a_dash_for_what_is_not_known() -> 
 
 
 def test_no_share_of_a_peak_is_told_of_a_cpu(solo: Group) -> None:
-    found = _read_measurement(16, fake_batch(16, 2, 50), [0.1], Cost(100, 1), solo, graphs=0, late_graphs=0)
+    found = _make_measurement(16, fake_batch(16, 2, 50), [0.1], Cost(100, 1), solo, graphs=0, late_graphs=0)
     assert (found.mfu, found.tokens, found.seq_len) == (None, 32, 16)
     assert found.peak_memory > 1e6
 

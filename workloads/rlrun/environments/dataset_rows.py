@@ -249,11 +249,11 @@ def _list_files(config: DataSetConfig, field: str) -> list[Path]:
 
 
 def _in_split(path: Path, root: Path, split: str | None) -> bool:
-    words = {part for piece in path.relative_to(root).with_suffix("").parts for part in _split_words(piece)}
+    words = {part for piece in path.relative_to(root).with_suffix("").parts for part in _plain_words(piece)}
     return split is None or split in words or split in path.relative_to(root).parts
 
 
-def _split_words(text: str) -> list[str]:
+def _plain_words(text: str) -> list[str]:
     return "".join(char if char.isalnum() else " " for char in text).split()
 
 

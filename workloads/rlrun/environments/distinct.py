@@ -152,7 +152,7 @@ def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, stric
         if id in ids:
             shared.append(_name_tasks(id, [ids[id], place]))
         elif (same := contents.get(content)) is not None and content in asked and (strict or len(contents) > 1):
-            shared.append(f"{_quote_ids(id)} ({place}, which asks the same as {_quote_ids(same[1])}, {same[0]})")
+            shared.append(f"{_quote_id(id)} ({place}, which asks the same as {_quote_id(same[1])}, {same[0]})")
     if shared:
         raise SharedTaskError(
             f"the train and the eval split share {_show_tasks(len(shared))}: {_list_ids(shared)}; "
@@ -176,13 +176,13 @@ def _show_tasks(count: int) -> str:
     return f"{count} task{'s' if count > 1 else ''}"
 
 
-def _quote_ids(id: str) -> str:
+def _quote_id(id: str) -> str:
     return repr(clip_text(id, _NAME_CHARACTERS))
 
 
 def _name_tasks(id: str, places: Sequence[str]) -> str:
     shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
-    return f"{_quote_ids(id)} ({shown})"
+    return f"{_quote_id(id)} ({shown})"
 
 
 def _list_ids(found: Sequence[str]) -> str:

@@ -67,7 +67,7 @@ def of_run(root: Path) -> dict[int, Policy]:
     lineage = newest_attempt(paths, logger.warning) if config is not None else None
     if config is None or lineage is None:
         return {}
-    exports = [found for found in artifacts_in_steps(paths.exports) if _find_weights(found.path)]
+    exports = [found for found in artifacts_in_steps(paths.exports) if _has_weights(found.path)]
     found: dict[int, Policy] = {}
     # The cheapest first: a version is loaded as it is, a checkpoint has to be made into a model.
     for artifacts, checkpoint in (
@@ -99,7 +99,7 @@ def in_folder(folder: Path) -> dict[int, Policy]:
     for path in folder.iterdir():
         match = _NAME.match(path.name)
         whole = not _OF_VERSION.match(path.name) or (path / COMPLETE).exists()
-        if match is not None and whole and _find_weights(path):
+        if match is not None and whole and _has_weights(path):
             found.append(Artifact(int(match[1]), int(match[2] or 0), path))
     return {a.step: Policy(a.step, _policy_kind(a.path), a.path, _weights_digest(a.path)) for a in sorted(found)}
 
@@ -161,7 +161,7 @@ def served_as(policies: Iterable[Policy]) -> Literal["whole", "adapter"]:
     return "adapter" if adapters else "whole"
 
 
-def _find_weights(folder: Path) -> bool:
+def _has_weights(folder: Path) -> bool:
     return folder.is_dir() and any(folder.glob("*.safetensors"))
 
 

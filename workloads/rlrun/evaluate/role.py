@@ -55,7 +55,7 @@ async def run(
     """
     async with AsyncExitStack() as stack:
         opened = open_attempt(
-            config, attempt, api_key, waits=_starting_progress, total_steps=0, least_bytes=FULL_BYTES, stop=stop
+            config, attempt, api_key, waits=_starting_wait, total_steps=0, least_bytes=FULL_BYTES, stop=stop
         )
         running = await stack.enter_async_context(opened)
         background, volume = running.background, running.volume
@@ -96,7 +96,7 @@ async def run(
     return exit_codes.OK
 
 
-def _starting_progress(since: Since) -> Waiting:
+def _starting_wait(since: Since) -> Waiting:
     return since.waiting("orchestrator", "starting", "policies and environments are loaded")
 
 

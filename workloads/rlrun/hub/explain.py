@@ -27,7 +27,7 @@ def is_temporary(error: BaseException) -> bool:
     status = status_of(error)
     if status is not None:
         return status >= 500 or status in _AGAIN
-    return not _offline_error(error) and any(_of_network(cause) for cause in _error_causes(error))
+    return not _is_offline(error) and any(_of_network(cause) for cause in _error_causes(error))
 
 
 def explain_error(error: BaseException, repository: Repository) -> RoleError:
@@ -103,7 +103,7 @@ def _of_network(error: BaseException) -> bool:
     )
 
 
-def _offline_error(error: BaseException) -> bool:
+def _is_offline(error: BaseException) -> bool:
     return any(type(cause).__name__ == "OfflineModeIsEnabled" for cause in _error_causes(error))
 
 

@@ -51,13 +51,13 @@ def serve_engine(settings: InferenceSettings) -> int:
     try:
         expected = check_model(settings)
     except FolderError as error:
-        return _refuse_start(exit_codes.DATA, str(error))
+        return _print_refusal(exit_codes.DATA, str(error))
     try:
         listener = _bind_socket(settings.host, settings.port)
     except OSError as error:
         hint = "stop what listens there or choose another port"
         message = f"inference: cannot listen on {settings.host}:{settings.port}: {error.strerror}; {hint}"
-        return _refuse_start(exit_codes.UNAVAILABLE, message)
+        return _print_refusal(exit_codes.UNAVAILABLE, message)
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, _stop_the_start)
     tie_children_to_this_process()
@@ -75,7 +75,7 @@ def _stop_the_start(*_: object) -> None:
     os._exit(TERMINATED)
 
 
-def _refuse_start(code: int, message: str) -> int:
+def _print_refusal(code: int, message: str) -> int:
     print(message, file=sys.stderr, flush=True)
     write_error(None, "inference", RoleError(message.removeprefix("inference: "), code))
     return code
@@ -110,9 +110,9 @@ def _run_server(settings: InferenceSettings, listener: socket.socket, expected: 
         configure_logging_from_args(args)
         validate_parsed_serve_args(args)
     except SystemExit:  # argparse said on stderr which argument it does not take
-        return _refuse_start(exit_codes.CONFIGURATION, "inference: vLLM does not take these arguments; see extraArgs")
+        return _print_refusal(exit_codes.CONFIGURATION, "inference: vLLM does not take these arguments; see extraArgs")
     except (ValueError, TypeError, KeyError) as error:
-        return _refuse_start(exit_codes.CONFIGURATION, f"inference: {error}")
+        return _print_refusal(exit_codes.CONFIGURATION, f"inference: {error}")
     set_ulimit()
     if may_fork(settings):
         fork_the_engine(listener)
@@ -141,7 +141,7 @@ async def _serve_until_stopped(
         try:
             engine = await stack.enter_async_context(build_async_engine_client(args))
         except ValueError as error:  # the model's config does not go with a setting; the engine's own faults are others
-            return _refuse_start(exit_codes.CONFIGURATION, f"inference: {_problem_sentence(error)}")
+            return _print_refusal(exit_codes.CONFIGURATION, f"inference: {_problem_sentence(error)}")
         asked_to_stop = _shutdown_event(engine)
         tasks = await engine.get_supported_tasks()
         app = build_app(args, tasks, engine.model_config)
@@ -163,7 +163,7 @@ async def _serve_until_stopped(
         await _warm_up(engine)
         if settings.colocated:  # before it answers anybody: the trainer waits for this to load its model
             await handover.sleep()
-        async with _running_requests(heartbeat):
+        async with _beat_while_running(heartbeat):
             stopped = await serve_http(
                 app,
                 sock=listener,
@@ -260,7 +260,7 @@ def _stop_soon() -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running_requests(heartbeat: Heartbeat) -> AsyncIterator[None]:
+async def _beat_while_running(heartbeat: Heartbeat) -> AsyncIterator[None]:
     await heartbeat.beat()
     task = asyncio.create_task(heartbeat.run())
     try:

@@ -98,21 +98,21 @@ def _read_progress(status: Manifest, spec: Manifest, heard: Manifest, now: float
     if eta is None and done is not None:
         eta = max(0.0, done - now)
     return Progress(
-        step=_first_text(_read_whole(heard.get(said.STEP)), _read_whole(known.get("step"))),
-        total_steps=_first_text(_read_whole(known.get("totalSteps")), _read_whole(spec.get("maxSteps"))),
-        policy_version=_first_text(
+        step=_first_known(_read_whole(heard.get(said.STEP)), _read_whole(known.get("step"))),
+        total_steps=_first_known(_read_whole(known.get("totalSteps")), _read_whole(spec.get("maxSteps"))),
+        policy_version=_first_known(
             _read_whole(heard.get(said.POLICY_VERSION)), _read_whole(known.get("policyVersion"))
         ),
-        reward=_first_text(_read_number(heard.get(said.REWARD)), _read_number(known.get("reward"))),
-        tokens_per_second=_first_text(
+        reward=_first_known(_read_number(heard.get(said.REWARD)), _read_number(known.get("reward"))),
+        tokens_per_second=_first_known(
             _read_number(heard.get(said.TOKENS_PER_SECOND)), _read_number(known.get("tokensPerSecond"))
         ),
-        staleness_mean=_first_text(
+        staleness_mean=_first_known(
             _read_number(heard.get(said.STALENESS_MEAN)), _read_number(known.get("stalenessMean"))
         ),
         last_step_time=_read_text(known.get("lastStepTime")),
         eta_seconds=eta,
-        checkpoint_step=_first_text(
+        checkpoint_step=_first_known(
             _read_whole(heard.get(said.CHECKPOINT_STEP)), _read_whole(checkpoint.get("latestCompleteStep"))
         ),
         resumed_from_step=_read_whole(checkpoint.get("resumedFromStep")),
@@ -282,7 +282,7 @@ def _read_age(time: object, now: float) -> float | None:
     return None if then is None else max(0.0, now - then)
 
 
-def _first_text(*values: _T | None) -> _T | None:
+def _first_known(*values: _T | None) -> _T | None:
     return next((value for value in values if value is not None), None)
 
 

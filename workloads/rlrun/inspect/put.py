@@ -169,7 +169,7 @@ def mount_of(pods: Sequence[Json], claim: str) -> Mount | None:
             if (volume.get("persistentVolumeClaim") or {}).get("claimName") == claim
             and not volume["persistentVolumeClaim"].get("readOnly")
         }
-        running = {one["name"] for one in (pod.get("status") or {}).get("containerStatuses") or () if _list_runs(one)}
+        running = {one["name"] for one in (pod.get("status") or {}).get("containerStatuses") or () if _is_running(one)}
         if pod["metadata"].get("deletionTimestamp"):
             continue
         for container in spec.get("containers") or ():
@@ -180,7 +180,7 @@ def mount_of(pods: Sequence[Json], claim: str) -> Mount | None:
     return None
 
 
-def _list_runs(status: Mapping[str, object]) -> bool:
+def _is_running(status: Mapping[str, object]) -> bool:
     state = status.get("state")
     return isinstance(state, Mapping) and "running" in state
 

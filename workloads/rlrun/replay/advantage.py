@@ -84,14 +84,14 @@ def outcomes_of(batch: Batch) -> tuple[Outcome, ...]:
             samples[0].environment,
             samples[0].reward,
             tokens=int(sum(sample.loss_mask.sum() for sample in samples)),
-            turns=sum(_list_replies(sample) for sample in samples),
+            turns=sum(_count_replies(sample) for sample in samples),
             masked=None if any(sample.loss_mask.any() for sample in samples) else "a filter",
         )
         for (group, rollout), samples in own.items()
     )
 
 
-def _list_replies(sample: Sample) -> int:
+def _count_replies(sample: Sample) -> int:
     return int((np.diff(np.concatenate([[False], sample.loss_mask]).astype(np.int8)) == 1).sum())
 
 

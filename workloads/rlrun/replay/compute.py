@@ -63,12 +63,12 @@ def compute_step(plan: Plan, config: TrainerConfig, start: Start, *, sample: int
             end=None if plan.end is None else str(plan.end),
             sample=sample,
         )
-        write_json(scratch.run_json, {"trainer": _dump_job(config, scratch)})
+        write_json(scratch.run_json, {"trainer": _dump_config(config, scratch)})
         start(config, scratch.run_json, job)
         return job.answer()
 
 
-def _dump_job(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
+def _dump_config(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
     return config.model_copy(update={"output_dir": str(scratch.root)}).model_dump(mode="json")
 
 

@@ -100,7 +100,7 @@ class Bench:
         before = graphs_compiled()
         seconds = [self.step(update) for _ in range(options.steps)]
         late = graphs_compiled() - before
-        return _read_measurement(length, update.batch, seconds, self.cost, self.group, graphs=before, late_graphs=late)
+        return _make_measurement(length, update.batch, seconds, self.cost, self.group, graphs=before, late_graphs=late)
 
     @property
     def title(self) -> str:
@@ -235,7 +235,7 @@ def _make_learner_of_bench(
     return Learner(model, optimizer, group, loss, limit, reference, critic)
 
 
-def _read_measurement(
+def _make_measurement(
     length: int, batch: Batch, seconds: Sequence[float], cost: Cost, group: Group, *, graphs: int, late_graphs: int
 ) -> Measurement:
     mfu = None

@@ -98,7 +98,7 @@ class TraceIndex:
             LookupError: there is no such rollout, or its line is not there any more.
         """
         file.seek(self._by_number[number]["begin"])  # type: ignore[arg-type]
-        return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _trace_gone(number)
+        return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _raise_gone(number)
 
     def lags(self, policy: int) -> dict[int, int]:
         """Sampled tokens by how many versions older than `policy` the one that sampled them is."""
@@ -109,7 +109,7 @@ class TraceIndex:
         return dict(sorted(found.items()))
 
 
-def _trace_gone(number: int) -> Row:
+def _raise_gone(number: int) -> Row:
     raise LookupError(number)
 
 

@@ -74,10 +74,10 @@ def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice
         return Choice(wanted)  # those that are to go are still there
     if load.waited > rules.target_wait:
         more = min(_engines_to_add(load, rules.target_wait), rules.most) if load.engines == wanted else wanted
-        return Choice(more, _trainer_waits(load, rules)) if more > wanted else Choice(wanted)
+        return Choice(more, _describe_waiting_trainer(load, rules)) if more > wanted else Choice(wanted)
     if load.waited <= rules.target_wait / 2:
         fewer = max(_engines_to_keep(load), rules.least)
-        return Choice(fewer, _engines_idle(load)) if fewer < load.engines else Choice(wanted)
+        return Choice(fewer, _describe_idle_engines(load)) if fewer < load.engines else Choice(wanted)
     return Choice(wanted)
 
 
@@ -99,14 +99,14 @@ def _engines_to_keep(load: EngineLoad) -> int:
     return max(busy, holds, math.ceil(n / 2), 1)
 
 
-def _trainer_waits(load: EngineLoad, rules: Rules) -> str:
+def _describe_waiting_trainer(load: EngineLoad, rules: Rules) -> str:
     return (
         f"with {load.engines} engines the trainer waited for rollouts {load.waited:.0%} of {load.seconds:.0f} s "
         f"(target {rules.target_wait:.0%})"
     )
 
 
-def _engines_idle(load: EngineLoad) -> str:
+def _describe_idle_engines(load: EngineLoad) -> str:
     return (
         f"{load.engines} engines had no request for {load.idle:.0%} of {load.seconds:.0f} s, and the trainer waited for "
         f"rollouts {load.waited:.0%}"

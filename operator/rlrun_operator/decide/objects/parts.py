@@ -118,7 +118,7 @@ def _report_repaired(run: RunSnapshot) -> dict[str, ConditionUpdate | None]:
     before = find_condition(run.past.conditions, reasons.CHILDREN_INTACT)
     if before is None or before.status == "True" or before.reason == reasons.ADMISSION_REFUSED:  # see `refused`
         return {}
-    message = f"{_describe_event(before.message)}; it is put right"
+    message = f"{_without_ending(before.message)}; it is put right"
     return {reasons.CHILDREN_INTACT: ConditionUpdate("True", reasons.REPAIRED, message)}
 
 
@@ -183,7 +183,7 @@ def _explain_refused_repair(run: RunSnapshot, damaged: Iterable[Ref]) -> str:
     return f"{shorten_text(text, TEXT_MAX)}; {admission_limits.refusal_fix(text)}" if text else ""
 
 
-def _describe_event(message: str) -> str:
+def _without_ending(message: str) -> str:
     for ending in (ALSO, _NOW, _LATER, _BEHIND.partition("{")[0]):
         message = message.partition(ending)[0]
     return message

@@ -77,20 +77,20 @@ def choose_size(look: Look, rules: Rules) -> Choice:
         return Choice(look.size)
     if look.grows_in > 0:
         return Choice(
-            look.size, waiting_on=f"it does not grow before growTime; then to {_pods_of_size(largest)} if there is room"
+            look.size, waiting_on=f"it does not grow before growTime; then to {_count_pods(largest)} if there is room"
         )
     if look.room is not None and not _largest_within(look, rules, look.room):
         return Choice(
             look.size,
-            waiting_on=f"there is room for {_pods_of_size(max(look.room, look.size))} and not for {_next_size(look, rules)}",
+            waiting_on=f"there is room for {_count_pods(max(look.room, look.size))} and not for {_next_size(look, rules)}",
         )
     if not look.at_checkpoint:
         return Choice(look.size, waiting_on="the next complete checkpoint")
     if look.room is None:
         told = "the operator cannot see what is free, and tries it"
-        return Choice(largest, f"{look.size} to {_pods_of_size(largest)}: {told}")
+        return Choice(largest, f"{look.size} to {_count_pods(largest)}: {told}")
     size = _largest_within(look, rules, look.room)
-    return Choice(size, f"{look.size} to {_pods_of_size(size)}: there is room for {look.room}")
+    return Choice(size, f"{look.size} to {_count_pods(size)}: there is room for {look.room}")
 
 
 def grow_delay(rules: Rules, growths: int) -> float:
@@ -99,19 +99,19 @@ def grow_delay(rules: Rules, growths: int) -> float:
 
 
 def _smaller_size(look: Look, rules: Rules) -> Choice:
-    lacks = f"{look.size - look.placed} of {_pods_of_size(look.size)}"
+    lacks = f"{look.size - look.placed} of {_count_pods(look.size)}"
     size = rules.sizes.at_most(min(look.placed, look.size - 1))
     if size is None or look.waited < rules.wait_seconds:
         goes_on = (
-            f"it goes on with {_pods_of_size(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
+            f"it goes on with {_count_pods(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
         )
         return Choice(
             look.size, waiting_on=f"nodes for {lacks}; {goes_on}" if look.waited >= PATIENCE_SECONDS else None
         )
     found = f"{lacks} found no node within {rules.wait_seconds:g} s"
     skipped = rules.sizes.left_out.get(look.placed)
-    reason = f", and {_pods_of_size(look.placed)} do not divide: {skipped}".replace(";", ",") if skipped else ""
-    return Choice(size, f"{look.size} to {_pods_of_size(size)}: {found}{reason}")
+    reason = f", and {_count_pods(look.placed)} do not divide: {skipped}".replace(";", ",") if skipped else ""
+    return Choice(size, f"{look.size} to {_count_pods(size)}: {found}{reason}")
 
 
 def _largest_within(look: Look, rules: Rules, room: int) -> int:
@@ -124,5 +124,5 @@ def _next_size(look: Look, rules: Rules) -> int:
     return min(size for size in rules.sizes.allowed if size > look.size)
 
 
-def _pods_of_size(count: int) -> str:
+def _count_pods(count: int) -> str:
     return f"{count} pod{'s' if count != 1 else ''}"

@@ -71,11 +71,11 @@ class AgentEnvironment(ABC):
     async def _started(self) -> ChatServer:
         """The server, started with the first episode."""
         if not hasattr(self, "_server"):  # subclasses need not call our constructor
-            self._server = asyncio.ensure_future(_start_program())
+            self._server = asyncio.ensure_future(_start_server())
         return await asyncio.shield(self._server)
 
 
-async def _start_program() -> ChatServer:
+async def _start_server() -> ChatServer:
     try:
         from rlrun.environments.adapters.openai_server import ChatServer
     except ImportError as error:

@@ -175,7 +175,7 @@ class VerifiersEnvironment:
         return resolve_agent(spec, model="policy", client=client)
 
     def _divide(self, theirs: list[vf.Task]) -> dict[str, list[Task]]:
-        contents = {index: _message_content(task) for index, task in enumerate(theirs)}
+        contents = {index: _task_content(task) for index, task in enumerate(theirs)}
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
             raise VerifiersLoadError(
@@ -327,7 +327,7 @@ def _read_metrics(trace: Trace) -> dict[str, float]:
     return scored | {name: value for name, value in trace.metrics.items() if value is not None}
 
 
-def _message_content(task: vf.Task) -> str:
+def _task_content(task: vf.Task) -> str:
     return str(task_key(task.data.model_dump(mode="json", exclude_none=True, exclude={"idx"})))
 
 

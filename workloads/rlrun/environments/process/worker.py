@@ -228,7 +228,7 @@ class Worker:
         deadlines = {name: document[name] for name in ("timeout_seconds", "reward_seconds")}
         try:
             if document["op"] == "compare":
-                group = [_find_member(member) for member in document["members"]]
+                group = [_read_member(member) for member in document["members"]]
                 scores = await self._compare(stage, number, task, group, deadlines)
                 line = encode_document({"op": "compared", "rollout": number, **_read_columns(scores)})
             else:
@@ -294,7 +294,7 @@ def _nothing_to_play(document: Document) -> Document:
     return {"op": "ready", "id": document["id"], "single_turn": True, "compares": False, "train": 0, "eval": 0}
 
 
-def _find_member(document: Document) -> Played:
+def _read_member(document: Document) -> Played:
     return Played(
         "", Episode(document["messages"], document["replies"]), Score(document["reward"], document["metrics"])
     )

@@ -169,7 +169,7 @@ def _lost_parameters(model: nn.Module, written: dict[str, nn.Module]) -> Iterato
             if one.numel() and bool(one.isnan().all())
         )
     pending = {}
-    loaded = {_storage_place(one) for one in model.parameters() if not one.is_meta}
+    loaded = {_storage_address(one) for one in model.parameters() if not one.is_meta}
     for prefix, layer in model.named_modules():
         info = layerwise.get_layerwise_info(layer)
         if (
@@ -182,13 +182,13 @@ def _lost_parameters(model: nn.Module, written: dict[str, nn.Module]) -> Iterato
         came = {name for name, _ in info.loaded_weights}
         for name, served in info.kernel_tensors[0].items():
             if name in came:
-                loaded.add(_storage_place(served))
+                loaded.add(_storage_address(served))
             elif name not in SKIP_TENSORS:
                 pending[f"{prefix}.{name}"] = served
     # A head that is tied to the embedding is loaded with it.
-    yield from (name for name, served in pending.items() if _storage_place(served) not in loaded)
+    yield from (name for name, served in pending.items() if _storage_address(served) not in loaded)
 
 
-def _storage_place(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     address: int = tensor.untyped_storage().data_ptr()
     return address

@@ -114,31 +114,31 @@ def _has_saved(paths: RunPaths, attempt: int) -> bool:
 def _judge_phase(run: Snapshot, record: LauncherRecord | None, *, alive: bool, trained: bool, now: float) -> Snapshot:
     """Phase, reason and message; `trained`: the volume has a step of the newest attempt, of which its record is to hear yet."""
     if alive and trained and run.task != "Eval":
-        return replace(_living_roles(run, record, now), phase="Running", reason=None, message=None)
+        return replace(_judge_living(run, record, now), phase="Running", reason=None, message=None)
     if alive:
-        return _living_roles(run, record, now)
+        return _judge_living(run, record, now)
     step, total = run.progress.step, run.progress.total_steps
     if record is None:
         if step is not None and step == total:
-            return _ended_attempt(run, "Complete", "Completed", None, None)
+            return _with_end(run, "Complete", "Completed", None, None)
         text = "nothing was written into its folder for two minutes, and it has no launcher"
-        return _ended_attempt(run, "Suspended", "NotRunning", text, None)
+        return _with_end(run, "Suspended", "NotRunning", text, None)
     ended = rfc3339(record.time)
     match record.state:
         case "Complete":
-            return _ended_attempt(run, "Complete", "Completed", None, ended)
+            return _with_end(run, "Complete", "Completed", None, ended)
         case "Interrupted":
-            return _ended_attempt(
+            return _with_end(
                 run, "Suspended", "Interrupted", "a signal has stopped it (Ctrl-C, or rlrun suspend)", ended
             )
         case "Failed":
             last = run.failures[-1] if run.failures else None
-            return _ended_attempt(run, "Failed", "RoleFailed", last.message if last else "a role has failed", ended)
+            return _with_end(run, "Failed", "RoleFailed", last.message if last else "a role has failed", ended)
     text = f"its launcher (process {record.pid} on {record.host}) is gone without a word since {ended}"
-    return _ended_attempt(run, "Failed", "LauncherGone", text, ended)
+    return _with_end(run, "Failed", "LauncherGone", text, ended)
 
 
-def _living_roles(run: Snapshot, record: LauncherRecord | None, now: float) -> Snapshot:
+def _judge_living(run: Snapshot, record: LauncherRecord | None, now: float) -> Snapshot:
     if record is None:  # roles that were started by hand
         return replace(run, phase="Running" if run.progress.step else "Starting")
     found = record.progress
@@ -152,17 +152,17 @@ def _living_roles(run: Snapshot, record: LauncherRecord | None, now: float) -> S
         _read_text(found.get("waiting_phase")),
         rfc3339(since) if isinstance(since, int | float) else None,
     )
-    phase = "Running" if run.progress.step is not None and _trained_amounts(run, record) else "Starting"
+    phase = "Running" if run.progress.step is not None and _has_trained(run, record) else "Starting"
     heard = max(0.0, now - record.progress_time)
     return replace(run, phase=phase, wait=wait if wait.text else None, heard_seconds=heard)
 
 
-def _trained_amounts(run: Snapshot, record: LauncherRecord) -> bool:
+def _has_trained(run: Snapshot, record: LauncherRecord) -> bool:
     resumed = record.progress.get("resumed_from_step")
     return (run.progress.step or 0) > (resumed if isinstance(resumed, int) else 0)
 
 
-def _ended_attempt(run: Snapshot, phase: str, reason: str, message: str | None, ended: str | None) -> Snapshot:
+def _with_end(run: Snapshot, phase: str, reason: str, message: str | None, ended: str | None) -> Snapshot:
     return replace(run, phase=phase, reason=reason, message=message or None, ended=ended)
 
 

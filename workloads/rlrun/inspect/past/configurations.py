@@ -177,7 +177,7 @@ def describe_changes(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
         return "Never edited: the run has had one attempt."
     lacking = [one.attempt for one in kept if one.config is None]
     if found:
-        return f"Edited {_attempt_times(len(found))} in {count} attempts."
+        return f"Edited {_count_times(len(found))} in {count} attempts."
     if not lacking:
         return f"Never edited: all {count} attempts began with the same configuration."
     if all(one.fingerprint and one.fingerprint == kept[0].fingerprint for one in kept):
@@ -185,5 +185,5 @@ def describe_changes(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
     return f"Attempt {lacking[0]} has kept no configuration, so it is not known whether the run was edited."
 
 
-def _attempt_times(count: int) -> str:
+def _count_times(count: int) -> str:
     return "once" if count == 1 else "twice" if count == 2 else f"{count} times"

@@ -68,15 +68,15 @@ def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
         "events.json": ["get", "events", *here, *about],
     }
     for name, words in wanted.items():
-        yield name, _ask_cluster(lambda words=words: json.dumps(_trim_object(ask_json(api, words)), indent=1))  # type: ignore[misc]
+        yield name, _answer_or_error(lambda words=words: json.dumps(_trim_object(ask_json(api, words)), indent=1))  # type: ignore[misc]
     for pod in seen.processes:
         words = ["logs", *here, pod.name, "-c", pod.role, f"--tail={_LOG_LINES}"]
-        yield f"logs/{pod.name}.log", _ask_cluster(lambda words=words: api.ask(words))  # type: ignore[misc]
+        yield f"logs/{pod.name}.log", _answer_or_error(lambda words=words: api.ask(words))  # type: ignore[misc]
         if pod.restarts:
-            yield f"logs/{pod.name}.previous.log", _ask_cluster(lambda words=words: api.ask([*words, "--previous"]))  # type: ignore[misc]
+            yield f"logs/{pod.name}.previous.log", _answer_or_error(lambda words=words: api.ask([*words, "--previous"]))  # type: ignore[misc]
 
 
-def _ask_cluster(ask: Callable[[], str]) -> str:
+def _answer_or_error(ask: Callable[[], str]) -> str:
     try:
         return ask()
     except ClusterError as error:

@@ -201,7 +201,7 @@ class Asker(ABC):
                 "(evaluation.timeoutSeconds); its results are of these alone, which are the quicker ones"
             )
         self.waited_seconds = clock.standing
-        return [found.get(number) or _late_message(question, seconds) for number, question in enumerate(asked)]
+        return [found.get(number) or _late_answer(question, seconds) for number, question in enumerate(asked)]
 
     def _waits_for_others(self) -> bool:
         """True while questions wait for what other work holds; then the deadline does not run."""
@@ -309,7 +309,7 @@ def _joint_questions(asked: Sequence[Question]) -> list[list[int]]:
     return found
 
 
-def _late_message(question: Question, seconds: float | None) -> Answer:
+def _late_answer(question: Question, seconds: float | None) -> Answer:
     error = f"it was not done when the evaluation's {seconds:g} s (evaluation.timeoutSeconds) were over"
     return Answer(question.arena.config.label, str(question.task), question.sample, None, error, late=True)
 

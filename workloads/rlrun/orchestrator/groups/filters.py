@@ -125,11 +125,11 @@ def filter_metrics(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) 
     """Monitors of a batch: shares of its rollouts that repeat themselves, are gibberish, or carry no loss."""
     found = [(rollout, rules[group.environment]) for group in groups for rollout in group.rollouts]
     return {
-        "batch/repetition": _reward_share(repeats_itself(r, window=own.filters.repetition_window) for r, own in found),
-        "batch/gibberish": _reward_share(is_gibberish(r, vocabulary=own.vocabulary) for r, own in found),
-        "batch/masked": _reward_share(not is_trained_on(r, own) for r, own in found),
+        "batch/repetition": _true_share(repeats_itself(r, window=own.filters.repetition_window) for r, own in found),
+        "batch/gibberish": _true_share(is_gibberish(r, vocabulary=own.vocabulary) for r, own in found),
+        "batch/masked": _true_share(not is_trained_on(r, own) for r, own in found),
     }
 
 
-def _reward_share(values: Iterable[bool]) -> float:
+def _true_share(values: Iterable[bool]) -> float:
     return float(np.mean(list(values)))

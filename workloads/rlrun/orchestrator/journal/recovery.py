@@ -199,8 +199,8 @@ def readmit_entries(
         if len(members) == size:
             made.groups += 1
             ledger.claim(entry.group)
-            finish(_finished_groups(waiting.pop(entry.group)))
-    made.unfinished.update((group, _unfinished_groups(members)) for group, members in waiting.items())
+            finish(_finished_group(waiting.pop(entry.group)))
+    made.unfinished.update((group, _unfinished_group(members)) for group, members in waiting.items())
     made.refused.update(refused[member] for member in refused.keys() - used if member in found.uncounted)
     return made
 
@@ -230,12 +230,12 @@ def _latest_records(
     return newest, given_up, old
 
 
-def _unfinished_groups(members: Mapping[int, RolloutEntry]) -> Unfinished:
+def _unfinished_group(members: Mapping[int, RolloutEntry]) -> Unfinished:
     version = min(entry.dispatch_version for entry in members.values())
     return Unfinished(version, {member: entry.rollout for member, entry in members.items()})
 
 
-def _finished_groups(members: Mapping[int, RolloutEntry]) -> FinishedGroup:
+def _finished_group(members: Mapping[int, RolloutEntry]) -> FinishedGroup:
     entries = [entry for _, entry in sorted(members.items())]
     return FinishedGroup(
         number=entries[0].group,

@@ -20,79 +20,77 @@ MAX_ENVIRONMENTS = 64
 """Environments that have series; those that come first."""
 
 
-def _gauge_lines(name: str, text: str, *labels: str, unit: Unit = "") -> MetricSpec:
+def _gauge_spec(name: str, text: str, *labels: str, unit: Unit = "") -> MetricSpec:
     return MetricSpec(name, "gauge", text, labels, unit)
 
 
-def _counter_lines(name: str, text: str, unit: Unit = "") -> MetricSpec:
+def _counter_spec(name: str, text: str, unit: Unit = "") -> MetricSpec:
     return MetricSpec(name, "counter", text, (), unit)
 
 
 _OF_STEP: Mapping[str, tuple[str, MetricSpec]] = {
-    "rlrun_loss": ("loss", _gauge_lines("rlrun_loss", "Loss of the last trained step")),
-    "rlrun_gradient_norm": ("grad_norm", _gauge_lines("rlrun_gradient_norm", "Norm of its gradient, before clipping")),
-    "rlrun_learning_rate": ("lr", _gauge_lines("rlrun_learning_rate", "Its learning rate")),
-    "rlrun_entropy": ("entropy", _gauge_lines("rlrun_entropy", "Entropy of the policy, mean over its loss tokens")),
+    "rlrun_loss": ("loss", _gauge_spec("rlrun_loss", "Loss of the last trained step")),
+    "rlrun_gradient_norm": ("grad_norm", _gauge_spec("rlrun_gradient_norm", "Norm of its gradient, before clipping")),
+    "rlrun_learning_rate": ("lr", _gauge_spec("rlrun_learning_rate", "Its learning rate")),
+    "rlrun_entropy": ("entropy", _gauge_spec("rlrun_entropy", "Entropy of the policy, mean over its loss tokens")),
     "rlrun_mismatch_kl": (
         "mismatch_kl",
-        _gauge_lines("rlrun_mismatch_kl", "How far trainer and engines disagree about its tokens' probabilities, mean"),
+        _gauge_spec("rlrun_mismatch_kl", "How far trainer and engines disagree about its tokens' probabilities, mean"),
     ),
     "rlrun_completion_tokens_mean": (
         "completion_length/mean",
-        _gauge_lines("rlrun_completion_tokens_mean", "Tokens sampled per rollout, mean of its batch", unit="tokens"),
+        _gauge_spec("rlrun_completion_tokens_mean", "Tokens sampled per rollout, mean of its batch", unit="tokens"),
     ),
     "rlrun_truncated_ratio": (
         "batch/truncated",
-        _gauge_lines("rlrun_truncated_ratio", "Share of its rollouts that a limit of tokens has cut off", unit="ratio"),
+        _gauge_spec("rlrun_truncated_ratio", "Share of its rollouts that a limit of tokens has cut off", unit="ratio"),
     ),
     "rlrun_unsolved_groups_ratio": (
         "batch/solve_none",
-        _gauge_lines("rlrun_unsolved_groups_ratio", "Share of its groups in which no rollout is solved", unit="ratio"),
+        _gauge_spec("rlrun_unsolved_groups_ratio", "Share of its groups in which no rollout is solved", unit="ratio"),
     ),
-    "rlrun_mfu_ratio": ("perf/mfu", _gauge_lines("rlrun_mfu_ratio", "Its model FLOPs utilization", unit="ratio")),
+    "rlrun_mfu_ratio": ("perf/mfu", _gauge_spec("rlrun_mfu_ratio", "Its model FLOPs utilization", unit="ratio")),
 }
 """Values of the last line of metrics.jsonl."""
 
 _OF_PROGRESS: Mapping[str, tuple[str, MetricSpec]] = {
-    "rlrun_step": ("step", _gauge_lines("rlrun_step", "Last trained step")),
-    "rlrun_max_steps": ("max_steps", _gauge_lines("rlrun_max_steps", "Steps of the run")),
-    "rlrun_reward_mean": ("reward", _gauge_lines("rlrun_reward_mean", "Mean reward of the last trained step")),
+    "rlrun_step": ("step", _gauge_spec("rlrun_step", "Last trained step")),
+    "rlrun_max_steps": ("max_steps", _gauge_spec("rlrun_max_steps", "Steps of the run")),
+    "rlrun_reward_mean": ("reward", _gauge_spec("rlrun_reward_mean", "Mean reward of the last trained step")),
     "rlrun_policy_version": (
         "policy_version",
-        _gauge_lines("rlrun_policy_version", "Newest policy version that an engine holds"),
+        _gauge_spec("rlrun_policy_version", "Newest policy version that an engine holds"),
     ),
     "rlrun_checkpoint_step": (
         "checkpoint_step",
-        _gauge_lines("rlrun_checkpoint_step", "Step of the newest complete checkpoint"),
+        _gauge_spec("rlrun_checkpoint_step", "Step of the newest complete checkpoint"),
     ),
     "rlrun_tokens_per_second": (
         "tokens_per_second",
-        _gauge_lines("rlrun_tokens_per_second", "Tokens trained per second in the last step", unit="tokens"),
+        _gauge_spec("rlrun_tokens_per_second", "Tokens trained per second in the last step", unit="tokens"),
     ),
     "rlrun_staleness_mean": (
         "staleness_mean",
-        _gauge_lines(
-            "rlrun_staleness_mean", "Versions between sampling and training, mean over the last step's tokens"
-        ),
+        _gauge_spec("rlrun_staleness_mean", "Versions between sampling and training, mean over the last step's tokens"),
     ),
-    "rlrun_rollouts_in_flight": ("in_flight", _gauge_lines("rlrun_rollouts_in_flight", "Rollouts in flight")),
+    "rlrun_rollouts_in_flight": ("in_flight", _gauge_spec("rlrun_rollouts_in_flight", "Rollouts in flight")),
     "rlrun_eta_seconds": (
         "eta_seconds",
-        _gauge_lines("rlrun_eta_seconds", "Estimated time to the last step", unit="seconds"),
+        _gauge_spec("rlrun_eta_seconds", "Estimated time to the last step", unit="seconds"),
     ),
     "rlrun_rollout_errors_total": (
         "errors",
-        _counter_lines("rlrun_rollout_errors_total", "Rollouts that ended in an error since the run began"),
+        _counter_spec("rlrun_rollout_errors_total", "Rollouts that ended in an error since the run began"),
     ),
     "rlrun_rollouts_readmitted_total": (
         "readmitted",
-        _counter_lines(
+        _counter_spec(
             "rlrun_rollouts_readmitted_total", "Finished rollouts that restarts gave back since the run began"
         ),
     ),
     "rlrun_rollouts_discarded_total": (
         "discarded",
-        _counter_lines("rlrun_rollouts_discarded_total", "Finished rollouts that restarts lost since the run began"),
+        _counter_spec("rlrun_rollouts_discarded_total", "Finished rollouts that restarts lost since the run began"),
     ),
 }
 """Fields of the progress."""
@@ -100,25 +98,21 @@ _OF_PROGRESS: Mapping[str, tuple[str, MetricSpec]] = {
 ORCHESTRATOR = MetricTable(
     *(spec for _, spec in _OF_PROGRESS.values()),
     *(spec for _, spec in _OF_STEP.values()),
-    _gauge_lines(
-        "rlrun_environment_reward_mean", "Mean reward of the last trained step, by environment", "environment"
-    ),
-    _gauge_lines("rlrun_eval_reward_mean", "Latest held-out mean reward", "environment"),
-    _gauge_lines("rlrun_waiting", "1 for the role whose work the next step waits for", "on"),
-    _counter_lines("rlrun_trainer_steps_total", "Steps trained in this attempt"),
-    _counter_lines("rlrun_trainer_step_seconds_total", "Time of these steps, waits included", unit="seconds"),
-    _counter_lines(
-        "rlrun_trainer_wait_seconds_total", "Time that the trainer waited for their batches", unit="seconds"
-    ),
-    _gauge_lines("rlrun_engines", "Engines by state: serving, updating (weights), out (of rotation)", "state"),
-    _gauge_lines(
+    _gauge_spec("rlrun_environment_reward_mean", "Mean reward of the last trained step, by environment", "environment"),
+    _gauge_spec("rlrun_eval_reward_mean", "Latest held-out mean reward", "environment"),
+    _gauge_spec("rlrun_waiting", "1 for the role whose work the next step waits for", "on"),
+    _counter_spec("rlrun_trainer_steps_total", "Steps trained in this attempt"),
+    _counter_spec("rlrun_trainer_step_seconds_total", "Time of these steps, waits included", unit="seconds"),
+    _counter_spec("rlrun_trainer_wait_seconds_total", "Time that the trainer waited for their batches", unit="seconds"),
+    _gauge_spec("rlrun_engines", "Engines by state: serving, updating (weights), out (of rotation)", "state"),
+    _gauge_spec(
         "rlrun_engine_requests", "Continuations that engines were asked for, by state: running, waiting", "state"
     ),
-    _gauge_lines("rlrun_engine_kv_cache_ratio", "Share of the KV cache in use, of the fullest engine", unit="ratio"),
-    _gauge_lines("rlrun_engine_load", "Load of the engines over the last steps", "measure"),
-    _gauge_lines("rlrun_volume_free_bytes", "Space that is left on the run's volume", unit="bytes"),
-    _gauge_lines("rlrun_volume_size_bytes", "Size of the run's volume", unit="bytes"),
-    _gauge_lines("rlrun_volume_trouble", "1 for what is wrong with the run's volume, 0 for all else", "reason"),
+    _gauge_spec("rlrun_engine_kv_cache_ratio", "Share of the KV cache in use, of the fullest engine", unit="ratio"),
+    _gauge_spec("rlrun_engine_load", "Load of the engines over the last steps", "measure"),
+    _gauge_spec("rlrun_volume_free_bytes", "Space that is left on the run's volume", unit="bytes"),
+    _gauge_spec("rlrun_volume_size_bytes", "Size of the run's volume", unit="bytes"),
+    _gauge_spec("rlrun_volume_trouble", "1 for what is wrong with the run's volume, 0 for all else", "reason"),
 )
 """Every metric of the orchestrator; run, role and attempt are labels of the scraped pod."""
 
@@ -221,7 +215,7 @@ def _of_progress(progress: Reported) -> Iterator[Series]:
     for name, (attribute, _) in _OF_PROGRESS.items():
         if (value := getattr(progress, attribute)) is not None:
             yield name, (), float(value)
-    for environment, reward in _bound_label(progress.eval):
+    for environment, reward in _limit_environments(progress.eval):
         yield "rlrun_eval_reward_mean", (environment,), reward
     for role in ROLES:
         yield "rlrun_waiting", (role,), float(role == progress.waiting_role)
@@ -238,7 +232,7 @@ def _of_steps(measures: Measures) -> Iterator[Series]:
         for key, value in measures.step.items()
         if key.startswith("reward/") and key.endswith("/mean") and key != "reward/mean"
     }
-    for environment, reward in _bound_label(rewards):
+    for environment, reward in _limit_environments(rewards):
         yield "rlrun_environment_reward_mean", (environment,), reward
     yield "rlrun_trainer_steps_total", (), measures.totals.steps
     yield "rlrun_trainer_step_seconds_total", (), measures.totals.step_seconds
@@ -266,5 +260,5 @@ def _of_volume(measures: Measures, trouble: str | None) -> Iterator[Series]:
         yield "rlrun_volume_trouble", (reason,), float(reason == trouble)
 
 
-def _bound_label(values: Mapping[str, float]) -> list[tuple[str, float]]:
+def _limit_environments(values: Mapping[str, float]) -> list[tuple[str, float]]:
     return list(values.items())[:MAX_ENVIRONMENTS]

@@ -151,10 +151,10 @@ def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[s
         )
         for name in sorted(names)
     }
-    return restart | counts | _removed_tokens(now, before)
+    return restart | counts | _removed_counts(now, before)
 
 
-def _removed_tokens(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
+def _removed_counts(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
     metrics = {}
     for reason in REMOVED:
         rollouts, tokens = (

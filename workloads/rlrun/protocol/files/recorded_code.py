@@ -54,7 +54,7 @@ def check_recorded_code(
 def note_started_run(root: Path, config: RunConfig, variables: Mapping[str, str] = os.environ) -> None:
     """Note in the user's cache that this user has started a run in a folder of this machine; without a cache nothing is noted."""
     with suppress(OSError, RuntimeError):
-        folder = _code_notes(variables)
+        folder = _notes_folder(variables)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _code_name(root, config)).touch()
 
@@ -63,11 +63,11 @@ def is_own_run(root: Path, variables: Mapping[str, str] = os.environ) -> bool:
     """True if this user has started the run in a folder on this machine, with the code that its configuration names now."""
     with suppress(OSError, RuntimeError, ConfigError):
         config = load_file(RunConfig, RunPaths(root).run_json)
-        return (_code_notes(variables) / _code_name(root, config)).is_file()
+        return (_notes_folder(variables) / _code_name(root, config)).is_file()
     return False
 
 
-def _code_notes(variables: Mapping[str, str]) -> Path:
+def _notes_folder(variables: Mapping[str, str]) -> Path:
     return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlrun" / "started"
 
 

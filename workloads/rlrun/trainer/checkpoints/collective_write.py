@@ -47,7 +47,7 @@ class Together:
         worst = int(self._group.maxima({"refused": float(mine)})["refused"])
         if worst:  # the same reason on all ranks: they count how long the volume fails
             reason, own = STORAGE_REASONS[worst - 1], self.refused
-            told = own if own is not None and own.reason == reason else _error_elsewhere(reason)
+            told = own if own is not None and own.reason == reason else _trouble_elsewhere(reason)
             raise volume_refusal(told, self._folder, self._doing)
 
 
@@ -87,6 +87,6 @@ def catch_error(act: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _error_elsewhere(reason: StorageReason) -> Trouble:
+def _trouble_elsewhere(reason: StorageReason) -> Trouble:
     state = {"StorageFull": "is full", "StorageReadOnly": "is read-only", "StorageFailing": "fails"}
     return Trouble(reason, f"the volume {state.get(reason, 'does not answer')} for another rank")

@@ -178,7 +178,7 @@ class Guests:
                 world_size=self._world_size,
                 config_hash=config_fingerprint(config),
                 with_orchestrator=True,
-                log=_label_request(join.run),
+                log=_labeled_warning(join.run),
             )
         except RoleError as error:
             self.answer(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
@@ -208,7 +208,7 @@ class Guests:
             )
 
 
-def _label_request(run: str) -> Callable[[str], None]:
+def _labeled_warning(run: str) -> Callable[[str], None]:
     return lambda message: logger.warning(f"{run}: {message}")
 
 

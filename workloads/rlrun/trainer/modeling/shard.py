@@ -186,7 +186,7 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
         postpone_products(model, layers)
     stays = _stays_gathered(model, policy, group)
     _check_and_sum(model, memory, group, stays_gathered=stays)
-    recipe = _precision_policy(model, memory, group)
+    recipe = _sharding_recipe(model, memory, group)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     placement = _choose_dimension(memory, dims.fsdp)
     for layer in layers:
@@ -250,7 +250,7 @@ class _Recipe:
     """`trainer.compile` is true, and not chosen."""
 
 
-def _precision_policy(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
+def _sharding_recipe(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
     mode, offloaded = activation_mode(memory.activations, memory.run, model.config, group), Offload()
     inside = _checkpoint_inside(model, mode)
     compiles = compiled_layers(memory.compile, mode, model, group)

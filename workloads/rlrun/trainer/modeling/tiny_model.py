@@ -122,7 +122,7 @@ def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig, known: Sequenc
         encoded = [
             encode_demonstration(tokenizer, messages) for messages in conversations[start : start + WARMUP_BATCH]
         ]
-        ids, labels = _pad_vocabulary(encoded)
+        ids, labels = _pad_sequences(encoded)
         logits = model(input_ids=ids).logits
         wanted_tokens = labels[:, 1:].flatten()
         losses = cross_entropy(logits[:, :-1].flatten(0, 1), wanted_tokens, ignore_index=_IGNORED, reduction="none")
@@ -153,7 +153,7 @@ def render_template(messages: Sequence[dict[str, Any]]) -> str:
     return "<bos>" + "".join(f"<{m['role']}>{m['content']}{ends.get(m['role'], '')}" for m in messages)
 
 
-def _pad_vocabulary(encoded: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
+def _pad_sequences(encoded: Sequence[tuple[list[int], list[int]]]) -> tuple[Tensor, Tensor]:
     longest = max(len(ids) for ids, _ in encoded)
     ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens, _ in encoded])
     labels = torch.tensor([marks + [_IGNORED] * (longest - len(marks)) for _, marks in encoded])

@@ -113,10 +113,10 @@ def kill_descendants(leader: int, *, reap: Callable[[], object], known: Collecti
         reap: called after each round.
         known: processes that descended from it once.
     """
-    _until_none(lambda: _is_alive(leader, known), reap)
+    _until_none(lambda: _living_pids(leader, known), reap)
 
 
-def _is_alive(leader: int, known: Collection[Known]) -> set[int]:
+def _living_pids(leader: int, known: Collection[Known]) -> set[int]:
     processes = _list_processes()
     again = {pid for pid, started in known if pid in processes and processes[pid].started == started}
     return {pid for pid in _descendant_pids(leader, processes) | again if processes[pid].state not in "ZX"}

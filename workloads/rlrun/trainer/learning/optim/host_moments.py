@@ -155,7 +155,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         return found
 
     def _bytes(self, bucket: Sequence[nn.Parameter]) -> int:
-        return sum(_align_bytes(local_part(value)) for *_, value in self._moved(bucket))
+        return sum(_aligned_bytes(local_part(value)) for *_, value in self._moved(bucket))
 
     def _moved(self, bucket: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, Tensor]]:
         """All that is in host memory between steps."""
@@ -179,7 +179,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
             self._link.back(host, tensor)
             slot.here.append((state, name, _divided_like(tensor, value)))
             slot.hosts[id(parameter), name] = value
-            at += _align_bytes(host)
+            at += _aligned_bytes(host)
         slot.arrived = self._link.mark()
 
     def _send(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
@@ -205,7 +205,7 @@ def _is_moved(value: object) -> bool:
     return isinstance(value, Tensor) and local_part(value).nbytes >= SMALLEST
 
 
-def _align_bytes(tensor: Tensor) -> int:
+def _aligned_bytes(tensor: Tensor) -> int:
     return -(-int(tensor.nbytes) // _ALIGNMENT) * _ALIGNMENT
 
 

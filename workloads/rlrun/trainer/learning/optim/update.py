@@ -61,13 +61,13 @@ def apply_gradient(
         found = read_scalars(asked)
     else:
         found = read_scalars(asked)
-        norm = _root_of_sum(found[""])
+        norm = _square_root(found[""])
         if math.isfinite(norm):
             if max_grad_norm is not None and norm > max_grad_norm:
                 _scale_gradients(model, max_grad_norm / (norm + _CLIP_EPS))
             optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-    norm = _root_of_sum(found.pop(""))
+    norm = _square_root(found.pop(""))
     return Applied(norm, math.isfinite(norm), found)
 
 
@@ -137,7 +137,7 @@ def _update_if_finite(
             delattr(fused, name)
 
 
-def _root_of_sum(square: float) -> float:
+def _square_root(square: float) -> float:
     return math.sqrt(square) if math.isfinite(square) else square
 
 
