@@ -28,7 +28,7 @@ FAILURES_KEPT = 5
 
 
 def record_end(run: RunSnapshot, cause: Cause) -> Decision:
-    """Put on record why the current attempt ends, and what follows; the next pass acts."""
+    """Record why the current attempt ends and what follows; the next pass acts on the record."""
     if run.spec is None:
         told = f"attempt {run.past.attempt} ended ({detect.told_of(cause)}), and the specification is invalid: {run.problems}"
         return fail_run(run, reasons.INVALID_CONFIGURATION, told, failure_record(run, cause, counted=False))
@@ -62,28 +62,28 @@ def record_end(run: RunSnapshot, cause: Cause) -> Decision:
 
 
 def _exclude_node(run: RunSnapshot, spec: RLRunSpec, failure: FailureRecord) -> list[ExcludedNode]:
-    """A guest has no node of its own to leave, and a volume of one node holds its run there."""
+    """Exclude the failed node. A guest has no nodes of its own, and a volume of one node keeps its run there."""
     movable = run.host_name is None and not placement.one_node(spec)
     nodes = [pod.node for pod in run.pods if pod.node is not None]
     return node_exclusion.exclusions_after(run.past, failure, nodes, movable=movable, now=run.now)
 
 
 def ends_run(run: RunSnapshot, cause: Cause, spec: RLRunSpec) -> bool:
-    """True if the failure policy would fail the run for `cause`."""
+    """Return whether the failure policy would fail the run for `cause`."""
     budget = policy.budget_of(run.past, run.past.progress, spec.failure_policy)
     what = policy.apply_policy(cause, budget=budget, policy=spec.failure_policy, random=run.random)
     return what.fails is not None
 
 
 def give_up(run: RunSnapshot, cause: Cause) -> Decision:
-    """End a hanging run for good, because its specification asks for it."""
+    """Fail a hanging run, as its specification demands."""
     return fail_run(run, cause.reason, detect.told_of(cause), failure_record(run, cause, counted=False))
 
 
 def fail_run(
     run: RunSnapshot, reason: str, message: str, failure: FailureRecord | None = None, *, corrects: bool = False
 ) -> Decision:
-    """End the run for good; the next pass frees its GPUs.
+    """Fail the run; the next pass frees its GPUs.
 
     Args:
         failure: to put on record.
@@ -106,7 +106,7 @@ def fail_run(
 
 
 def run_over(run: RunSnapshot, message: str) -> dict[str, ConditionUpdate]:
-    """Conditions of a run that has ended."""
+    """Return the conditions of an ended run."""
     engines = (reasons.INFERENCE_AVAILABLE,) if run.serves else ()
     host = (reasons.HOST_AVAILABLE,) if run.host_name is not None else ()
     waits = _end_waits(run, reasons.SCHEDULED, reasons.CHILDREN_INTACT)
@@ -115,7 +115,7 @@ def run_over(run: RunSnapshot, message: str) -> dict[str, ConditionUpdate]:
 
 
 def _end_waits(run: RunSnapshot, *kinds: str) -> list[str]:
-    """Conditions of `kinds` that name what the ended attempt waited for: with its pods that wait is over."""
+    """Return conditions of `kinds` that end the waits of the ended attempt: its pods no longer wait."""
     past = {kind: find_condition(run.past.conditions, kind) for kind in kinds}
     return [kind for kind, known in past.items() if known is not None and known.status != "True"]
 
@@ -123,7 +123,7 @@ def _end_waits(run: RunSnapshot, *kinds: str) -> list[str]:
 def report_restart(
     run: RunSnapshot, message: str, reason: str, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS
 ) -> Decision:
-    """Say that the run restarts, and why; `change`: more fields of the status."""
+    """Report that the run restarts, and the reason; `change` holds further fields of the status."""
     attempt = run.past.attempt
     report = progress.read_lease(run.observed.lease, attempt)
     updates: dict[str, ConditionUpdate | None] = {
@@ -144,14 +144,14 @@ def report_restart(
 
 
 def status_before_attempt(run: RunSnapshot) -> RLRunStatus:
-    """The status before, without where the attempt before began, should the newest one's beginning not be on record."""
+    """Return the previous status. If the start of the newest attempt is not recorded, the start of the one before is removed."""
     if run.attempt == run.past.attempt:
         return run.past
     return StatusChange(checkpoint=progress.unresumed_checkpoint(run.past.checkpoint)).applied_to(run.past)
 
 
 def failure_record(run: RunSnapshot, cause: Cause, *, counted: bool) -> FailureRecord:
-    """Record of the current attempt's end."""
+    """Return the record of the end of the current attempt."""
     report = progress.read_lease(run.observed.lease, run.past.attempt)
     step = report.step if report is not None and report.step is not None else run.past.progress.step
     return FailureRecord(

@@ -1,4 +1,4 @@
-"""Reason why the current attempt cannot go on, from all that may end one."""
+"""Cause that ends the current attempt, out of all possible causes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlrun_operator.status.conditions import true_since
 
 
 def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
-    """Cause that ends the current attempt. A guest's ends with its host's, and what the host's trainer breaks does not count."""
+    """Return the cause that ends the current attempt, or None. A guest's attempt ends with its host's, and such an end does not count."""
     attempt = run.past.attempt
     guest = run.host_name is not None
     lost = host_run.explain_lost_host(run.observed.run, run.observed.host, run.host_mark(attempt)) if guest else None
@@ -45,7 +45,7 @@ def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
 
 
 def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
-    """Pods that may end an attempt: not those that nobody asks for, as a StatefulSet takes in, and ends, a foreign pod with its labels."""
+    """Return the pods that may end an attempt. A StatefulSet adopts and deletes foreign pods with its labels: these do not count."""
     most = max(run.wanted.trainers, desired_replicas(run.statefulset))
 
     def asked(pod: Pod) -> bool:
@@ -55,7 +55,7 @@ def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
 
 
 def settled_at(run: RunSnapshot) -> float | None:
-    """Time at which the attempt's pods were all ready, as far as the status remembers: it trains, or PodsReady is true still."""
+    """Return the time at which all pods of the attempt were ready, according to the status: it trains, or PodsReady is still true."""
     times = [
         true_since(run.past.conditions, reasons.PODS_READY, true=True),
         true_since(run.past.conditions, reasons.RECONCILING, true=False),

@@ -1,4 +1,4 @@
-"""End of a run: its GPUs are freed once all is done, and what its cleanup policy does not leave is removed."""
+"""End of a run: its GPUs are freed after all work, and the cleanup policy decides which objects stay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlrun_operator.times import rfc3339
 
 
 def is_complete(run: RunSnapshot) -> bool:
-    """True if the orchestrator has said that all is done. It is the last word, also where a trainer failed on its way out."""
+    """Return whether the orchestrator has reported that all work is finished. That is final, even if a trainer fails during its exit."""
     completing = find_condition(run.past.conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return True
@@ -29,7 +29,7 @@ def is_complete(run: RunSnapshot) -> bool:
 
 
 def complete_run(run: RunSnapshot) -> Decision:
-    """Free the GPUs, then call it complete; the orchestrator's pod stays for its log."""
+    """Free the GPUs, then report Complete; the orchestrator's pod stays for its log."""
     completing = find_condition(run.past.conditions, reasons.COMPLETE)
     freeing_began = completing is not None and completing.reason == reasons.COMPLETING
     if run.joined_guests and not freeing_began and (decision := _stay_for_guests(run)) is not None:
@@ -50,7 +50,7 @@ def complete_run(run: RunSnapshot) -> Decision:
 
 
 def _completed_conditions(run: RunSnapshot, update: ConditionUpdate, message: str) -> dict[str, ConditionUpdate]:
-    """Conditions of a run whose steps are all trained; `update`: Complete."""
+    """Return the conditions of a run that has trained all steps; `update` is the condition Complete."""
     return {
         reasons.COMPLETE: update,
         reasons.RESTARTING: ConditionUpdate("False", reasons.NOT_RESTARTING, "no restart is under way"),
@@ -60,7 +60,7 @@ def _completed_conditions(run: RunSnapshot, update: ConditionUpdate, message: st
 
 
 def _trained_status(run: RunSnapshot, *, over: bool) -> StatusChange:
-    """Status of a run whose steps are all trained; `over`: no pod is desired any more."""
+    """Return the status of a run that has trained all steps; `over`: no pod is desired any more."""
     report = progress.read_lease(run.observed.lease, run.attempt)
     reached = progress.progress_after(run.past, report, run.total_steps, run.now)
     return status_builder.role_status(run, run.attempt, report, over=over) | StatusChange(
@@ -72,14 +72,14 @@ def _trained_status(run: RunSnapshot, *, over: bool) -> StatusChange:
 
 
 def _describe_held_gpus(run: RunSnapshot) -> str:
-    """Parts that still hold GPUs, as the beginning of a sentence about several or one."""
+    """Return the parts that still hold GPUs, as the subject and verb of a sentence."""
     if not run.trains:
         return "the engines are"
     return "the trainer and the engines are" if run.serves else "the trainer is"
 
 
 def _stay_for_guests(run: RunSnapshot) -> Decision | None:
-    """Keep trainer and engines for the guests of a run that has trained all its own steps; None: they cannot be kept."""
+    """Keep trainer and engines for the guests after the run has trained its own steps; None if they cannot be kept."""
     cause = cause_of(run, true_since(run.past.conditions, reasons.COMPLETE, true=False))
     if cause is not None and cause.role != "orchestrator" and run.spec is not None:
         return record_end(run, cause) if not ends_run(run, cause, run.spec) else None
@@ -95,7 +95,7 @@ def _stay_for_guests(run: RunSnapshot) -> Decision | None:
 
 
 def clean_ended_run(run: RunSnapshot) -> Decision:
-    """A terminal state absorbs; what `cleanupPolicy` does not leave is removed. Pods that train still get the time to save."""
+    """Keep the terminal state, and delete the objects that `cleanupPolicy` does not keep. Training pods get time to save."""
     policy = lifetime.effective_cleanup(run)
     orphans = [p for p in run.group if p.works and (p.role == "orchestrator" or run.statefulset is None)]
     if policy == "All":

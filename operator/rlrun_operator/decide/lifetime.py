@@ -18,7 +18,7 @@ Cleanup = Literal["GPU", "All", "None"]
 
 
 def count_active_time(past: RLRunStatus, conditions: Sequence[Condition], attempt: int, now: float) -> StatusChange:
-    """`activeSince` and `activeSeconds`: the clock runs from the first attempt on, except while the run is suspended or over."""
+    """Return `activeSince` and `activeSeconds`: the clock starts with the first attempt and stops while the run is suspended or over."""
     stopped = any(is_true(conditions, kind) for kind in (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED))
     since = seconds_of(past.active_since)
     if stopped or not attempt:
@@ -28,7 +28,7 @@ def count_active_time(past: RLRunStatus, conditions: Sequence[Condition], attemp
 
 
 def seconds_left(run: RunSnapshot) -> float | None:
-    """Seconds until `activeDeadlineSeconds` is over; None: there is none, or the clock stands still."""
+    """Return the seconds until `activeDeadlineSeconds`; None without a deadline, or while the clock is stopped."""
     since, limit = seconds_of(run.past.active_since), _live_number(run, "activeDeadlineSeconds")
     if since is None or limit is None:
         return None
@@ -36,14 +36,14 @@ def seconds_left(run: RunSnapshot) -> float | None:
 
 
 def deadline_message(run: RunSnapshot) -> str:
-    """Message of Failed with reason DeadlineExceeded."""
+    """Return the message of Failed with reason DeadlineExceeded."""
     limit = _live_number(run, "activeDeadlineSeconds")
     fix = f"the annotation {RESTART_ANNOTATION} with the time of now lets it go on from its last checkpoint, with as much time again"
     return f"the run was active for activeDeadlineSeconds ({limit}); it saves and ends; {fix}"
 
 
 def effective_cleanup(run: RunSnapshot) -> Cleanup:
-    """Remainder of a run that is over: the policy until `ttlSecondsAfterFinished` is over, then nothing but the volume."""
+    """Return the cleanup policy of an ended run: its own until `ttlSecondsAfterFinished`, then only the volume stays."""
     left = seconds_to_live(run)
     if left is not None and left <= 0:
         return "All"
@@ -55,13 +55,13 @@ def effective_cleanup(run: RunSnapshot) -> Cleanup:
 
 
 def seconds_to_live(run: RunSnapshot) -> float | None:
-    """Seconds until the children of a run that is over are deleted; None: they stay."""
+    """Return the seconds until the children of an ended run are deleted; None if they stay."""
     ended, ttl = seconds_of(run.past.completion_time), _live_number(run, "ttlSecondsAfterFinished")
     return None if ended is None or ttl is None else ended + ttl - run.now
 
 
 def has_more_steps(run: RunSnapshot) -> bool:
-    """True if `maxSteps` has grown beyond what the current attempt was made with."""
+    """Return whether `maxSteps` is larger than the current attempt's."""
     return (
         run.trains
         and run.spec is not None
@@ -71,12 +71,12 @@ def has_more_steps(run: RunSnapshot) -> bool:
 
 
 def restart_request(run: RunSnapshot) -> str | None:
-    """The value of the annotation that asks for a restart, where it was not acted on yet."""
+    """Return the value of a pending restart annotation, or None."""
     return _requested_time(run, RESTART_ANNOTATION, run.past.restart_requested_at)
 
 
 def rotation_request(run: RunSnapshot) -> str | None:
-    """The value of the annotation that asks for another API key, where it was not acted on yet."""
+    """Return the value of a pending annotation for a new API key, or None."""
     return _requested_time(run, ROTATE_ANNOTATION, run.past.key_rotation_requested_at)
 
 
@@ -86,11 +86,11 @@ def _requested_time(run: RunSnapshot, annotation: str, known: str | None) -> str
 
 
 def is_true_with(run: RunSnapshot, kind: str, reason: str) -> bool:
-    """True if a condition holds for this reason."""
+    """Return whether a condition is true with this reason."""
     return any(c.type == kind and c.status == "True" and c.reason == reason for c in run.past.conditions)
 
 
 def _live_number(run: RunSnapshot, name: str) -> int | None:
-    """A live field, as it stands there: the rest of the specification may be invalid."""
+    """Return a live field as written: the rest of the specification may be invalid."""
     value = (run.observed.run.get("spec") or {}).get(name)
     return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -17,7 +17,7 @@ from rlrun_operator.times import seconds_of
 
 
 def revive_ended_run(run: RunSnapshot) -> Decision | None:
-    """A run that is over begins again: Complete with more steps to train, or Failed and asked to restart, with a fresh budget."""
+    """Restart an ended run: a Complete run with more steps, or a Failed run with a restart request, with a fresh budget."""
     if run.spec is None:
         return None
     if is_true(run.past.conditions, reasons.COMPLETE):
@@ -44,13 +44,13 @@ def revive_ended_run(run: RunSnapshot) -> Decision | None:
 
 
 def more_steps(run: RunSnapshot) -> Decision:
-    """The attempt has trained all the steps that it was made for, and `maxSteps` has grown since."""
+    """Start an attempt for more steps: the current one has trained all its steps, and `maxSteps` was raised."""
     message = f"maxSteps has grown from {run.past.max_steps} to {run.total_steps}: the next attempt trains the rest"
     return report_restart(run, message, reasons.PODS_ENDING, StatusChange(next_retry_time=None), AT_ONCE)
 
 
 def restart_by_request(run: RunSnapshot, *, is_restarting: bool) -> Decision | None:
-    """A restart by hand, which does not count; one that is under way need not wait for the end of its backoff.
+    """Restart by request, which does not count; during a restart the request ends the backoff.
 
     So does another key. Where a restart is under way anyway, the attempt that begins has it.
     """
@@ -78,7 +78,7 @@ def restart_by_request(run: RunSnapshot, *, is_restarting: bool) -> Decision | N
 
 
 def restart_after_edit(run: RunSnapshot) -> Decision | None:
-    """Restart of an attempt whose specification was edited before every role had started; it does not count."""
+    """Restart an attempt whose specification was edited before each role had started; the restart does not count."""
     attempt = run.past.attempt
     if run.spec is None or run.spec_hash == run.past.spec_hash or not unstarted.unstarted_roles(run, attempt):
         return None
@@ -88,7 +88,7 @@ def restart_after_edit(run: RunSnapshot) -> Decision | None:
 
 
 def warn_invalid_annotation(run: RunSnapshot, decision: Decision) -> Decision:
-    """Report a value of an annotation that is no time, once, and do nothing else."""
+    """Report an annotation whose value is not a time, once, and ignore it."""
     fix = "write the time of now, as `date -u +%FT%TZ` prints it"
     requests = (
         (restart_request(run), RESTART_ANNOTATION, reasons.RESTART_REQUEST_INVALID, "restartRequestedAt"),

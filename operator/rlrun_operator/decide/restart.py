@@ -1,4 +1,4 @@
-"""Way from an ended attempt to the next one: its pods are removed, the backoff passes, and the next attempt begins."""
+"""Restart: the pods of the ended attempt are removed, the backoff passes, and the next attempt starts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rlrun_operator.status.conditions import find_condition, true_since
 from rlrun_operator.times import seconds_of
 
 HELD_GRACE_SECONDS = 1
-"""For a trainer pod whose process has ended. Its container was started again to hold still; the signal to end may come before that one
-can hear it, and the first process of a container that does not hear it lives on to the end of the grace period."""
+"""Grace period of a trainer pod whose process has ended. Its container was restarted as a placeholder, which may get the signal before its
+handler is installed; the first process of a container ignores such a signal and runs until the end of the grace period."""
 SETTLE_SECONDS = 3.0
-"""The cache is believed that a StatefulSet that is gone has left no pod so long after its end was wanted: what it made just before may
-still be on its way. Mostly there is something to wait for that takes longer."""
+"""Delay after the request to end, before the cache is trusted to contain all pods of a deleted StatefulSet: pods that it created just
+before may still be on their way into the cache. Usually another wait takes longer."""
 
 
 def continue_restart(run: RunSnapshot) -> Decision:
-    """Remove the ended attempt's pods; once they are gone and the backoff is over, begin the next attempt."""
+    """Remove the pods of the ended attempt; after that and after the backoff, start the next attempt."""
     if (late := _ended_for_good(run)) is not None:
         return late
     past, because = run.past, _restart_reason(run)
@@ -47,7 +47,7 @@ def continue_restart(run: RunSnapshot) -> Decision:
 
 
 def _restart_reason(run: RunSnapshot) -> str:
-    """Reason of the attempt's end, as the status has it."""
+    """Return the reason of the attempt's end from the status."""
     past, because = run.past, f"attempt {run.past.attempt} ended"
     ended = past.last_failure
     if ended is not None and ended.attempt == past.attempt:
@@ -60,7 +60,7 @@ def _restart_reason(run: RunSnapshot) -> str:
 
 
 def _remove_pods(run: RunSnapshot, because: str) -> Decision:
-    """Have the pods that are left removed, and correct the record by what they report."""
+    """Delete the remaining pods, and correct the failure record by their reports."""
     scale, delete = delete_pods(run)
     stuck = overdue_pods(run)
     told = f": {stuck.told}" if stuck.told else list_names(sorted(pod.name for pod in run.group))
@@ -79,12 +79,12 @@ def _remove_pods(run: RunSnapshot, because: str) -> Decision:
 
 
 def list_names(pods: Sequence[str]) -> str:
-    """Names of pods, in brackets; empty where there is none."""
+    """Return the names of pods in brackets, or an empty text."""
     return f" ({', '.join(pods[:4])}{', …' if len(pods) > 4 else ''})" if pods else ""
 
 
 def _backoff_left(run: RunSnapshot) -> float | None:
-    """Seconds until the next attempt may begin; None: it may."""
+    """Return the seconds until the next attempt may start, or None if it may start now."""
     retry_at = seconds_of(run.past.next_retry_time)
     longest = policy.longest_backoff(run.spec.failure_policy.backoff) if run.spec is not None else math.inf
     if retry_at is None or not run.now < retry_at <= run.now + longest:  # later than that: the clock was set
@@ -93,7 +93,7 @@ def _backoff_left(run: RunSnapshot) -> float | None:
 
 
 def _ended_for_good(run: RunSnapshot) -> Decision | None:
-    """End of the run, where Kubernetes reported a peer's failure before the one that no restart can repair."""
+    """End the run if Kubernetes reported a peer's failure before the failure that no restart can repair."""
     cause = hindsight.ends_for_good(run)
     if cause is None or run.spec is None:
         return None
@@ -119,7 +119,7 @@ def settles_in(run: RunSnapshot, kind: str) -> float:
 
 
 def overdue_pods(run: RunSnapshot, *, suspending: bool = False) -> node_loss.Overdue:
-    """Pods that do not end, of those that have to be gone before the next attempt or on the way into suspension."""
+    """Return the pods that do not end although the next attempt or a suspension waits for them."""
     kind = reasons.SUSPENDED if suspending else reasons.RESTARTING
     asked = true_since(run.past.conditions, kind, true=not suspending)
     limit = run.spec.node_loss if run.spec is not None else NodeLossSpec()
@@ -129,7 +129,7 @@ def overdue_pods(run: RunSnapshot, *, suspending: bool = False) -> node_loss.Ove
 
 
 def delete_pods(run: RunSnapshot) -> tuple[list[Scale], list[Delete]]:
-    """Writes that ask the attempt's pods, all together, to save and end."""
+    """Return the deletes of all pods of the attempt: they save together, and end."""
     scale, statefulset = [], run.statefulset
     if statefulset is not None and not is_ending(statefulset) and desired_replicas(statefulset) != 0:
         scale.append(Scale(run.trainer_ref, uid_of(statefulset), 0))
@@ -139,11 +139,11 @@ def delete_pods(run: RunSnapshot) -> tuple[list[Scale], list[Delete]]:
 
 
 def shorten_grace(run: RunSnapshot) -> list[Delete]:
-    """Shorten the grace period of trainer pods that were asked to end and whose process has ended: they have nothing left to save."""
+    """Shorten the grace period of terminating trainer pods whose process has ended: they have nothing left to save."""
     held = [pod for pod in run.group if pod.role == "trainer" and pod.exit is not None and _lingers_too_long(pod)]
     return [Delete(pod.ref, pod.uid, grace_seconds=HELD_GRACE_SECONDS) for pod in held]
 
 
 def _lingers_too_long(pod: Pod) -> bool:
-    """True if a pod was given more time to end than what holds there needs."""
+    """Return whether a terminating pod has more time left than its placeholder needs."""
     return int(pod.manifest["metadata"].get("deletionGracePeriodSeconds") or 0) > HELD_GRACE_SECONDS

@@ -1,4 +1,4 @@
-"""Supervision of an attempt whose workloads exist: its report, and when it is looked at again."""
+"""Supervision of an attempt whose workloads exist: its status, and the time of the next pass."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from rlrun_operator.status.scene import Scene
 from rlrun_operator.times import seconds_of
 
 PATIENCE_SECONDS = 2.0
-"""A healthy start passes every stage faster than an explanation would help; before that nothing is called a problem."""
+"""A healthy start passes each stage before this time; until then no wait is reported as a problem."""
 EXPLAIN_SECONDS = (5.0, 60.0)
-"""Time between two explanations of a wait: at first, and when it has lasted long. Events and nodes are not watched."""
+"""Seconds between two explanations of a wait, at first and after a long wait. Events and nodes are not watched."""
 TAKEN_SECONDS = 10.0
-"""Time between two looks whether a foreign object still has a child's name."""
+"""Seconds between two checks whether a foreign object still has the name of a child."""
 OVERDUE_INTERVALS = 3
 """A newest complete checkpoint older than this many intervals is overdue."""
 
@@ -86,7 +86,7 @@ def follow_attempt(
 def _attempt_conditions(
     run: RunSnapshot, scene: Scene, report: progress.Report | None, waits: _Waits, *, begins: bool
 ) -> dict[str, ConditionUpdate]:
-    """Conditions of an attempt that exists; `begins`: in this very pass."""
+    """Return the conditions of an existing attempt; `begins`: it starts in this pass."""
     updates = _of_pods(scene, waits)
     updates[reasons.SCHEDULED] = node_exclusion.with_excluded_nodes(updates[reasons.SCHEDULED], run.past, run.now)
     updates[reasons.PROGRESSING] = (
@@ -100,7 +100,7 @@ def _attempt_conditions(
 
 
 def _attempt_progress(run: RunSnapshot, attempt: int, report: progress.Report | None) -> StatusChange:
-    """Progress of the attempt, its roles, its storage, its excluded nodes and its failure budget."""
+    """Return progress, roles, storage, excluded nodes and failure budget of the attempt."""
     measured = progress.measured_fields(run.past, report, run.total_steps, run.now)
     beside = StatusChange(
         storage=storage_status(run), excluded_nodes=node_exclusion.active_exclusions(run.past, run.now) or None
@@ -117,7 +117,7 @@ def _look_again(
     waits: _Waits,
     updates: Mapping[str, ConditionUpdate],
 ) -> Actions:
-    """Time of the next look at an attempt, and the facts that would explain what it waits for."""
+    """Time of the next pass over an attempt, and the facts that would explain its wait."""
     patient = [kind for kind in waits.kinds(updates) if waits.patient(kind)]
     unexplained = [kind for kind in waits.kinds(updates) if kind not in patient]
     helps = bool(unexplained) and diagnose.facts_that_would_help(scene, updates)
@@ -137,7 +137,7 @@ def _look_again(
 
 
 def _failure_budget(run: RunSnapshot, report: progress.Report | None) -> StatusChange:
-    """The failure policy's counters, which new steps set back."""
+    """Return the counters of the failure policy, which new steps reset."""
     if run.spec is None:
         return NO_CHANGE
     reached = progress.progress_after(run.past, report, run.total_steps, run.now)
@@ -146,7 +146,7 @@ def _failure_budget(run: RunSnapshot, report: progress.Report | None) -> StatusC
 
 
 def standing_conditions(run: RunSnapshot, *, pending: bool) -> dict[str, ConditionUpdate]:
-    """Conditions of a run that goes on, whatever its attempt does; `pending`: see `configuration_condition`."""
+    """Return the conditions of a continuing run that do not depend on its attempt; `pending`: see `configuration_condition`."""
     updates = {reasons.CONFIGURATION_VALID: configuration_condition(run, pending=pending)}
     if run.host_available is not None:
         updates[reasons.HOST_AVAILABLE] = run.host_available
@@ -154,7 +154,7 @@ def standing_conditions(run: RunSnapshot, *, pending: bool) -> dict[str, Conditi
 
 
 def configuration_condition(run: RunSnapshot, *, pending: bool) -> ConditionUpdate:
-    """ConfigurationValid. `pending`: an attempt of an earlier specification may be running."""
+    """Return ConfigurationValid. `pending`: an attempt of an earlier specification may be running."""
     if run.spec is None:
         still = f"; attempt {run.past.attempt} goes on with the specification that it began with" if pending else ""
         return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, run.problems + still)
@@ -174,13 +174,13 @@ def configuration_condition(run: RunSnapshot, *, pending: bool) -> ConditionUpda
 
 
 def _edited_by_hand(run: RunSnapshot) -> bool:
-    """False if the namespace's defaults alone differ from those of the attempt, as far as that is known."""
+    """Return False if only the namespace's defaults differ from those of the attempt, as far as known."""
     defaults, began = run.observed.defaults, run.past.defaults
     return (defaults.mark if defaults is not None else None) == (began.mark if began is not None else None)
 
 
 def _ignored_fields(run: RunSnapshot) -> str:
-    """Fields of a usable specification that are not acted on."""
+    """Return the fields of a valid specification that have no effect."""
     if run.judgement.ignored:
         return f"ignored, because this operator does not know them: {run.judgement.ignored}; upgrade the operator"
     spec, provider = run.spec, run.settings.provider
@@ -192,7 +192,7 @@ def _ignored_fields(run: RunSnapshot) -> str:
 
 
 def of_inference(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:
-    """Report of storage and engines while no attempt runs: engines stay through a restart."""
+    """Return the report on storage and engines while no attempt runs: engines stay during a restart."""
     scene = _read_scene(run, attempt, None)
     waits = _Waits(run)
     updates = {reasons.STORAGE_READY: claims.storage_condition(scene, waits.patient(reasons.STORAGE_READY))}
@@ -200,14 +200,14 @@ def of_inference(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:
 
 
 def storage_at_rest(run: RunSnapshot) -> dict[str, ConditionUpdate]:
-    """Report of the volume while the run has no pod, where there was one before: why it once was waited for may be over."""
+    """Return the report on the volume while the run has no pod: an earlier reason to wait may be obsolete."""
     if find_condition(run.past.conditions, reasons.STORAGE_READY) is None:
         return {}
     return {reasons.STORAGE_READY: claims.storage_condition(_read_scene(run, run.attempt, None), patient=True)}
 
 
 def storage_status(run: RunSnapshot) -> StorageStatus | None:
-    """The run's volume."""
+    """Return the status of the run's volume."""
     if run.spec is None or (run.host_name is not None and run.host is None):
         return run.past.storage
     bound = ((run.claim or {}).get("status") or {}).get("phase") in ("Bound", "Lost")
@@ -217,7 +217,7 @@ def storage_status(run: RunSnapshot) -> StorageStatus | None:
 
 
 class _Waits:
-    """Time for which each condition has not been true, within this attempt."""
+    """Seconds for which each condition has not been true, within this attempt."""
 
     KINDS = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
 
@@ -238,7 +238,7 @@ class _Waits:
         return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: the clock was set back
 
     def explain_in(self, kind: str) -> float:
-        """Seconds until the next look: a tenth of the wait so far, within bounds."""
+        """Seconds until the next pass: a tenth of the wait so far, within bounds."""
         least, most = EXPLAIN_SECONDS
         return min(most, max(least, self.seconds(kind) / 10))
 
@@ -281,7 +281,7 @@ def _of_pods(scene: Scene, waits: _Waits) -> dict[str, ConditionUpdate]:
 
 
 def _of_engines(scene: Scene, waits: _Waits) -> dict[str, ConditionUpdate]:
-    """InferenceAvailable, which a run without engines does not have."""
+    """Return InferenceAvailable; a run without engines does not have this condition."""
     if not scene.wanted.engines:
         return {}
     return {
@@ -342,7 +342,7 @@ def _report_checkpoints(run: RunSnapshot, report: progress.Report | None) -> dic
 
 
 def _lost_checkpoints(run: RunSnapshot, spec: RLRunSpec, report: progress.Report) -> ConditionUpdate | None:
-    """CheckpointHealthy of an attempt that could not use the newest complete checkpoint, until it has completed one of its own."""
+    """Return CheckpointHealthy if the attempt could not use the newest complete checkpoint and has not completed its own yet."""
     resumed, known = report.resumed_from_step or 0, run.past.checkpoint
     if (report.checkpoint_step or 0) > resumed:
         return None
@@ -373,12 +373,12 @@ def _until_silent(run: RunSnapshot, report: progress.Report | None) -> float | N
 
 
 def _until_on_record(run: RunSnapshot, ready: ConditionUpdate) -> float | None:
-    """Clocks begin when PodsReady is on record, and no event reports a status that the operator itself has written."""
+    """Wake up soon after PodsReady is recorded, which starts clocks: no event reports the operator's own writes of the status."""
     return SOON_SECONDS if is_true(run.past.conditions, reasons.PODS_READY) != (ready.status == "True") else None
 
 
 def _report_name_conflict(run: RunSnapshot) -> ConditionUpdate | None:
-    """Progressing of an attempt that lacks what a foreign object has the name of."""
+    """Return Progressing of an attempt that lacks an object because a foreign object has its name."""
     if run.taken is None:
         return None
     fix = "the attempt goes on as far as it can without; delete or rename that object"
@@ -388,7 +388,7 @@ def _report_name_conflict(run: RunSnapshot) -> ConditionUpdate | None:
 
 
 def _report_lost_lease(run: RunSnapshot) -> ConditionUpdate | None:
-    """Progressing of an attempt whose Lease was deleted, while no other one can be made."""
+    """Return Progressing of an attempt whose Lease was deleted and cannot be created again."""
     if run.observed.lease is not None:
         return None
     name, unseen = run.names.progress, "the run goes on, and its progress cannot be seen"

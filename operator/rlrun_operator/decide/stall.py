@@ -1,4 +1,4 @@
-"""A run that lives and does not get on: its Lease is fresh, and its step is old.
+"""Stalled runs: the Lease is renewed, and the step does not advance.
 
     no first step    `progress.startupDeadlineSeconds` after all pods of the attempt were scheduled
     no next step     `progress.deadlineSeconds` after the last step, or the last activity that every step has a bounded number of
@@ -33,11 +33,11 @@ from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is
 from rlrun_operator.times import rfc3339
 
 GUEST_MARGIN_SECONDS = 120.0
-"""A guest waits longer than its host does: when their trainer hangs, the host restarts it, and the guest's restart does not count."""
+"""A guest waits longer than its host: if their trainer hangs, the host restarts it, and the guest's restart does not count."""
 HANGS_SECONDS = 30.0
-"""A renewal that has not come; the kubelet's probe, which fails too, is the second witness."""
+"""A missing renewal; the failing probe of the kubelet is the second sign."""
 DOUBT_SECONDS = 15.0
-"""Silence after which an orchestrator that does not answer its kubelet is not believed any more, though its renewal is not yet late."""
+"""Silence after which the Lease of an orchestrator that does not answer its kubelet is ignored, although no renewal is late yet."""
 _MESSAGE_MAX = 1000
 
 
@@ -52,7 +52,7 @@ class _Clock:
     what: str
     """Event that has not happened since then."""
     judged_at: float
-    """Time until which it is known not to have happened."""
+    """Time until which the event is known not to have happened."""
 
     @property
     def left(self) -> float:
@@ -60,7 +60,7 @@ class _Clock:
 
 
 def read_report(run: RunSnapshot, attempt: int) -> progress.Report | None:
-    """Report on the Lease about `attempt`, with its reason for waiting replaced should the orchestrator itself not renew it any more."""
+    """Return the report on the Lease about `attempt`. If the orchestrator no longer renews the Lease, its wait reason is replaced."""
     report = progress.read_lease(run.observed.lease, attempt)
     if report is None or not orchestrator_hangs(run, report):
         return report
@@ -70,7 +70,7 @@ def read_report(run: RunSnapshot, attempt: int) -> progress.Report | None:
 
 
 def stall_condition(run: RunSnapshot, report: progress.Report | None) -> ConditionUpdate | None:
-    """Progressing=False, once the deadline is over."""
+    """Return Progressing=False after the deadline."""
     clock = _start_of_wait(run, report)
     if clock is None or clock.left > 0:
         return None
@@ -94,7 +94,7 @@ _THEN = {  # what `_stall_action` says, in words
 
 
 def wake_in(run: RunSnapshot, report: progress.Report | None) -> float | None:
-    """Seconds until this has something to say or to do."""
+    """Return the seconds until the deadline of a report or of a restart."""
     clock = _start_of_wait(run, report)
     if clock is None:
         return None
@@ -107,7 +107,7 @@ def wake_in(run: RunSnapshot, report: progress.Report | None) -> float | None:
 
 
 def stall_cause(run: RunSnapshot) -> Cause | None:
-    """Reason to end a hanging attempt that is on record; None: nothing is to be done."""
+    """Return the cause to end a recorded attempt that hangs, or None."""
     known = find_condition(run.past.conditions, reasons.PROGRESSING)
     if known is None or known.reason != reasons.NO_PROGRESS or _stall_action(run) not in ("Restart", "Fail"):
         return None
@@ -131,14 +131,14 @@ def stall_cause(run: RunSnapshot) -> Cause | None:
 
 
 def _never_starts(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
-    """Role that cannot start without a person, and why; None: there is none, or the trainer of a host is missing."""
+    """Return the role that cannot start without a person, and the reason; None if there is none, or if a host's trainer is missing."""
     if run.host_name is not None and not host_run.trainer_ready(run.observed.host):
         return None
     return unstarted.find_stuck_role(run)
 
 
 def _of_start(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) -> Cause:
-    """Cause that ends an attempt of which `role` never started. A restart would find the same."""
+    """Return the cause that ends an attempt in which `role` never started. A restart would meet the same problem."""
     pods = sorted((pod for pod in run.needed_pods(run.past.attempt) if pod.role == role), key=lambda pod: pod.name)
     pod = next((pod for pod in pods if not pod.has_run), None)
     name, node = (pod.name, pod.node) if pod is not None else (_waiting_name(run, role), None)
@@ -146,7 +146,7 @@ def _of_start(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) 
 
 
 def ends_run(run: RunSnapshot) -> bool:
-    """True if a run that hangs is not to be restarted."""
+    """Return whether a hanging run fails instead of restarting."""
     return _stall_action(run) == "Fail"
 
 
@@ -159,7 +159,7 @@ def _stall_action(run: RunSnapshot) -> str:
 
 
 def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock | None:
-    """Clock of the present wait; None: no clock, because the attempt has not begun, waits for nodes, is silent, or is not watched."""
+    """Return the clock of the current wait; None if the attempt has not started, waits for nodes, is silent, or is not watched."""
     past = run.past
     begun = true_since(past.conditions, reasons.RESTARTING, true=False)
     if run.spec is None or begun is None or run.observed.watching_since is None:
@@ -179,7 +179,7 @@ def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock |
 
 
 def _first_step_clock(run: RunSnapshot, report: progress.Report | None, least: float, limit: float) -> _Clock | None:
-    """Clock of an attempt without a step of its own; it has not begun before `least`."""
+    """Return the clock of an attempt without an own step; the clock starts at `least` at the earliest."""
     scheduled = true_since(run.past.conditions, reasons.SCHEDULED, true=True)
     never = _never_starts(run)
     if scheduled is None and never is not None and never[1].reason == reasons.REFERENCE_NOT_FOUND:
@@ -193,7 +193,7 @@ def _first_step_clock(run: RunSnapshot, report: progress.Report | None, least: f
 
 
 def _next_step_clock(run: RunSnapshot, report: progress.Report | None, least: float, limit: float) -> _Clock | None:
-    """Clock of an attempt that trains; it has not begun before `least`."""
+    """Return the clock of a training attempt; the clock starts at `least` at the earliest."""
     moved, renewed = run.observed.lease_moved_at, run.observed.lease_changed_at
     silent, hangs = progress.silent_for(renewed, run.now), orchestrator_hangs(run, report)
     if moved is None or (silent >= progress.HEARTBEAT_SECONDS and not hangs):
@@ -205,7 +205,7 @@ def _next_step_clock(run: RunSnapshot, report: progress.Report | None, least: fl
 
 
 def silent_since(run: RunSnapshot, report: progress.Report | None) -> float | None:
-    """Time since which the Lease is not renewed although a process is there to renew it; None: unknown, or none is there.
+    """Return the time since which the Lease is not renewed although its process exists; None if unknown, or if there is no process.
 
     Before the attempt's first renewal that is since all pods are ready: a ready orchestrator renews it from its start.
     """
@@ -220,7 +220,7 @@ def silent_since(run: RunSnapshot, report: progress.Report | None) -> float | No
 
 
 def _seen_until(run: RunSnapshot, report: progress.Report | None) -> float:
-    """Time until which a start is known not to get on: with all pods ready, no longer than the Lease is renewed."""
+    """Return the time until which a start is known not to progress: with all pods ready, at most as long as the Lease is renewed."""
     quiet = silent_since(run, report)
     if quiet is None or not is_true(run.past.conditions, reasons.PODS_READY):
         return run.now
@@ -239,18 +239,18 @@ def _unready_since(run: RunSnapshot, report: progress.Report | None) -> float:
 
 
 def orchestrator_hangs(run: RunSnapshot, report: progress.Report | None) -> bool:
-    """True if the orchestrator, which has spoken in this attempt, neither renews its Lease nor answers its kubelet."""
+    """Return whether the orchestrator reported in this attempt and now neither renews its Lease nor answers its kubelet."""
     silent = progress.silent_for(run.observed.lease_changed_at, run.now)
     return report is not None and silent >= HANGS_SECONDS and _is_deaf(run)
 
 
 def _silence_limit(run: RunSnapshot) -> float:
-    """Silence in seconds after which what the Lease says may not be so any more."""
+    """Return the seconds of silence after which the Lease may be outdated."""
     return DOUBT_SECONDS if _is_deaf(run) else progress.LATE_SECONDS
 
 
 def _is_deaf(run: RunSnapshot) -> bool:
-    """True if the orchestrator's container runs, and its kubelet gets no answer."""
+    """Return whether the orchestrator's container runs and does not answer its kubelet."""
     pod = run.orchestrator(run.past.attempt)
     if pod is None or pod.deleted_at is not None or pod.main is None:
         return False
@@ -258,7 +258,7 @@ def _is_deaf(run: RunSnapshot) -> bool:
 
 
 def _waited_for(run: RunSnapshot, report: progress.Report | None) -> tuple[Role, Pod | None]:
-    """The role that the run waits for, and one of its pods: that which is not ready, else the first."""
+    """Return the role that the run waits for, and one of its pods: one that is not ready, otherwise the first."""
     pods = run.needed_pods(run.past.attempt)
     told = report.waiting_role if report is not None else None
     late = {pod.role for pod in pods if not pod.ready}

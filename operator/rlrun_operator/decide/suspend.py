@@ -28,12 +28,12 @@ from rlrun_operator.validate_spec import count_noun
 
 
 def is_wanted(run: RunSnapshot) -> bool:
-    """True if the run's user suspends it, or its budget is spent; the rest of the specification may be invalid."""
+    """Return whether the user suspends the run or its budget is spent; the rest of the specification may be invalid."""
     return queueing.shall_rest(run)
 
 
 def continue_suspension(run: RunSnapshot) -> Decision | None:
-    """The next thing to do on the way into suspension, in it, or out of it; None: the run is none of this."""
+    """Return the next step into suspension, during it, or out of it; None if the run is not affected."""
     updates = find_condition(run.past.conditions, reasons.SUSPENDED)
     under_way = updates is not None and updates.reason in reasons.SUSPENSION
     if not under_way:
@@ -44,12 +44,12 @@ def continue_suspension(run: RunSnapshot) -> Decision | None:
 
 
 def _begin_suspension(run: RunSnapshot) -> Decision:
-    """Put it on record. An attempt whose children are not all there yet is not completed any more: hence `launched_attempt`."""
+    """Record the suspension. `launched_attempt` is set, so that an attempt with missing children is not completed any more."""
     return _suspending_decision(run, f"the run is about to be stopped{_suspension_reason(run)}", AT_ONCE)
 
 
 def _suspension_reason(run: RunSnapshot) -> str:
-    """Reason of a suspension that its user does not ask for, as the end of a sentence."""
+    """Return the reason of a suspension without a request of the user, as the end of a sentence."""
     if queueing.is_suspended_by_user(run):
         return ""
     if budget.is_spent(run):
@@ -58,7 +58,7 @@ def _suspension_reason(run: RunSnapshot) -> str:
 
 
 def _remove_remaining(run: RunSnapshot) -> Decision:
-    """Remove what is left, in its order; once nothing is left the run is Suspended."""
+    """Remove the remaining objects in order; the run is Suspended when no pod is left."""
     scale, delete = delete_pods(run)
     names = sorted(pod.name for pod in run.group)
     stuck = overdue_pods(run, suspending=True)
@@ -84,7 +84,7 @@ def _name_roles(run: RunSnapshot) -> str:
 
 
 def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
-    """Zero pods. `waits_for`: why it does not resume although it should."""
+    """Report a suspended run without pods. `waits_for`: reason why it cannot resume yet."""
     if waits_for:
         return _suspension_decision(
             run, ConditionUpdate("True", reasons.SUSPENDED, f"the run stays suspended: {waits_for}"), over=True
@@ -97,7 +97,7 @@ def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
 
 
 def _awaited_condition(run: RunSnapshot) -> str:
-    """Condition that a suspended run waits for, as the end of a sentence."""
+    """Return the condition that ends the suspension, as the end of a sentence."""
     waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(run) else []
     if budget.is_spent(run):
         waits.append(f"budget.gpuHours is more than the {budget.gpu_hours(run):g} that are spent")
@@ -108,7 +108,7 @@ def _awaited_condition(run: RunSnapshot) -> str:
 
 
 def _resume_run(run: RunSnapshot) -> Decision:
-    """Begin the next attempt, or take over one whose children were made before its beginning was on record."""
+    """Start the next attempt, or adopt one whose children were created before its start was recorded."""
     is_begun = run.attempt > run.past.attempt
     if any(pod.attempt <= run.past.attempt for pod in run.group) or not (is_begun or has_let_go(run.statefulset)):
         return _remove_remaining(run)  # pods that appeared after all
@@ -138,7 +138,7 @@ def _resume_run(run: RunSnapshot) -> Decision:
 
 
 def where_it_goes_on(run: RunSnapshot) -> str:
-    """Step from which the next attempt trains, as far as the orchestrator has reported."""
+    """Return the step from which the next attempt continues, as far as the orchestrator has reported."""
     done, saved = run.past.progress.step, run.past.checkpoint.latest_complete_step
     if not run.past.attempt:
         return "its first attempt begins"
