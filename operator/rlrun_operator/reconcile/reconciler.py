@@ -57,7 +57,7 @@ ROUNDS = 4
 KEPT_OUT_SECONDS, LONGEST_KEPT_OUT_SECONDS = 10.0, 60.0
 """Seconds until the next try when admission keeps an object out; always the first where it is a quota, else doubled each time."""
 SETTLE_SECONDS = 0.2
-"""Look at the result of own writes, and at a burst of events of other controllers, after this long."""
+"""Seconds until the pass after own writes, which also sees a burst of events of other controllers."""
 log = logging.getLogger(__name__)
 
 
@@ -70,15 +70,15 @@ class Decide(Protocol):
 
 
 class Queue(Protocol):
-    """Queue of runs: the operator's own, or one of others that it obeys."""
+    """Queue of runs: the operator's own, Kueue or Volcano."""
 
     async def answer(self, run: Manifest) -> Admission | None:
-        """Answer for one run; None: it waits in no queue, and its attempts may begin."""
+        """Return the answer for one run; None if it is in no queue, so that its attempts may start."""
 
 
 @dataclass(frozen=True)
 class Dependencies:
-    """Input and output of a pass."""
+    """Clients and caches of a pass."""
 
     client: Client
     store: Store
@@ -86,17 +86,17 @@ class Dependencies:
     poster: Poster
     metrics: Metrics
     queue: Queue | None = None
-    """None: every run may begin at once."""
+    """None: each run may start at once."""
 
 
 class Reconciler:
     """Passes over runs; one instance for all of them.
 
     Args:
-        name: of this operator; a run whose `managedBy` is another one is left alone.
+        name: name of this operator; runs with another `managedBy` are ignored.
         again: `again(key, seconds)` queues another pass.
-        now: seconds since the epoch.
-        clock: steady seconds.
+        now: returns seconds since the epoch.
+        clock: returns steady seconds.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class Reconciler:
         self._memories: dict[Key, RunMemory] = {}
 
     def settle_network(self, network: NetworkSettings) -> None:
-        """Render with other settings of the network from now on; the next pass over each run applies them."""
+        """Replace the settings of the network; the next pass over each run applies them."""
         self._settings = replace(self._settings, network=network)
 
     async def reconcile(self, key: Key) -> None:
-        """One pass.
+        """Make one pass over a run.
 
         Raises:
-            Exception: to be retried later.
+            Exception: the pass is to be retried later.
         """
         started = self._clock()
         outcome = "error"
@@ -147,10 +147,12 @@ class Reconciler:
 
     async def _pass(self, key: Key) -> None:
         memory = self._memories.setdefault(key, RunMemory())
+        # Two reads that the watches cannot replace: a foreign object's name, and a Lease whose watch may be silent.
         await self._look_at_taken(key, memory)
         await self._look_at_silent(key, memory)
         until = self._clock() + ACT_SECONDS
         for left in reversed(range(ROUNDS)):
+            # Read: everything that the caches hold about this run. A deleted run is forgotten; a run of another operator is ignored.
             observed = self._observe(key, memory)
             if observed is None:
                 self._memories.pop(key, None)
@@ -161,10 +163,12 @@ class Reconciler:
                 return  # the garbage collector does the rest
             if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
                 return
+            # Admit: the queue answers before the decision, which then sees the answer like any other fact.
             if self._queue is not None:
                 answer = await self._queue.answer(observed.run)
                 refused = (*observed.refused, *answer.refused) if answer is not None else observed.refused
                 observed = replace(observed, admission=answer, refused=refused)
+            # Decide and act. A refused write is remembered and decided again with that fact, a limited number of times.
             decided = await self._decided(observed, memory)
             last = left == 0 or self._clock() >= until
             decision = await self._acted(key, observed, decided, memory, last=last)
@@ -172,7 +176,9 @@ class Reconciler:
                 break
             if decision is None:
                 continue
+            # Report: the status is written after the actions, so that it never promises an action that did not happen.
             await self._report(key, observed.run, decision, memory)
+            # Queue the next pass: for a deadline, for a refused growth of the claim, and after own writes.
             if decision.wake_in is not None:
                 self._again(key, decision.wake_in)
             if (waits := memory.ungrown_until - self._clock()) > 0:
@@ -189,7 +195,7 @@ class Reconciler:
                     decision.grow,
                 )
             ):
-                # The store knows the answers: no watch event is going to come for them.
+                # The store has the answers to these writes already: no watch event will follow.
                 self._again(key, SETTLE_SECONDS)
             return
         raise UnavailableError("the cluster changes faster than it can be read")
@@ -200,7 +206,7 @@ class Reconciler:
         """Carry out a decision; `last`: it is the last one of this pass.
 
         Returns:
-            the decision to report; None where something was learnt that has to be decided on first.
+            the decision to report, or None if a new fact requires another decision first.
         """
         mark, repaired_before = self._settings.network.mark, memory.repaired_at
         try:
@@ -224,20 +230,20 @@ class Reconciler:
             memory.access = mark if error.made and _lets_out(key, decision) else memory.access
             return self._kept_out(key, observed.run, decision, error, memory, last=last)
         except StaleViewError as error:
-            memory.repaired_at = repaired_before  # what is there now may need another one at once
+            memory.repaired_at = repaired_before  # the changed state may need another repair at once
             log.debug("run %s/%s: %s; deciding again", *key, error)
             return None
         if memory.kept_out:
-            self._again(key, SETTLE_SECONDS)  # this report still tells of what was refused
+            self._again(key, SETTLE_SECONDS)  # this report still names the refused writes
         memory.kept_out, memory.tries = (), 0
         return decision
 
     def _kept_out(
         self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: RunMemory, *, last: bool
     ) -> Decision | None:
-        """The decision of a run that waits for admission, looked at again after a pause; None where the refusal is new.
+        """Return the report of a run whose writes are refused, and queue a retry; None if the refusal is new and has to be decided on.
 
-        `last`: no other decision is made in this pass, whatever is new: some refuse each time in other words.
+        `last`: no other decision is made in this pass, even if the refusal is new: some webhooks change their words each time.
         """
         known, memory.kept_out = memory.kept_out, error.refused
         if known != error.refused and not last:
@@ -272,32 +278,32 @@ class Reconciler:
         return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost, refused=memory.kept_out)
 
     async def _look_at_taken(self, key: Key, memory: RunMemory) -> None:
-        """Look at a taken name again: one read in place of all the writes that come before that child."""
+        """Check a taken name again: one read instead of all the writes that precede that child."""
         taken, run = memory.taken, self._store.get(RLRUN.kind, *key)
         if taken is None or run is None:
             return
-        if taken.wanted != desired_of(run):  # it may need other names now
+        if taken.wanted != desired_of(run):  # an edited run may need other names
             memory.taken = None
         elif self._clock() >= taken.until:
             still = await self._applier.is_taken(taken.child)
             memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
 
     async def _look_at_silent(self, key: Key, memory: RunMemory) -> None:
-        """Read the Lease of a run that was heard last long ago: it is the watch that may be silent, and not the run."""
+        """Read the Lease of a run without recent reports: the watch may be silent, and not the run."""
         run, name = self._store.get(RLRUN.kind, *key), Names(key[1]).progress
         if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running", "Completing"):
             return
         silent = silent_for(self._store.lease_changed_at(key[0], name), self._now())
         if silent < HEARTBEAT_SECONDS or self._clock() - memory.asked_at < HEARTBEAT_SECONDS:
             return
-        with contextlib.suppress(ApiError):  # what the watch brought stands
+        with contextlib.suppress(ApiError):  # the state of the watch remains
             live = await self._client.get(LEASE, key[0], name)
             if live is not None:
                 self._store.put({**live, "kind": LEASE.kind}, self._now())
-        memory.asked_at = self._clock()  # not where nobody answers: the next pass asks again before it decides
+        memory.asked_at = self._clock()  # not after an error: the next pass reads again before it decides
 
     async def _grown(self, key: Key, grow: Grow, memory: RunMemory) -> bool:
-        """Enlarge the claim; False: that is refused."""
+        """Enlarge the claim; return False if the API server refuses."""
         text = await self._applier.grow(key[0], grow)
         if text is None:
             memory.ungrown, memory.ungrown_until = None, float("-inf")
@@ -310,7 +316,7 @@ class Reconciler:
         return False
 
     async def _decided(self, observed: Observed, memory: RunMemory) -> Decision:
-        """A decision, made once more when it asks for facts that can be looked up."""
+        """Decide; if the decision requests facts that can be read, read them and decide again."""
         random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
 
         def ask(given: Observed) -> Decision:
