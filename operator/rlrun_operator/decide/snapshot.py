@@ -1,4 +1,4 @@
-"""One observation, read once: which objects belong to this very run, what may be made of it, and how many pods it wants."""
+"""Snapshot of one run: the objects that belong to it, its valid specification, and its wanted pods. Each fact is read once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from rlrun_operator.times import seconds_of
 
 @dataclass(frozen=True)
 class RunSnapshot(JudgedRun):
-    """Subject of a decision."""
+    """Run, observed objects and settings that a decision reads."""
 
     now: float
     """Seconds since the epoch."""
@@ -44,23 +44,23 @@ class RunSnapshot(JudgedRun):
     fresh_key: str
     random: float
     beginning: bool = False
-    """An attempt of the present specification begins in this pass."""
+    """Whether an attempt of the current specification starts in this pass."""
 
     def begins(self) -> RunSnapshot:
-        """The case of a pass in which an attempt of the present specification begins; what is read already is not read again."""
+        """Return the snapshot of a pass that starts an attempt of the current specification; facts that were read stay."""
         run = replace(self, beginning=True)
         run.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})
         return run
 
     @cached_property
     def past(self) -> RLRunStatus:
-        """Status as it was written last, without the exclusions of nodes that an annotation ends."""
+        """Last written status, without exclusions of nodes that an annotation ends."""
         asked = (self.metadata.get("annotations") or {}).get(USE_NODES_ANNOTATION)
         return node_exclusion.used_again(super().past, None if asked is None else str(asked), self.now)
 
     @cached_property
     def forbidden(self) -> str:
-        """Parts of a usable specification that the installation's policy does not allow; no attempt is rendered with them."""
+        """Fields of a valid specification that the installation's policy forbids; no attempt is rendered with them."""
         if self.spec is None:
             return ""
         installation = self.settings.installation
@@ -74,7 +74,7 @@ class RunSnapshot(JudgedRun):
 
     @cached_property
     def taken(self) -> str | None:
-        """An object that no run of this name has made, where a child of this one belongs."""
+        """Foreign object that has the name of a child."""
         if self.wanted.own_claim and self.claim is not None and not self.is_made_for_run(self.claim):
             return f"PersistentVolumeClaim {self.wanted.claim}"
         refs = [self.trainer_ref, self.inference_ref, *((self.spot_ref,) if self.has_spot else ())]
@@ -92,7 +92,7 @@ class RunSnapshot(JudgedRun):
         return is_made_for(child["metadata"], self.names.run)
 
     def context(self, spec: RLRunSpec, attempt: int) -> RunContext:
-        """Input of the builders."""
+        """Return the input of the builders of manifests."""
         known = self.judgement.spec_hash if spec is self.judgement.spec else None
         size = self.trainers_of(spec, attempt)
         if size != spec.trainer.replicas:  # every reader of `replicas` reads the attempt's
@@ -119,20 +119,20 @@ class RunSnapshot(JudgedRun):
 
     @cached_property
     def host_available(self) -> ConditionUpdate | None:
-        """HostAvailable, which only a guest has."""
+        """HostAvailable; only guests have this condition."""
         if self.host_name is None or self.spec is None:
             return None
         return host_run.host_condition(self.observed.run, self.spec, self.observed.host, self.observed.guests)
 
     @cached_property
     def joined_guests(self) -> list[str]:
-        """Runs that this run's trainer and engines work for, beside its own."""
+        """Guests that use this run's trainer and engines."""
         if self.host_name is not None:
             return []
         return sorted(str(guest["metadata"]["name"]) for guest in self.observed.guests if holds_slot(guest))
 
     def host_mark(self, attempt: int) -> str | None:
-        """The life of the host that the guest's `attempt` was made for."""
+        """Attempt of the host for which the guest's `attempt` was created."""
         pod = self.orchestrator(attempt)
         found = (pod.manifest["metadata"].get("annotations") or {}).get(HOST_ANNOTATION) if pod is not None else None
         return str(found) if found is not None else None
@@ -147,34 +147,34 @@ class RunSnapshot(JudgedRun):
 
     @property
     def pods(self) -> list[Pod]:
-        """The run's own."""
+        """Pods of this run."""
         return self._pods[0]
 
     def pods_of_attempt(self, attempt: int) -> list[Pod]:
-        """Pods that count for `attempt` and are not ending; engines outlive attempts."""
+        """Return the pods of `attempt` that are not being deleted; engines outlive attempts."""
         return [p for p in self.pods if p.deleted_at is None and (p.role == "inference" or p.attempt == attempt)]
 
     def is_needed(self, pod: Pod) -> bool:
-        """False for a spot engine beside ordinary ones: what ails it alone ends no attempt."""
+        """Return False for a spot engine if there are ordinary engines: its failure ends no attempt."""
         return not pod.spot or self.wanted.engines == self.wanted.spot
 
     def needed_pods(self, attempt: int) -> list[Pod]:
-        """Pods of `attempt` that it cannot go on without."""
+        """Return the pods of `attempt` that it needs to continue."""
         return [pod for pod in self.pods_of_attempt(attempt) if self.is_needed(pod)]
 
     @cached_property
     def gone(self) -> list[Pod]:
-        """Own trainer and orchestrator pods that were seen and do not exist any more."""
+        """Trainer and orchestrator pods of this run that were observed and no longer exist."""
         return [pod for pod in self._read(self.observed.gone)[0] if not pod.spot]
 
     @property
     def gone_spot(self) -> list[Pod]:
-        """Spot engines that were seen and do not exist any more, the last ones."""
+        """Latest spot engines that were observed and no longer exist."""
         return [pod for pod in self._read(self.observed.gone)[0] if pod.spot]
 
     @cached_property
     def group(self) -> list[Pod]:
-        """Trainer and orchestrator pods of every attempt, ending ones too: one attempt's must be gone before the next one's begin."""
+        """Trainer and orchestrator pods of all attempts, including terminating ones: they must be gone before the next attempt starts."""
         return [pod for pod in self.pods if pod.role != "inference"]
 
     def orchestrator(self, attempt: int) -> Pod | None:
@@ -207,18 +207,18 @@ class RunSnapshot(JudgedRun):
 
     @property
     def engine_deployments(self) -> list[tuple[Ref, Manifest]]:
-        """Deployments of engines that exist."""
+        """Existing Deployments of engines."""
         found = ((self.inference_ref, self.deployment), (self.spot_ref, self.spot_deployment))
         return [(ref, child) for ref, child in found if child is not None]
 
     @property
     def has_spot(self) -> bool:
-        """True if the specification has engines on interruptible nodes."""
+        """Whether the specification has engines on interruptible nodes."""
         return self.serves and self.spec is not None and self.spec.inference.spot is not None
 
     @cached_property
     def strangers(self) -> list[str]:
-        """Objects under this run's names that are not its own: those of a deleted run of the same name, on their way out."""
+        """Objects with names of this run that belong to a deleted run of the same name and are being deleted."""
         named = [(ref, self.observed.children.get(ref)) for ref in (self.trainer_ref, self.inference_ref)]
         named.append((Ref("Lease", self.names.progress), self.observed.lease))
         spot = self.observed.children.get(self.spot_ref)  # a foreign one concerns only a run that wants the name
@@ -231,7 +231,7 @@ class RunSnapshot(JudgedRun):
 
     @cached_property
     def attempt(self) -> int:
-        """Number of the newest attempt with any trace: children are made before the status is written."""
+        """Number of the newest attempt with a child or a record: children are created before the status is written."""
         workloads = [child for child in (self.statefulset, self.deployment) if child is not None]
         labelled = [attempt_of(child["metadata"]) or 0 for child in workloads]
         return max([self.past.attempt, *labelled, *(pod.attempt for pod in self.group)])
@@ -248,7 +248,7 @@ class RunSnapshot(JudgedRun):
 
     @cached_property
     def wanted(self) -> Wanted:
-        """Wanted pods, from the specification; what only a new attempt can change, and everything while it is invalid, from what runs."""
+        """Wanted pods. Fields that only a new attempt changes, or of an invalid specification, are read from running objects."""
         spec = self.spec
         if self.host_name is not None:
             before = self.past.storage.claim_name if self.past.storage is not None else self.names.claim
@@ -278,14 +278,14 @@ class RunSnapshot(JudgedRun):
         )
 
     def _trainers(self, spec: RLRunSpec) -> int:
-        """Pods of the trainer: of the attempt that is under way, or of the next one."""
+        """Number of trainer pods of the current attempt, or of the next one."""
         past = self.past
         over = any(is_true(past.conditions, kind) for kind in (reasons.RESTARTING, reasons.SUSPENDED))
         under_way = not over and self.attempt == past.attempt
         return self.trainers_of(spec, past.attempt if under_way else past.attempt + 1)
 
     def trainers_of(self, spec: RLRunSpec, attempt: int) -> int:
-        """Pods of the trainer of `attempt`: what is on record, while an elastic one has fewer than `replicas`."""
+        """Return the number of trainer pods of `attempt`: the recorded one while an elastic trainer has fewer than `replicas`."""
         size, whole = self.past.trainer.size, spec.trainer.replicas
         if size is None or attempt <= self.past.attempt:
             return size or whole
@@ -293,7 +293,7 @@ class RunSnapshot(JudgedRun):
         return found.at_most(size) or min(found.allowed)
 
     def _engines(self, spec: RLRunSpec) -> int:
-        """Number of engines: as specified, or what autoscaling has chosen within its present bounds."""
+        """Return the number of engines: the specified one, or the choice of autoscaling within the current bounds."""
         block = spec.inference
         return (
             block.replicas
@@ -303,12 +303,12 @@ class RunSnapshot(JudgedRun):
 
     @property
     def autoscales(self) -> bool:
-        """True if the operator chooses the number of engines."""
+        """Whether the operator chooses the number of engines."""
         return self.serves and self.spec is not None and self.spec.inference.autoscale is not None
 
     @property
     def claim_is_ending(self) -> bool:
-        """True if the run's own claim is being deleted. It is there until no pod that has a node uses it, and takes no pod meanwhile."""
+        """Whether the run's own claim is being deleted. It exists until no scheduled pod uses it, and accepts no new pod."""
         return self.wanted.own_claim and self.claim is not None and is_ending(self.claim)
 
     @property
@@ -327,4 +327,4 @@ class RunSnapshot(JudgedRun):
 _OF_ANY_PASS = frozenset(
     ("applied", "past", "judgement", "metadata", "names", "_pods", "group", "host", "host_available")
 )
-"""Properties that take long and do not depend on whether an attempt begins; `wanted` and what is made of it do."""
+"""Expensive properties that do not depend on whether an attempt starts, as `wanted` and its derivatives do."""

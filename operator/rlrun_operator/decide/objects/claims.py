@@ -8,7 +8,7 @@ from rlrun_operator.state import Disown
 
 
 def disown_claim(run: RunSnapshot) -> Disown | None:
-    """Write that lets a bound claim outlive its run; None: it does already, or is not to."""
+    """Return the write that removes the run from the owners of a bound claim; None if it has no owner, or goes with the run."""
     claim, spec = run.claim, run.spec
     if claim is None or spec is None or not run.wanted.own_claim or is_ending(claim):
         return None

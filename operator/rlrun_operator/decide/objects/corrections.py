@@ -1,4 +1,4 @@
-"""The little that is corrected of a run's objects while an attempt runs: what a user has scaled, deleted or left behind."""
+"""Repairs during an attempt: undo manual scaling, recreate deleted objects, delete leftovers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun_operator.state import Apply, Delete, Manifest, Scale
 
 
 def correct_objects(run: RunSnapshot, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
-    """Writes that put right what belongs to a running attempt. Where a foreign object is in the way, the rest goes on."""
+    """Return the applies that repair a running attempt. A foreign object with a child's name does not stop the other repairs."""
     if run.taken is not None:
         return []
     lost = _lost_deployment(run, begins or in_hand)
@@ -20,7 +20,7 @@ def correct_objects(run: RunSnapshot, attempt: int, begins: bool, in_hand: bool)
 
 
 def restore_trainer_size(run: RunSnapshot) -> list[Scale]:
-    """A trainer that a user has scaled returns to what it was made with."""
+    """Scale a manually scaled trainer back to its size."""
     if run.spec is None or run.statefulset is None or is_ending(run.statefulset):
         return []
     trainers = run.wanted.trainers
@@ -30,29 +30,29 @@ def restore_trainer_size(run: RunSnapshot) -> list[Scale]:
 
 
 def restore_engines_for_guests(run: RunSnapshot) -> tuple[list[Scale], list[Apply]]:
-    """Writes that keep the engines of a run whose attempt is over serving its guests."""
+    """Return the writes that keep engines serving the guests of a run whose attempt has ended."""
     return scaling.scale_pools(run, None)[1], _lost_deployment(run, False)
 
 
 def lost_claim(run: RunSnapshot, attempt: int) -> list[Manifest]:
-    """A claim that went before any pod could use it."""
+    """Recreate a claim that was deleted before a pod used it."""
     gone = run.wanted.own_claim and run.claim is None
     return _missing_prerequisite(run, attempt, "PersistentVolumeClaim") if gone else []
 
 
 def lost_lease(run: RunSnapshot, attempt: int) -> list[Apply]:
-    """The Lease, which the orchestrator may renew but not make. Where it is refused, all else goes on."""
+    """Recreate the Lease, which the orchestrator may renew but not create. A refusal does not stop the other writes."""
     made = _missing_prerequisite(run, attempt, "Lease") if run.observed.lease is None else []
     return [Apply(lease, expect_absent=True) for lease in made]
 
 
 def delete_stale_pods(run: RunSnapshot, attempt: int) -> list[Delete]:
-    """Pods of an older attempt that appeared after all: a controller may act on a view of before."""
+    """Delete pods of an older attempt that appeared late: a controller may act on an outdated cache."""
     return [Delete(pod.ref, pod.uid) for pod in run.group if pod.attempt < attempt and pod.deleted_at is None]
 
 
 def _lost_deployment(run: RunSnapshot, in_hand: bool) -> list[Apply]:
-    """Engines never fail a run, so a deleted Deployment is made again within the attempt."""
+    """Recreate a deleted Deployment within the attempt: engines never fail a run."""
     if in_hand or run.spec is None or run.forbidden or not run.serves or run.deployment is not None:
         return []
     made = render.render_workloads(run.context(run.spec, run.past.attempt)).inference
@@ -60,7 +60,7 @@ def _lost_deployment(run: RunSnapshot, in_hand: bool) -> list[Apply]:
 
 
 def _edited_budget(run: RunSnapshot, begins: bool) -> list[Apply]:
-    """The budget after an edit of `inference`, which a drain has to follow; applied until the edit is on record."""
+    """Apply the eviction budget after an edit of `inference`, until the edit is recorded."""
     if begins or run.spec is None or not run.serves or run.generation == run.past.observed_generation:
         return []
     context = run.context(run.spec, run.past.attempt)
@@ -70,7 +70,7 @@ def _edited_budget(run: RunSnapshot, begins: bool) -> list[Apply]:
 
 
 def _moved_access(run: RunSnapshot, attempt: int, begins: bool) -> list[Apply]:
-    """The orchestrator goes on renewing its Lease where the API server has other addresses than when the attempt began."""
+    """Apply the network policy for the API server's new addresses, so that the orchestrator can renew its Lease."""
     spec, network = run.spec, run.settings.network
     if begins or not network.discovered or spec is None or spec.network_policy.mode == "None":
         return []

@@ -18,14 +18,14 @@ from rlrun_operator.status import admission_limits, reasons
 from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 60.0, 600.0
-"""Pauses between two tries of a growth that was refused: at first, doubled each time, and at most."""
+"""First and longest pause between two tries of a refused growth; the pause doubles each time."""
 _TEXT_MAX = 600
 _FAILURES = ("ControllerResizeError", "NodeResizeError")
 _ON_NODE = "FileSystemResizePending"
 
 
 def wanted_growth(run: RunSnapshot) -> Grow | None:
-    """Growth to request from the API server in this pass; None: none is missing, or it was refused a while ago."""
+    """Return the growth to request in this pass; None if the claim is large enough, or if the growth was refused recently."""
     grow = _missing_growth(run)
     return None if grow is None or _growth_refusal(run, grow) is not None else grow
 
@@ -33,7 +33,7 @@ def wanted_growth(run: RunSnapshot) -> Grow | None:
 def with_growth_condition(
     run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
 ) -> Mapping[str, ConditionUpdate | None]:
-    """`updates` with what StorageReady has to say of a growth while it is refused or under way."""
+    """Return `updates` with the state of a growth in StorageReady while it is refused or in progress."""
     kind, claim = reasons.STORAGE_READY, _own_claim(run)
     past = find_condition(run.past.conditions, kind)
     now = (
@@ -55,7 +55,7 @@ def with_growth_condition(
 
 
 def with_claim_size(run: RunSnapshot, storage: StorageStatus | None) -> StorageStatus | None:
-    """`storage` with what the claim asks for."""
+    """Return `storage` with the requested size of the claim."""
     if storage is None or run.claim is None:
         return storage
     return StorageStatus(
@@ -67,7 +67,7 @@ def with_claim_size(run: RunSnapshot, storage: StorageStatus | None) -> StorageS
 
 
 def _own_claim(run: RunSnapshot) -> Manifest | None:
-    """The claim of a run that has begun, if it is bound, stays, and was made by a run of this name: no other one can grow."""
+    """Return the bound claim of a started run, made for a run of this name and not being deleted: only such a claim can grow."""
     claim = run.claim
     if (
         claim is None
@@ -81,7 +81,7 @@ def _own_claim(run: RunSnapshot) -> Manifest | None:
 
 
 def _missing_growth(run: RunSnapshot) -> Grow | None:
-    """The growth from what the claim asks for to what is specified."""
+    """Return the growth from the requested size of the claim to the specified size."""
     claim = _own_claim(run)
     template = run.spec.storage.template if run.spec is not None and not run.forbidden else None
     if claim is None or template is None or not _is_less(_requested_size(claim), template.size):
@@ -90,14 +90,14 @@ def _missing_growth(run: RunSnapshot) -> Grow | None:
 
 
 def _growth_refusal(run: RunSnapshot, grow: Grow) -> str | None:
-    """Words of the API server where it refused this growth a while ago."""
+    """Return the API server's message if it refused this growth recently."""
     refused = run.observed.ungrown
     same = refused is not None and (refused.grow.uid, refused.grow.size) == (grow.uid, grow.size)
     return refused.text if refused is not None and same else None
 
 
 def _growth_update(run: RunSnapshot, claim: Manifest) -> ConditionUpdate | None:
-    """Status of a bound claim's StorageReady, its reason, and the words that follow those of the binding."""
+    """Return status, reason and addition to the message of StorageReady for a bound claim."""
     grow, asked, holds = (
         _missing_growth(run),
         _requested_size(claim),
@@ -123,7 +123,7 @@ def _growth_fix(claim: Manifest, text: str) -> str:
 
 
 def _growth_stage(claim: Manifest) -> str:
-    """Stage of the volume's growth; where that fails, the words of the component that enlarges it."""
+    """Return the stage of the volume's growth, or the message of the component that fails to enlarge it."""
     conditions = [c for c in (claim.get("status") or {}).get("conditions") or () if c.get("status") == "True"]
     for condition in conditions:
         if condition.get("type") in _FAILURES:
@@ -143,7 +143,7 @@ def _storage_amount(of: Manifest | None) -> str | None:
 
 
 def _is_less(one: str | None, other: str | None) -> bool:
-    """True if one quantity is less than the other; not where either cannot be read."""
+    """Return whether one quantity is less than the other; False if one of them is not readable."""
     try:
         return one is not None and other is not None and read_amount(one) < read_amount(other)
     except ValueError:

@@ -23,7 +23,7 @@ from rlrun_operator.times import seconds_of
 
 
 class Renewal(NamedTuple):
-    """Another key for the attempt that begins; on record before anything is made with it."""
+    """New key for the attempt that starts; it is recorded before an object is created with it."""
 
     message: str
     reason: str
@@ -32,22 +32,22 @@ class Renewal(NamedTuple):
 
 
 def render_secret(run: RunSnapshot, spec: RLRunSpec) -> Manifest:
-    """The Secret with the present key, as it would be made."""
+    """Return the Secret with the current key, as the operator would create it."""
     return render.api_key_secret(run.context(spec, run.attempt), run.fresh_key)
 
 
 def secret_name(run: RunSnapshot) -> str:
-    """Name of that Secret."""
+    """Return the name of that Secret."""
     return run.names.secret(str(run.metadata["uid"]), run.key_attempt)
 
 
 def is_made_now(run: RunSnapshot) -> bool:
-    """True if the present key is made with the attempt that begins: it was never made, or `renew_key` has asked for it."""
+    """Return whether the attempt that starts creates the key: no key was created yet, or `renew_key` has requested a new one."""
     return run.past.launched_attempt == 0 or run.key_attempt > run.past.attempt
 
 
 def renew_key(run: RunSnapshot, attempt: int) -> Renewal | None:
-    """Renewal of the key with `attempt`, of which nothing was made yet: a user has asked for it, or the Secret is gone; else None."""
+    """Return the renewal of the key for `attempt`, which has no objects yet, if a user requests it or the Secret is gone, or None."""
     if not run.attempt or run.attempt >= attempt or is_made_now(run):
         return None
     request, made = rotation_request(run), f"attempt {attempt} begins with another API key"
@@ -63,14 +63,14 @@ def renew_key(run: RunSnapshot, attempt: int) -> Renewal | None:
 
 
 def in_doubt(run: RunSnapshot) -> Manifest | None:
-    """The Secret, where a pod waits for it and nobody has asked yet: a kubelet's cache may lack what was made a moment ago."""
+    """Return the Secret if a pod waits for it and the API server was not asked yet: a kubelet's cache may lack a new Secret."""
     if run.spec is None or run.observed.lost_key == secret_name(run) or not _pods_without_key(run):
         return None
     return render_secret(run, run.spec)
 
 
 def missing_key_cause(run: RunSnapshot) -> Cause | None:
-    """Cause of an attempt's end: a pod waits for a Secret that is gone. Another key of its name would not be that of the other pods."""
+    """Return the cause that ends an attempt whose pod waits for a deleted Secret. A new key would differ from the key of the other pods."""
     may_begin_another = run.spec is not None and not run.forbidden
     if not may_begin_another or run.observed.lost_key != secret_name(run) or not (waiting := _pods_without_key(run)):
         return None
@@ -79,7 +79,7 @@ def missing_key_cause(run: RunSnapshot) -> Cause | None:
 
 
 def _pods_without_key(run: RunSnapshot) -> list[Pod]:
-    """Pods of the current attempt that the kubelet cannot start for want of the present key."""
+    """Return the pods of the current attempt that cannot start because the Secret of the key is missing."""
     lacks = f'secret "{secret_name(run)}" not found'
     return [
         pod

@@ -1,4 +1,4 @@
-"""Repair of a run's objects, where one of them is edited, or one beside its workloads deleted, during an attempt."""
+"""Repair of a run's objects that were edited or deleted during an attempt."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 from rlrun_operator.status.scene import TEXT_MAX
 
 REPAIR_SECONDS = 5.0
-"""Pause between two repairs of a run: a user, or a controller, may go on deleting."""
+"""Seconds between two repairs of a run: a user or a controller may keep deleting objects."""
 SHOWN = 4
-"""Parts that a message names."""
+"""Most parts that a message names."""
 _INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
-"""Kinds that are made the same of every specification that a run may have."""
+"""Kinds that do not depend on the specification."""
 _UPDATED = ("NetworkPolicy", "PodDisruptionBudget")
 """Kinds of parts that change within an attempt."""
 _NOW = "; it is being put right"
@@ -33,17 +33,17 @@ _BEHIND = "; it is put right when {} is out of the way"
 
 
 class Seen(NamedTuple):
-    """The state of a run's parts."""
+    """State of a run's parts, and the repairs."""
 
     updates: dict[str, ConditionUpdate | None]
-    """ChildrenIntact, where there is anything to say."""
+    """Update of ChildrenIntact, if any."""
     repair: tuple[Apply, ...] = ()
     wake_in: float | None = None
-    """Seconds until what cannot be put right yet can."""
+    """Seconds until a repair is allowed."""
 
 
 def apply_parts(run: RunSnapshot, made: Iterable[Manifest]) -> list[Apply]:
-    """Applies of parts, over those that the cache knows."""
+    """Return the applies of parts, with the cached versions."""
     return [Apply(part, known=_trusted_version(run, run.observed.parts.get(_ref_of_part(part)))) for part in made]
 
 
@@ -81,13 +81,13 @@ def _seen_version(run: RunSnapshot, ref: Ref) -> str | None:
 
 
 def _over_what_was_seen(run: RunSnapshot, part: Manifest) -> Apply:
-    """Repair of a part in the very state that was compared: what the cache has missed may be whole, and what is whole is not written to."""
+    """Return the repair of a part with the compared version as a precondition: the cache may lag behind a part that is intact."""
     version = _trusted_version(run, run.observed.parts.get(_ref_of_part(part)))
     return Apply(part, expect_absent=version is None, replaces=version)
 
 
 def report_refused_update(run: RunSnapshot, updates: Iterable[Apply]) -> dict[str, ConditionUpdate | None]:
-    """ChildrenIntact of the first part whose update admission refuses; nothing where it refuses none."""
+    """Return ChildrenIntact for the first part whose update admission refuses, or nothing."""
     for update in updates:
         ref = _ref_of_part(update.manifest)
         if ref.kind in _UPDATED and (refused := _explain_refused_repair(run, [ref])):
@@ -96,7 +96,7 @@ def report_refused_update(run: RunSnapshot, updates: Iterable[Apply]) -> dict[st
 
 
 def _find_damaged(run: RunSnapshot, context: render.RunContext) -> dict[Ref, str]:
-    """Parts that are not as they were made, and what has happened to each."""
+    """Return the damaged parts with a description of the damage."""
     as_begun = _as_begun(run)
     return {
         _ref_of_part(part): what
@@ -107,14 +107,14 @@ def _find_damaged(run: RunSnapshot, context: render.RunContext) -> dict[Ref, str
 
 
 def _can_be_made(run: RunSnapshot, ref: Ref) -> bool:
-    """True if a part can be made now as the attempt began with it."""
+    """Return whether a part can be recreated as it was at the start of the attempt."""
     if ref.kind in workload_edits.KINDS:
         return False
     return ref.kind in _INDEPENDENT or (_as_begun(run) and (ref.kind != "ConfigMap" or _same_file(run)))
 
 
 def _report_repaired(run: RunSnapshot) -> dict[str, ConditionUpdate | None]:
-    """ChildrenIntact of parts that are all as they were made; nothing where none was damaged before."""
+    """Return ChildrenIntact after all parts were repaired; nothing if no part was damaged before."""
     before = find_condition(run.past.conditions, reasons.CHILDREN_INTACT)
     if before is None or before.status == "True" or before.reason == reasons.ADMISSION_REFUSED:  # see `refused`
         return {}
@@ -123,13 +123,13 @@ def _report_repaired(run: RunSnapshot) -> dict[str, ConditionUpdate | None]:
 
 
 def _report_drift(damaged: Mapping[Ref, str], then: str, refused: str = "") -> dict[str, ConditionUpdate | None]:
-    """ChildrenIntact of damaged parts. `then`: when they are put right; `refused`: words of the admission."""
+    """Return ChildrenIntact for damaged parts. `then`: time of the repair; `refused`: message of the admission."""
     message = _show_damaged(damaged) + then + (f", and refused: {refused}" if refused else "")
     return {reasons.CHILDREN_INTACT: ConditionUpdate("False", reasons.DRIFTED, message)}
 
 
 def missing_configuration_cause(run: RunSnapshot) -> Cause | None:
-    """Cause of an attempt's end: a pod waits for its configuration, which can be made of the edited specification alone."""
+    """Return the cause that ends an attempt whose pod waits for a deleted configuration, if the specification was edited since."""
     attempt, name = run.past.attempt, run.names.account
     if run.spec is None or run.forbidden or run.past.launched_attempt != attempt:
         return None
@@ -145,12 +145,12 @@ def missing_configuration_cause(run: RunSnapshot) -> Cause | None:
 
 
 def _as_begun(run: RunSnapshot) -> bool:
-    """True if the specification is the one that the attempt began with, and may be rendered."""
+    """Return whether the specification is the attempt's and may be rendered."""
     return run.spec_hash == run.past.spec_hash and not run.forbidden
 
 
 def _same_file(run: RunSnapshot) -> bool:
-    """True if the attempt's configuration file would be rendered as when it began: its pods take no other one."""
+    """Return whether the configuration file is rendered as at the start of the attempt: its pods accept no other one."""
     assert run.spec is not None
     attempt = run.past.attempt
     context, pod = run.context(run.spec, attempt), run.orchestrator(attempt)
@@ -161,7 +161,7 @@ def _same_file(run: RunSnapshot) -> bool:
 
 
 def _describe_damage(run: RunSnapshot, part: Manifest) -> str | None:
-    """Damage to a part, in words; None: there is none, or the part is on its way out and cannot be made again yet."""
+    """Describe the damage to a part; None if it is intact, or is being deleted and cannot be recreated yet."""
     found = run.observed.parts.get(_ref_of_part(part))
     if found is None:
         return "was deleted"
@@ -177,7 +177,7 @@ def _show_damaged(damaged: Mapping[Ref, str]) -> str:
 
 
 def _explain_refused_repair(run: RunSnapshot, damaged: Iterable[Ref]) -> str:
-    """Words of the admission that does not let a repair in, with the fix. Events of others about a part say nothing of that."""
+    """Return the message of the admission that refuses a repair, with the fix. Events of other components do not count."""
     about = set(damaged)
     text = next((each.text for each in run.observed.refused if each.doing == MADE and each.ref in about), "")
     return f"{shorten_text(text, TEXT_MAX)}; {admission_limits.refusal_fix(text)}" if text else ""
@@ -194,7 +194,7 @@ def _ref_of_part(part: Manifest) -> Ref:
 
 
 def _trusted_version(run: RunSnapshot, part: Manifest | None) -> str | None:
-    """resourceVersion of a part that may be applied over without a look at it: not of a foreign one with a copied label."""
+    """Return the resourceVersion of a part that is certainly the run's own, not a foreign object with a copied label."""
     if part is None or not (is_made_for(part["metadata"], run.names.run) or part.get("held") not in (None, "null")):
         return None
     return str(part["metadata"]["resourceVersion"])

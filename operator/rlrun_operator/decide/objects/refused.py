@@ -16,7 +16,7 @@ from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 from rlrun_operator.status.scene import TEXT_MAX
 
 SHOWN = 4
-"""Refusals that a message names."""
+"""Most refusals that a message names."""
 ALSO = ". Also: "
 LET_IN = "everything that the operator writes of this run is let in again"
 _WAITS = (
@@ -30,7 +30,7 @@ _WAITS = (
 def with_refused_writes(
     run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
 ) -> Mapping[str, ConditionUpdate | None]:
-    """`updates` with the refused writes; once none is, ChildrenIntact says so."""
+    """Return `updates` with the refused writes; after the last refusal, ChildrenIntact reports the end."""
     undone = _unreported_refusals(run, updates)
     if not undone:
         return _let_in(run, updates)
@@ -39,7 +39,7 @@ def with_refused_writes(
 
 
 def _unreported_refusals(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]) -> list[Refusal]:
-    """Refused writes that no condition reports: an object is waited for by one, or, as spot engines are, by none."""
+    """Return the refused writes that no other condition reports; spot engines, for example, have no such condition."""
     told = [one.message for one in updates.values() if one is not None]
 
     def waited_for(each: Refusal) -> bool:
@@ -60,14 +60,14 @@ def _let_in(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]) -> 
 
 
 def _append_refusals(now: ConditionUpdate | None, words: str) -> ConditionUpdate:
-    """ChildrenIntact with the refused writes beside what it says already."""
+    """Return ChildrenIntact with the refused writes added to its message."""
     if now is None or now.status != "False" or now.reason == reasons.RUN_OVER:
         return ConditionUpdate("False", reasons.ADMISSION_REFUSED, words)
     return now._replace(message=f"{now.message}{ALSO}{words}")
 
 
 def _of_waits(updates: Mapping[str, ConditionUpdate | None], words: str) -> dict[str, ConditionUpdate | None]:
-    """Conditions that wait for removals, with the reason why these do not come."""
+    """Return the conditions that wait for removals, with the reason of the refusal."""
     waits = {life: one for life, waits in _WAITS if (one := updates.get(life)) is not None and one.reason == waits}
     return {life: one._replace(message=f"{one.message}; {words}") for life, one in waits.items()}
 

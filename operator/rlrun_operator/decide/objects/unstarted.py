@@ -19,25 +19,25 @@ _KINDS = (reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
 
 
 def at_beginning(run: RunSnapshot) -> StatusChange:
-    """`status.unstarted` of an attempt that begins: all roles where its specification is a new one, else those of before."""
+    """Return `status.unstarted` of a starting attempt: all roles of a new specification, otherwise the previous ones."""
     if run.past.attempt and run.past.spec_hash == run.spec_hash:
         return NO_CHANGE
     return StatusChange(unstarted=[role for role in ROLES if run.wanted.count(role)])
 
 
 def with_unstarted_roles(run: RunSnapshot, attempt: int) -> StatusChange:
-    """`status.unstarted` without the roles that have started in `attempt`."""
+    """Return `status.unstarted` without the roles that have started in `attempt`."""
     return StatusChange(unstarted=unstarted_roles(run, attempt) or None) if run.past.unstarted else NO_CHANGE
 
 
 def unstarted_roles(run: RunSnapshot, attempt: int) -> list[Role]:
-    """Roles of `attempt` of which no container has started with its specification."""
+    """Return the roles of `attempt` without a container that started with its specification."""
     started = {pod.role for pod in run.pods_of_attempt(attempt) if pod.has_run and _is_of_this_spec(run, attempt, pod)}
     return [role for role in run.past.unstarted or () if role not in started]
 
 
 def find_stuck_role(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
-    """Role that has not started, and the reason, if only a person can remove it; None: it may start by itself."""
+    """Return a role that has not started, and the reason, if only a person can remove it; None if all roles may still start."""
     unstarted = unstarted_roles(run, run.past.attempt)
     for kind in _KINDS if unstarted else ():
         known = find_condition(run.past.conditions, kind)
@@ -50,7 +50,7 @@ def find_stuck_role(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
 
 
 def _is_of_this_spec(run: RunSnapshot, attempt: int, pod: Pod) -> bool:
-    """False for an engine of an earlier specification, which is on its way out: engine pods carry no attempt."""
+    """Return False for an engine of an earlier specification, which is being replaced: engine pods have no attempt number."""
     owner = run.spot_deployment if pod.spot else run.deployment
     orchestrator = run.orchestrator(attempt)
     if pod.role != "inference" or owner is None or orchestrator is None or attempt_of(owner["metadata"]) != attempt:

@@ -1,4 +1,4 @@
-"""The run's volume: what the roles report of it (the operator itself mounts none), and a claim that is being deleted."""
+"""The run's volume: reports of the roles (the operator mounts no volume), and a claim that is being deleted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIXES = {
 
 
 def storage_condition(report: Report | None, claim: str) -> ConditionUpdate | None:
-    """StorageReady, while the volume of `claim` is of no use; None while nothing is wrong with it."""
+    """Return StorageReady while the volume of `claim` is unusable, otherwise None."""
     if report is None or report.storage is None:
         return None
     reason, text = report.storage
@@ -25,7 +25,7 @@ def storage_condition(report: Report | None, claim: str) -> ConditionUpdate | No
 
 
 def checkpoint_condition(report: Report) -> ConditionUpdate | None:
-    """CheckpointHealthy, while the volume is of no use: what a restart would lose now."""
+    """Return CheckpointHealthy while the volume is unusable: it names the steps that a restart would lose."""
     if report.storage is None:
         return None
     reason, text = report.storage
@@ -37,7 +37,7 @@ def checkpoint_condition(report: Report) -> ConditionUpdate | None:
 
 
 def ending_claim_cause(run: RunSnapshot) -> Cause | None:
-    """Cause that keeps an attempt from a claim that is being deleted: what has a node keeps it there, what has none never gets it."""
+    """Return the cause that ends an attempt on a claim that is being deleted: scheduled pods keep the claim, and others never get it."""
     pods = run.needed_pods(run.past.attempt)
     serves = any(pod.role == "inference" and pod.node is not None for pod in pods)
     waiting = [pod for pod in pods if pod.node is None and not (serves and pod.role == "inference")]

@@ -16,27 +16,27 @@ from rlrun_operator.state import Manifest
 
 KINDS = ("StatefulSet", "Deployment", "Pod")
 SHOWN = 4
-"""Fields that a message names."""
+"""Most fields that a message names."""
 _KNOWN_MAX = 10_000
 AUTOSCALERS = "kube-controller-manager"
-"""Field manager of HorizontalPodAutoscalers, those of KEDA included."""
+"""Field manager of HorizontalPodAutoscalers, including those of KEDA."""
 _SCALED = "spec.replicas"
-"""Set by the operator's own scaling, by `kubectl scale` and by autoscalers; `scaling` and `corrections` see to it."""
+"""Field that the operator, `kubectl scale` and autoscalers set; `scaling` and `corrections` restore it."""
 _PER_TIME = "spec.template.spec.affinity"
-"""Of a StatefulSet: nodes are excluded for a time, which may be over."""
+"""Field of a StatefulSet that changes with time: excluded nodes expire."""
 _compared: dict[tuple[str, str], None] = {}
-"""UID and held fields of workloads that were compared and are as they were applied: rendering takes longer than all else of a pass."""
+"""UID and held fields of intact workloads: rendering them takes longer than the rest of a pass."""
 
 
 class Edits(NamedTuple):
     """Edited workloads of an attempt."""
 
     damage: dict[Ref, str]
-    """What has happened to each."""
+    """Description of each edit."""
     restored: dict[Ref, Manifest]
-    """Those that can be applied again now."""
+    """Workloads that can be applied again now."""
     scaled: frozenset[Ref]
-    """Those that have another number of pods; `scaling` and `corrections` set it back."""
+    """Workloads with a changed number of pods; `scaling` and `corrections` restore it."""
 
 
 def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) -> Edits:
@@ -63,7 +63,7 @@ def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) 
 
 
 def _scaled_workloads(run: RunSnapshot) -> dict[Ref, str]:
-    """Workloads whose number of pods another client has set to another one than the run has."""
+    """Return the workloads whose number of pods another client has changed."""
     wanted = {run.trainer_ref: (run.statefulset, run.wanted.trainers, "trainer.replicas")}
     field = "inference.autoscale" if run.autoscales else "inference.replicas"
     wanted[run.inference_ref] = (run.deployment, run.wanted.engines - run.wanted.spot, field)
@@ -78,7 +78,7 @@ def _scaled_workloads(run: RunSnapshot) -> dict[Ref, str]:
 
 
 def _way_to_scale(run: RunSnapshot, ref: Ref, manager: str) -> str:
-    """What does the same without a fight."""
+    """Field of the run with the same effect."""
     if ref == run.trainer_ref:
         return "a running trainer keeps its number of pods"
     if manager != AUTOSCALERS:
@@ -128,12 +128,12 @@ def _render_workloads(context: render.RunContext) -> dict[Ref, Manifest]:
 
 
 def _with_replicas(made: Manifest, count: int) -> Manifest:
-    """A restored workload keeps its number of pods: engines are drained before they go."""
+    """Keep the number of pods of a restored workload: engines are drained before they are removed."""
     return {**made, "spec": {**made["spec"], "replicas": count}}
 
 
 def _edited_pod(run: RunSnapshot, attempt: int) -> dict[Ref, str]:
-    """The orchestrator, of which the API server lets others change the images. It cannot be put back: its container has ended by then."""
+    """Report a changed image of the orchestrator. It cannot be restored: its container has ended by then."""
     pod = run.orchestrator(attempt)
     if pod is None or pod.deleted_at is not None:
         return {}
@@ -142,7 +142,7 @@ def _edited_pod(run: RunSnapshot, attempt: int) -> dict[Ref, str]:
 
 
 def _describe_edits(child: Manifest, lost: list[str]) -> str:
-    """Fields with their new values and who has set them."""
+    """Describe fields with their new values and field managers."""
     found = child.get("edits") or {}
     shown = []
     for path in lost[:SHOWN]:
