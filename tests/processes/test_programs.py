@@ -109,7 +109,7 @@ def test_sleeping_program_makes_no_progress(
 def test_cpu_time_contains_children_that_have_ended() -> None:
     before = cpu_seconds(os.getpid())
     run_program([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
-    assert cpu_seconds(os.getpid()) - before >= 0.28  # ticks of 0.01 s, and sums of floats
+    assert cpu_seconds(os.getpid()) - before >= 0.25  # sums of ticks of 0.01 s, each cut down
     assert cpu_seconds(2**22 + 1) == 0.0, "a process that does not exist"
 
 
