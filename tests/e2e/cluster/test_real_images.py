@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.api import Cluster
 from tests.cluster.demo import GAIN
 from tests.cluster.follow import follow
-from tests.e2e.cluster.kube_run import KubeRun, example
+from tests.e2e.cluster.attempts import check_outcomes, find_places, make_attempts
+from tests.e2e.cluster.kube_run import ROOT, KubeRun, example
 from tests.e2e.local.local_run import LEARNED_STEPS
 
 NewRun = Callable[[dict[str, Any]], KubeRun]
@@ -54,3 +57,25 @@ def test_a_torchrun_group_of_two_pods_resumes_after_a_killed_rank(new_run: NewRu
     assert final["checkpoint"]["resumedFromStep"] >= 6
     assert final["checkpoint"]["stepsLostTotal"] <= 6
     assert final["progress"]["step"] == 24
+
+
+@pytest.mark.full
+def test_untrusted_code_reaches_nothing_in_real_images(
+    new_run: NewRun, cluster: Cluster, references: Mapping[str, str]
+) -> None:
+    """As tests/e2e/cluster/test_attempts.py, next to a real trainer and a real engine, in the image that users have."""
+    aimed_at = example("quickstart", maxSteps=1000)
+    aimed_at["metadata"]["name"] = "aimed-at"
+    file = Path(__file__).with_name("attempts_in_real_images.yaml")
+    attempted = example("quickstart", **yaml.safe_load(file.read_text()))
+    attempted["metadata"]["name"] = "attempted"
+    del attempted["spec"]["evaluation"]
+    other, run = new_run(aimed_at), new_run(attempted)
+    modules = (ROOT / "tests/support/faults" / f"{name}.py" for name in ("attempts_in_a_pod", "intruder_in_a_pod"))
+    run.kubectl("create", "configmap", "faults", *(f"--from-file={module}" for module in modules))
+    try:
+        other.apply()
+        other.wait_step(1)
+        check_outcomes(make_attempts(run, find_places(run, other, cluster), references["trainer"]))
+    finally:
+        run.kubectl("delete", "configmap", "faults", "--wait=false")
