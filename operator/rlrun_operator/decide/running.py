@@ -44,7 +44,7 @@ def follow_attempt(
     """Report the state of `attempt`, and keep the number of engines at the specified one.
 
     Args:
-        run: what is decided about.
+        run: snapshot of the run.
         attempt: the current one, or the one that begins now.
         change: more fields of the status.
         actions: what beginning the attempt takes.

@@ -54,7 +54,7 @@ def finish_decision(
     """The decision with its status, urgency and events.
 
     Args:
-        run: what was decided about.
+        run: snapshot of the run.
         updates: conditions that are spoken of; the others stay as they were.
         change: fields of the status that change.
         actions: what is done beside.

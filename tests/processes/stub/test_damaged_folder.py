@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from loguru import logger
 from stub_run import stub_run
 
 from rlrun.cli.main import main
@@ -118,7 +119,7 @@ ROWS = (
     Row("attempts/*.config.json", (_kept,)),
     Row("attempts/[0-9][0-9][0-9][0-9].json", (lambda p, f: read_attempt(f), _newest), exact=True),
     Row("attempts/0001.json", (_kept, lambda p, f: of_folder(p.root, NOW), lambda p, f: read_folder(p.root, NOW),
-                               lambda p, f: earlier_attempts(p, first_attempt(world_size=1, config_hash="h", attempt=9)))),
+                               lambda p, f: earlier_attempts(p, first_attempt(world_size=1, config_hash="h", attempt=9), log=logger.warning))),
     Row("checkpoints/*/manifest.json", (lambda p, f: read_manifest(f.parent),), exact=True),
     Row("checkpoints/*/manifest.json", (_base,)),
     Row("checkpoints/*/trainer/*", CHECKPOINT, exact=True),

@@ -84,4 +84,4 @@ def test_damaged_file_of_an_earlier_attempt_ends_no_later_one(tmp_path: Path) ->
     for attempt in attempts:
         write_attempt(paths, attempt)
     paths.attempt_file(1).write_bytes(b"{")
-    assert list(earlier_attempts(paths, attempts[-1])) == [2]
+    assert list(earlier_attempts(paths, attempts[-1], log=print)) == [2]

@@ -38,7 +38,7 @@ def count_cost(run: RunSnapshot, new: RLRunStatus) -> CostStatus | None:
     """The status' cost; None: the run has never had a GPU.
 
     Args:
-        run: what is decided about.
+        run: snapshot of the run.
         new: the status that is written, but for its cost.
     """
     past = run.past.cost

@@ -70,7 +70,7 @@ def with_spot_status(run: RunSnapshot, change: StatusChange, *, renewed: bool) -
     """`status.inference` of `change` with what has become of the spot engines.
 
     Args:
-        run: what is decided about.
+        run: snapshot of the run.
         change: with the present numbers.
         renewed: their Deployment is made anew in this pass, which ends those that there are.
     """

@@ -138,7 +138,7 @@ def readmissible_batches(
 
     Their groups are taken into the ledger, so they are never sampled again. Stops at the first step that has none.
     """
-    writers = earlier_attempts(paths, attempt)
+    writers = earlier_attempts(paths, attempt, log=logger.warning)
     found = [artifact for artifact in paths.batches_on_disk() if artifact.attempt in writers]
     step = attempt.base_step
     while True:

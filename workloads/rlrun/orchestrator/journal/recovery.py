@@ -97,7 +97,7 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
         fingerprint: of what its own rollouts are made with.
         settled: whether a group is in a batch or given up.
     """
-    writers, found, base = earlier_attempts(paths, attempt), Found(), attempt.base_attempt or 0
+    writers, found, base = earlier_attempts(paths, attempt, log=logger.warning), Found(), attempt.base_attempt or 0
     for segment in paths.journal_on_disk():
         writer = writers.get(segment.attempt)
         content = None if writer is None else _read_segment(segment)

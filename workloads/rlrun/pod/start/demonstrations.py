@@ -24,7 +24,7 @@ from rlrun.runtime.bootstrap import DEMONSTRATIONS_FILE
 WARMUP_VARIABLE, MODEL_VARIABLE = "RLRUN_WARMUP", "RLRUN_MODEL_FOLDER"
 """Environment variables: the fields of `TinyModelConfig` as JSON, and the folder of the finished model."""
 CANDIDATE = "RLRUN_CANDIDATE_"
-"""Beginning of variables with values of one name from several Secrets: `RLRUN_CANDIDATE_1_HF_TOKEN`. The last one counts."""
+"""Beginning of variables with values of one name from several Secrets: `RLRUN_CANDIDATE_001_HF_TOKEN`. The last one counts."""
 
 
 def make_demonstrations(folder: Path, env: MutableMapping[str, str]) -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from loguru import logger
 from pydantic import TypeAdapter
 
 from rlrun.diagnostics.fault_points import reach
@@ -192,13 +192,16 @@ def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
     return writer.origin != attempt.origin or _trained_by(writer, version) != _trained_by(attempt, version)
 
 
-def earlier_attempts(paths: RunPaths, attempt: Attempt) -> dict[int, Attempt]:
-    """All attempts before this one whose files are undamaged, by number: batches and rollouts of others are made again."""
+def earlier_attempts(paths: RunPaths, attempt: Attempt, *, log: Callable[[str], object]) -> dict[int, Attempt]:
+    """Return the earlier attempts whose files are undamaged, by number; `log` gets a line for each damaged file.
+
+    Batches and rollouts of an attempt with a damaged file are made again.
+    """
     found = {}
     for number in paths.attempts_on_disk():
         if number < attempt.attempt:
             try:
                 found[number] = read_attempt(paths.attempt_file(number))
             except RoleError as error:
-                logger.warning(f"nothing of attempt {number} is taken over: {error}")
+                log(f"nothing of attempt {number} is taken over: {error}")
     return found
