@@ -43,12 +43,12 @@ PEAKS = """
 import torch
 from rlrun.trainer.bench import _peak_memory, _reset_peak
 device = torch.device("cpu")
-_reset_peak_memory(device)
+_reset_peak(device)
 before = _peak_memory(device)
 block = torch.ones(2**24)
 full = _peak_memory(device)
 del block
-_reset_peak_memory(device)
+_reset_peak(device)
 print(full - before, _peak_memory(device) - before)
 """
 

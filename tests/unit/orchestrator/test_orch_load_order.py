@@ -209,8 +209,6 @@ def histories(changes: list[tuple[str, int, int]]) -> None:
                 pool.release(*asked.pop(number % len(asked)))
             case "answer" | "slow":
                 replica.succeed(10 * (FAST if name == "answer" else SLOW_PACE), [10] * count)
-                if (loads := pool._order.loads_of(3)) is not None:
-                    loads._refreshed = -math.inf  # as after a second
             case "limit":
                 replica.concurrency.observe(EngineMetrics(count, 60, 0.5), 100)
             case "forget":
@@ -223,6 +221,9 @@ def histories(changes: list[tuple[str, int, int]]) -> None:
                 replica.draining = not replica.draining
             case "update":
                 replica.updating = not replica.updating
+        # Each change may remove the fastest engine; the slowness of the others follows within a second.
+        if name not in ("ask", "end") and (loads := pool._order.loads_of(3)) is not None:
+            loads._refreshed = -math.inf
         candidates = oracle.candidates()
         free = sum(max(0, r.concurrency.limit - r.load) for r in candidates)
         assert pool.candidates() == candidates
