@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from rlrun.protocol.files import shared
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
+from rlrun.protocol.files.durable import document_crc32
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.shared import Join, SharedState
 from rlrun.protocol.messages import channel as protocol
@@ -155,12 +157,16 @@ def test_two_runs_are_each_as_alone(
 
 
 def fail_with_nan(guest: Guest) -> None:
-    """A file that was written well and then damaged: the samples are not what their writer checked."""
+    """Samples that their writer did not check, with the checksums of a batch without damage."""
     path = guest.run.paths.batch(1, 1)
     write_batch(path, make_batch(1, 1))
     columns = load_file(path / "samples.safetensors")
     columns["advantages"][8] = np.nan
     save_file(columns, path / "samples.safetensors")
+    document = json.loads((path / "batch.json").read_text())
+    del document["crc32"]
+    document["samples_crc32"] = zlib.crc32((path / "samples.safetensors").read_bytes())
+    (path / "batch.json").write_text(json.dumps(document | {"crc32": document_crc32(document)}))
     guest.orchestrator.call("POST", protocol.BATCHES, {"step": 1, "path": str(path)})
 
 

@@ -97,8 +97,9 @@ class KilledRun:
         self.run.until(lambda: condition() or self.orchestrator.poll() is not None, what)
 
     def requests(self) -> list[dict[str, Any]]:
-        """What the engine was asked for, in order."""
-        return json_lines((self.run.paths.root / FAULTS_FOLDER / REQUESTS_FILE).read_text())
+        """Return the requests that the engine has received, in order."""
+        path = self.run.paths.root / FAULTS_FOLDER / REQUESTS_FILE
+        return json_lines(path.read_text()) if path.exists() else []
 
     def trained(self) -> dict[int, dict[int, str]]:
         """Step -> group -> task, in order of groups, as it was trained at last."""
