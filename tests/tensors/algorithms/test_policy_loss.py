@@ -146,7 +146,7 @@ def test_masked_is_geometric_mean_excludes_the_prompt(gap: float, dropped: bool)
 
 
 def test_teacher_pull_needs_a_reference() -> None:
-    with pytest.raises(ValueError, match="reference_logprobs must be given where teacher_tau > 0"):
+    with pytest.raises(ValueError, match="reference_logprobs must be given if teacher_tau > 0"):
         run("masked_is", teacher_tau=0.5)
     reference = torch.tensor(T) + 1.0
     _, gradient = run("masked_is", teacher_tau=0.5, adv_tau=0.0, reference_logprobs=reference)
@@ -300,7 +300,7 @@ def test_a_dual_clip_of_none_is_no_dual_clip() -> None:
         ({"inference_logprobs": torch.zeros(7)}, r"inference_logprobs must have shape \[8\], got \[7\]"),
         ({"advantages": torch.zeros(3)}, r"advantages must have shape \[8\] or \[2\], got \[3\]"),
         ({"mask": torch.ones(2, 4)}, r"mask must have shape \[8\]"),
-        ({"mask": torch.full((8,), 0.5)}, "mask must be boolean, or hold only 0 and 1"),
+        ({"mask": torch.full((8,), 0.5)}, "mask must be boolean, or contain only 0 and 1"),
         ({"proximal_logprobs": torch.zeros(1)}, r"proximal_logprobs must have shape \[8\]"),
         ({"reference_logprobs": torch.zeros(1)}, r"reference_logprobs must have shape \[8\]"),
         ({"t": [[-1.0]]}, r"logprobs must be packed, of shape \[T\]"),

@@ -250,8 +250,11 @@ def test_aggregations_by_hand() -> None:
             {"aggregation": "constant_length", "aggregation_length": -1},
             "aggregation_length must be a positive number, got -1",
         ),
-        ({"regularizers": Regularizers(kl=0.1)}, r"reference_logprobs must be given where regularizers\.kl > 0"),
-        ({"regularizers": Regularizers(entropy=0.1)}, r"entropy must be given where regularizers\.entropy > 0"),
+        ({"regularizers": Regularizers(kl=0.1)}, r"reference_logprobs must be given if regularizers\.kl > 0"),
+        (
+            {"regularizers": Regularizers(entropy=0.1)},
+            r"entropy must be given with its gradient if regularizers\.entropy > 0",
+        ),
         ({"regularizers": Regularizers(entropy=0.1), "entropy": T}, "entropy has no gradient"),
         (
             {"regularizers": Regularizers(entropy=0.1), "entropy": torch.zeros(3)},

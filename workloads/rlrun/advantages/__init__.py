@@ -1,4 +1,4 @@
-"""Advantages of whole rollouts. The orchestrator makes them, so they need numpy alone: torch would cost its process half a gigabyte."""
+"""Advantages of rollouts, computed by the orchestrator. They use only numpy, because torch would take half a gigabyte of its memory."""
 
 from rlrun.advantages.estimate import advantages, token_advantages
 from rlrun.advantages.estimators import ADVANTAGES, RewardGroups

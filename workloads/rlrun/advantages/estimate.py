@@ -1,4 +1,4 @@
-"""Advantages from rewards: shape the rewards, estimate, spread over the loss tokens, normalize."""
+"""Advantages from rewards: shape the rewards, estimate, distribute over the loss tokens, normalize."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from rlrun.config.algorithm.names import Options, is_import_path
 from rlrun.custom import bind
 
 SHARED_OPTIONS = ("turn_discount", "length_penalty", "global_std", "gamma", "adv_mean", "adv_std", "neg_clipped")
-"""Options of the table that no estimator's function takes: they are applied here, before it or after it."""
+"""Options that this module applies before or after an estimator; they are not arguments of its function."""
 
 
 @dataclass(frozen=True)
 class _Estimated:
-    """One number per rollout, before it is spread over tokens and normalized."""
+    """Estimate per rollout, before it is distributed over tokens and normalized."""
 
     name: str
     values: Floats
     groups: RewardGroups
     options: Options = field(default_factory=dict)
-    """Options of the estimator that are in `SHARED_OPTIONS`."""
+    """Options of the estimator from `SHARED_OPTIONS`."""
 
     @property
     def gamma(self) -> float:
         return float(self.options.get("gamma", 1.0))
 
     def finished(self, values: Floats, weights: Floats | None, group_ids: Integers) -> npt.NDArray[np.float32]:
-        """Normalized over loss tokens at the levels `adv_mean` and `adv_std`, clipped, checked; all `[M]`."""
+        """Normalize over loss tokens at the levels `adv_mean` and `adv_std`, clip and check; all arrays are `[M]`."""
         mean, std = self.options.get("adv_mean", "none"), self.options.get("adv_std", "none")
         if (mean, std) != ("none", "none"):
             if weights is None:
                 raise ValueError(
-                    f"lengths must be given for advantage {self.name} with adv_mean {mean} and adv_std {std}: "
-                    "they are over loss tokens"
+                    f"lengths must be given for advantage {self.name} with adv_mean {mean} and adv_std {std}, "
+                    "which normalize over loss tokens"
                 )
             values = normalized(
                 values, weights=weights, group_ids=group_ids, num_groups=self.groups.num_groups, mean=mean, std=std
@@ -56,29 +56,29 @@ def advantages(
     turns: npt.ArrayLike | None = None,
     **options: object,
 ) -> npt.NDArray[np.float32]:
-    """One advantage per rollout, `[N]` fp32.
+    """Return one advantage per rollout, `[N]` fp32.
 
     Args:
-        name: a key of `ADVANTAGES`, or `package.module:function`, called as `function(RewardGroups, **options)` and
-            returning `[N]` numbers.
-        rewards: `[N]`.
-        group_size: contiguous groups of this size; or
-        group_ids: `[N]` integers, equal within a group; groups may be of any size and interleaved.
-        lengths: `[N]` lengths in loss tokens, 0 for an empty answer; read by `opo`, a `length_penalty`, and `adv_mean` and `adv_std`,
+        name: key of `ADVANTAGES`, or `package.module:function`, which is called as `function(RewardGroups, **options)` and returns `[N]`
+            numbers.
+        rewards: rewards of the rollouts, `[N]`; they are the batch of batch-level options.
+        group_size: size of contiguous groups; an alternative to `group_ids`.
+        group_ids: group of each rollout, `[N]` integers; groups may have any size and be interleaved.
+        lengths: loss tokens of each rollout, `[N]`, 0 for an empty answer; required by `opo`, `length_penalty`, `adv_mean` and `adv_std`,
             hence by `reinforce_pp` and `reinforce_pp_baseline`.
-        turns: `[N]` positive numbers of the model's turns, read by a `turn_discount`; default: one each.
-        options: of the estimator, see `ADVANTAGES[name].options`. The batch is the rewards of this call.
+        turns: number of model turns of each rollout, `[N]` positive; used by `turn_discount`. Default: 1.
+        options: options of the estimator, see `ADVANTAGES[name].options`.
 
     Raises:
-        ValueError: names the argument that is misaligned, not finite, unknown or out of range; a `gamma` below 1, which gives every token
-            an advantage of its own.
+        ValueError: an argument is misaligned, not finite, unknown or out of range, or `gamma` is below 1, which needs an advantage per
+            token.
     """
     found = _estimate(
         name, rewards, group_size=group_size, group_ids=group_ids, lengths=lengths, turns=turns, options=options
     )
     if found.gamma != 1:
         raise ValueError(
-            f"advantage {name}: gamma ({found.gamma}) gives every token an advantage of its own; "
+            f"advantage {name}: gamma ({found.gamma}) needs an advantage per token; "
             "call token_advantages, or set gamma to 1"
         )
     return found.finished(found.values, found.groups.lengths, found.groups.group_ids)
@@ -95,23 +95,18 @@ def token_advantages(
     trained: npt.ArrayLike | None = None,
     **options: object,
 ) -> list[npt.NDArray[np.float32]]:
-    """One advantage per loss token: N arrays, rollout n's `[L_n]` fp32 in the order in which its tokens were sampled.
+    """Return one advantage per loss token: N arrays; array n is `[L_n]` fp32 in the order of sampling.
 
-    With discount γ the token that is k loss tokens before the last has γ^k times the estimate: the return-to-go of a reward at the end.
+    With discount γ, a token that is followed by k loss tokens has γ^k times the estimate: the return-to-go of a reward at the end.
 
     Args:
-        name: as of `advantages`.
-        rewards: `[N]`.
-        lengths: `[N]` whole numbers, the loss tokens of each rollout.
-        group_size: as of `advantages`.
-        group_ids: as of `advantages`.
-        turns: as of `advantages`.
-        trained: `[N]` bool; a rollout where it is false counts in its group's baseline, but its tokens are not among those that
-            `adv_mean` and `adv_std` are taken over. Default: all are.
-        options: of the estimator.
+        lengths: loss tokens of each rollout, `[N]` integers.
+        trained: trained rollouts, `[N]` bool; other rollouts count in the baseline of their group, but `adv_mean` and `adv_std` ignore
+            their tokens. Default: all.
+        name, rewards, group_size, group_ids, turns, options: see `advantages`.
 
     Raises:
-        ValueError: names the argument that is misaligned, not finite, unknown or out of range.
+        ValueError: an argument is misaligned, not finite, unknown or out of range; the message contains its name.
     """
     found = _estimate(
         name, rewards, group_size=group_size, group_ids=group_ids, lengths=lengths, turns=turns, options=options
@@ -162,13 +157,13 @@ def _estimate(
 
 
 def _shaped(rewards: Floats, lengths: Floats | None, turns: Floats | None, options: Options) -> Floats:
-    """R·turn_discount^(turns - 1) - length_penalty·L."""
+    """Return R·turn_discount^(turns - 1) - length_penalty·L."""
     if turns is not None:
         rewards = np.multiply(rewards, options.get("turn_discount", 1.0) ** (turns - 1))
     if not (penalty := options.get("length_penalty", 0.0)):
         return rewards
     if lengths is None:
-        raise ValueError("lengths must be given where length_penalty > 0")
+        raise ValueError("lengths must be given if length_penalty > 0")
     shaped: Floats = rewards - penalty * lengths
     return shaped
 
@@ -211,12 +206,12 @@ def _groups(count: int, group_size: int | None, group_ids: npt.ArrayLike | None)
 
 
 def _checked(name: str, result: object, count: int) -> Floats:
-    """Result of an estimator, `[count]`: a user's own may return anything that numpy reads, a torch tensor on a CPU too."""
+    """Check the result of an estimator, `[count]`. A user's function may return any array that numpy can convert, such as a CPU tensor."""
     try:
         values = np.asarray(result, np.float64)
     except (TypeError, ValueError, RuntimeError):
         values = np.empty(0)
-    # Finite as fp32 too, which is what the trainer gets.
+    # The trainer receives fp32, so the values must be finite in fp32 too.
     if values.shape != (count,) or not (np.abs(values) <= np.finfo(np.float32).max).all():
         raise ValueError(f"advantage {name} must return {count} finite numbers, got {result}")
     return values

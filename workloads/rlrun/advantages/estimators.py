@@ -1,4 +1,4 @@
-"""Estimators: what each rollout is worth by the rewards of its group. One number per rollout; `estimate.py` does the rest."""
+"""Estimators: one advantage per rollout from the rewards of its group. `estimate.py` distributes it over tokens and normalizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlrun.custom import builtins
 
 @dataclass(frozen=True)
 class RewardGroups:
-    """N rewards in K groups: numpy arrays. `rewards` `[N]` fp64, `group_ids` `[N]` in 0..K-1, `lengths` `[N]` fp64 tokens or None.
+    """N rewards in K groups as numpy arrays: `rewards` `[N]` fp64, `group_ids` `[N]` in 0..K-1, `lengths` `[N]` fp64 tokens or None.
 
-    fp64 because a group of equal rewards must give 0 even after a division by 1e-6.
+    The arrays are fp64, because a group of equal rewards must result in 0 even after a division by 1e-6.
     """
 
     rewards: Floats
@@ -24,18 +24,18 @@ class RewardGroups:
     lengths: Floats | None = None
 
     def sum(self, values: Floats) -> Floats:
-        """The group's total of `values` `[N]`, repeated for each of its members: `[N]`."""
+        """Return the sum of `values` `[N]` over each group, repeated for its members, `[N]`."""
         totals = np.bincount(self.group_ids, weights=values, minlength=self.num_groups)
         return totals.astype(np.float64)[self.group_ids]
 
     @property
     def sizes(self) -> Floats:
-        """G of each rollout's group, `[N]`."""
+        """Size G of each rollout's group, `[N]`."""
         return self.sum(np.ones_like(self.rewards))
 
     @property
     def centred(self) -> Floats:
-        """R - mean of the group, `[N]`; exactly 0 where all are equal."""
+        """R - mean of the group, `[N]`; exactly 0 if all rewards of the group are equal."""
         above = self.rewards - lowest(
             "group", self.rewards, np.ones(len(self.rewards), np.bool_), self.group_ids, self.num_groups
         )
@@ -43,9 +43,10 @@ class RewardGroups:
 
 
 def grpo(groups: RewardGroups, *, mean: str, std: str) -> Floats:
-    """R less a mean, divided by a standard deviation, each of the group, of the batch, or none, over rollouts.
+    """R minus a mean, divided by a standard deviation; each over the group, the batch, or omitted.
 
-    By default R - mean of the group (Dr. GRPO's bias-free form); `std="group"` divides as in DeepSeekMath (Shao et al. 2024, section 4.1).
+    The default is R - mean of the group (Dr. GRPO's bias-free form); `std="group"` divides as in DeepSeekMath (Shao et al. 2024, section
+    4.1).
     """
     return normalized(
         groups.rewards,
@@ -58,24 +59,24 @@ def grpo(groups: RewardGroups, *, mean: str, std: str) -> Floats:
 
 
 def dr_grpo(groups: RewardGroups) -> Floats:
-    """R - mean (Liu et al. 2025); the constant length is the aggregation's part."""
+    """R - mean (Liu et al. 2025); the constant length is part of the aggregation."""
     return groups.centred
 
 
 def rloo(groups: RewardGroups) -> Floats:
-    """(R - mean)·G/(G-1), that is R less the mean of the others (Ahmadian et al. 2024); a group of 1 keeps R."""
+    """(R - mean)·G/(G-1), which equals R minus the mean of the other rollouts (Ahmadian et al. 2024); R for a group of 1."""
     others = np.maximum(groups.sizes - 1, 1)
     return np.where(groups.sizes > 1, groups.centred * groups.sizes / others, groups.rewards)
 
 
 def opo(groups: RewardGroups, *, leave_one_out: bool) -> Floats:
-    """R - ΣR·L/ΣL: the baseline of least variance if the gradient's norm grows with length (OPO, Hao et al. 2025).
+    """R - ΣR·L/ΣL, the baseline of least variance if the gradient's norm grows with length (OPO, Hao et al. 2025).
 
-    `leave_one_out`: (ΣRL - RL)/(ΣL - L) as the baseline; a group of 1 keeps R. Where ΣL is 0, the group's mean is it.
+    With `leave_one_out` the baseline is (ΣRL - RL)/(ΣL - L), and a group of 1 keeps R. If ΣL is 0, the baseline is the group's mean.
     """
     if groups.lengths is None:
-        raise ValueError("lengths must be given for advantage opo: it weights the baseline by length")
-    # Centred first: equal rewards then give exactly 0, the definition does not change.
+        raise ValueError("lengths must be given for advantage opo, which weights the baseline by length")
+    # Subtracting the mean first does not change the definition, and gives exactly 0 for equal rewards.
     weighted = groups.centred * groups.lengths
     total, length = groups.sum(weighted), groups.sum(groups.lengths)
     if not leave_one_out:
@@ -87,10 +88,10 @@ def opo(groups: RewardGroups, *, leave_one_out: bool) -> Floats:
 
 
 def max_rl(groups: RewardGroups) -> Floats:
-    """(R - mean)/mean of the group, within ±(G-1); 0 where the mean is not positive (MaxRL).
+    """(R - mean)/mean of the group, limited to ±(G-1); 0 if the mean is not positive (MaxRL).
 
-    MaxRL is defined for rewards that count successes. These, and all rewards from 0 on, stay within ±(G-1) by themselves. Rewards of both
-    signs can cancel to a mean next to 0: then the whole group is scaled to that bound, and a mean within its sum's rounding is 0.
+    MaxRL is defined for rewards that count successes. For nonnegative rewards the result is always within ±(G-1). Rewards of both signs
+    can have a mean close to 0: then the whole group is scaled to the limit, and a mean within the rounding error of the sum counts as 0.
     """
     centred, mean = groups.centred, groups.sum(groups.rewards) / groups.sizes
     rounding = np.finfo(np.float64).eps * groups.sum(np.abs(groups.rewards))
@@ -121,5 +122,6 @@ FUNCTIONS: Mapping[str, Callable[..., Floats]] = {
     "reward": reward,
     "gae": _per_token,
 }
-"""`reinforce_pp` and its baseline differ from `reward` and `dr_grpo` by `adv_mean`, `adv_std` and `gamma` alone (Hu et al. 2025)."""
+"""Functions of the estimators. `reinforce_pp` and its baseline differ from `reward` and `dr_grpo` only in `adv_mean`, `adv_std` and
+`gamma` (Hu et al. 2025)."""
 ADVANTAGES = builtins("advantage", FUNCTIONS)

@@ -1,6 +1,7 @@
-"""Mean and standard deviation of values at a level: each group's own, the batch's, or none. Pure, numpy alone.
+"""Mean and standard deviation of values per group, over the batch, or none. Uses only numpy.
 
-`levels` work on sums per group, so that a caller may add them up over ranks first; `normalized` is all of it for values at hand.
+`level_means` and `level_stds` take sums per group, which a caller may first add up over ranks; `normalized` computes everything from
+values of one process.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ import numpy as np
 import numpy.typing as npt
 
 STD_FLOOR = 1e-6
-"""Added to every standard deviation that something is divided by."""
+"""Constant added to every standard deviation before a division."""
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 
 def level_means(level: str, counts: Floats, totals: Floats) -> Floats:
-    """Values to subtract from the members of each group, `[K]`; 0 where there is no value.
+    """Return the mean to subtract from the members of each group, `[K]`; 0 for an empty group.
 
     Args:
         level: `group`, `batch` or `none`.
-        counts: `[K]`, how many values each group has.
-        totals: `[K]`, their sums.
+        counts: number of values of each group, `[K]`.
+        totals: sum of the values of each group, `[K]`.
     """
     if level == "none":
         return np.zeros_like(totals)
@@ -31,13 +32,13 @@ def level_means(level: str, counts: Floats, totals: Floats) -> Floats:
 
 
 def level_stds(level: str, counts: Floats, squares: Floats) -> Floats:
-    """Divisors of the values of each group, `[K]`: the unbiased standard deviation + 1e-6; 1 of fewer than two values.
+    """Return the divisor of the values of each group, `[K]`: the unbiased standard deviation + 1e-6; 1 for fewer than two values.
 
     Args:
         level: `group`, `batch` or `none`.
-        counts: `[K]`, how many values each group has.
-        squares: `[K]`, the sums of their squared differences from what `level_means` says is subtracted, so that the spread is around
-            the mean that is taken off, at whatever level that is (AReaL's adv_norm).
+        counts: number of values of each group, `[K]`.
+        squares: sum of squared differences from the mean of `level_means`, `[K]`; the deviation is relative to the subtracted mean at its
+            level (AReaL's adv_norm).
     """
     if level == "none":
         return np.ones_like(squares)
@@ -47,10 +48,11 @@ def level_stds(level: str, counts: Floats, squares: Floats) -> Floats:
 
 
 def lowest(level: str, values: Floats, counted: npt.NDArray[np.bool_], group_ids: Integers, num_groups: int) -> Floats:
-    """The smallest counted value of the group or batch, repeated for each of its members, `[N]`; 0 at level `none` and where none counts.
+    """Return the smallest counted value of the group or batch, repeated for its members, `[N]`; 0 at level `none` and without counted
+    values.
 
-    Taken off before a mean is, so that equal values of any size differ from their mean by exactly 0: the rounding of a sum of values near
-    1e9 is no less than `STD_FLOOR`.
+    It is subtracted before the mean, so that equal values of any size differ from their mean by exactly 0: the rounding error of a sum of
+    values near 1e9 is at least `STD_FLOOR`.
     """
     if level == "none" or not counted.any():
         return np.zeros_like(values)
@@ -62,15 +64,15 @@ def lowest(level: str, values: Floats, counted: npt.NDArray[np.bool_], group_ids
 
 
 def normalized(values: Floats, *, weights: Floats, group_ids: Integers, num_groups: int, mean: str, std: str) -> Floats:
-    """(value - mean) / (std + 1e-6), `[N]`.
+    """Return (value - mean) / (std + 1e-6), `[N]`.
 
     Args:
-        values: `[N]`.
-        weights: `[N]`, how often each value counts: 1 for a rollout, or its number of loss tokens.
-        group_ids: `[N]` in 0..num_groups-1.
-        num_groups: K.
-        mean: level of what is subtracted: `group`, `batch` or `none`.
-        std: level of what is divided by.
+        values: one value per rollout or token, `[N]`.
+        weights: multiplicity of each value, `[N]`: 1 for a rollout, or its number of loss tokens.
+        group_ids: group of each value, `[N]` in 0..num_groups-1.
+        num_groups: number K of groups.
+        mean: level of the subtracted mean: `group`, `batch` or `none`.
+        std: level of the standard deviation: `group`, `batch` or `none`.
     """
 
     def sums(terms: Floats) -> Floats:

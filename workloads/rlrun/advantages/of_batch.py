@@ -1,6 +1,6 @@
-"""Advantages of all rollouts of a batch, whose environments may have estimators of their own. Pure, numpy alone.
+"""Advantages of all rollouts of a batch, whose environments may have different estimators. Uses only numpy.
 
-The orchestrator makes a batch's advantages here, and a replay explains them with the same numbers.
+The orchestrator computes the advantages of a batch here, and a replay recomputes the same numbers.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rlrun.protocol.files.batch import Outcome
 
 Values = npt.NDArray[np.float32]
 PER_TOKEN = "gae"
-"""The estimator that the trainer's critic makes: the batch then carries the rewards in place of the advantages."""
+"""Estimator of the trainer's critic; with it, the batch contains rewards instead of advantages."""
 
 
 def batch_advantages(outcomes: Sequence[Outcome], settings: Sequence[AdvantageConfig]) -> list[Values]:
-    """Advantages of each rollout, one per token that the policy sampled. Rollouts with the same settings are one batch.
+    """Return the advantages of each rollout, one per sampled token. Rollouts with equal settings are normalized together.
 
     Args:
-        outcomes: of all rollouts, group by group.
-        settings: of each rollout.
+        outcomes: outcomes of all rollouts, ordered by group.
+        settings: settings of each rollout.
 
     Raises:
-        ValueError: an estimator refuses the rewards or its options.
+        ValueError: the rewards or the options of an estimator are invalid.
     """
     found: list[Values] = [np.empty(0, np.float32)] * len(outcomes)
     for advantage in unequal(settings):
@@ -39,7 +39,7 @@ def batch_advantages(outcomes: Sequence[Outcome], settings: Sequence[AdvantageCo
 
 
 def unequal(settings: Sequence[AdvantageConfig]) -> list[AdvantageConfig]:
-    """Each of the settings once, in order; they are not hashable."""
+    """Return the distinct settings in order; they are not hashable."""
     found: list[AdvantageConfig] = []
     for one in settings:
         if one not in found:

@@ -1,8 +1,8 @@
 """Policy and value losses as plain torch functions on packed tensors.
 
-`advantages` turns the rewards of groups into advantages (on tensors; the formulas are in `rlrun.advantages`, with numpy alone), `gae` a
-critic's values into advantages per token, `policy_loss` advantages into a differentiable scalar. Names, options and presets are data in
-`rlrun.config.algorithm.names`.
+`advantages` computes advantages from the rewards of groups, on tensors (`rlrun.advantages` contains the formulas, in numpy). `gae`
+computes advantages per token from a critic's values, and `policy_loss` a differentiable scalar from advantages. Names, options and
+presets are data in `rlrun.config.algorithm.names`.
 """
 
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights

@@ -1,7 +1,7 @@
-"""From per-token losses to one number: what each token weighs, and what the sum is divided by.
+"""Aggregation of per-token losses to a scalar: the weight of each token, and the divisor of the sum.
 
-The divisor counts over the whole batch, so a caller adds it up over all micro-batches and ranks before the first of them is trained;
-what a token weighs depends on its own sequence alone. The result then does not depend on how the batch is packed, cut and dealt.
+The divisor is a count over the whole batch, so a caller adds it up over all micro-batches and ranks before the first backward pass. The
+weight of a token depends on its own sequence only. Therefore the result does not depend on packing and on the distribution over ranks.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rlrun.config.algorithm.names import AGGREGATIONS, check_known
 def aggregation_weights(
     aggregation: str, mask: Tensor, sequence_lengths: Sequence[int], *, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Factors of the tokens' losses, `[T]` `dtype`: 1, or 1 / (loss tokens of its sequence); 0 outside the mask.
+    """Return the weights of the tokens' losses, `[T]` of `dtype`: 1, or 1 / (loss tokens of the sequence); 0 outside the mask.
 
     Args:
-        aggregation: a key of `AGGREGATIONS`.
-        mask: `[T]` bool, the loss mask.
-        sequence_lengths: S positive lengths that add up to T.
+        aggregation: key of `AGGREGATIONS`.
+        mask: loss mask, `[T]` bool.
+        sequence_lengths: S positive lengths with sum T.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: an argument is invalid; the message contains its name.
     """
     check_known("aggregation", aggregation, AGGREGATIONS)
     kept = mask.bool()
@@ -39,14 +39,14 @@ def aggregation_weights(
 
 
 def token_weights(aggregation: str, inputs: LossInputs, *, dtype: torch.dtype) -> Tensor:
-    """`aggregation_weights` of checked inputs, from what is on the device."""
+    """Return `aggregation_weights` of checked inputs without a copy between host and device."""
     if aggregation != "seq_mean_token_mean":
         return inputs.mask.to(dtype)
     return inputs.mask / inputs.on_tokens(inputs.sequence_tokens().clamp(min=1).to(dtype))
 
 
 def divided(total: Tensor, denominator: float | Tensor) -> Tensor:
-    """`total` over a number that may be 0, where there is nothing in the total; a number of the host goes along with the operation."""
+    """Divide `total` by a count that may be 0 if the total is empty; a Python number needs no copy to the device."""
     if isinstance(denominator, Tensor):
         divisor = denominator.detach().to(total.device, total.dtype).reshape(())
         return total / torch.where(divisor > 0, divisor, 1)
@@ -56,16 +56,17 @@ def divided(total: Tensor, denominator: float | Tensor) -> Tensor:
 def aggregation_count(
     aggregation: str, mask: Tensor, sequence_lengths: Sequence[int], *, length: float | None = None
 ) -> Tensor:
-    """Share of these sequences in the divisor, a scalar: loss tokens, or sequences that have one, times a constant `length`.
+    """Return the contribution of these sequences to the divisor, a scalar: the number of loss tokens, or of sequences with a loss token,
+    times a constant `length`.
 
     Args:
-        aggregation: a key of `AGGREGATIONS`.
-        mask: `[T]` bool, the loss mask.
-        sequence_lengths: S positive lengths that add up to T.
-        length: tokens, for `constant_length` only.
+        aggregation: key of `AGGREGATIONS`.
+        mask: loss mask, `[T]` bool.
+        sequence_lengths: S positive lengths with sum T.
+        length: constant number of tokens, for `constant_length` only.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: an argument is invalid; the message contains its name.
     """
     check_aggregation(aggregation, length)
     counts = _tokens(mask.bool(), sequence_lengths)
@@ -75,7 +76,7 @@ def aggregation_count(
 
 
 def check_aggregation(aggregation: str, length: float | None) -> None:
-    """Raises ValueError for an unknown name, and for a length that is missing, not positive or unused."""
+    """Raise ValueError for an unknown aggregation, or for a length that is missing, not positive or unused."""
     check_known("aggregation", aggregation, AGGREGATIONS)
     if (length is None) == (aggregation == "constant_length"):
         wrong = "must be given for" if length is None else f"({length}) is not used by"
@@ -85,7 +86,7 @@ def check_aggregation(aggregation: str, length: float | None) -> None:
 
 
 def _tokens(kept: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
-    """Loss tokens of each sequence, `[S]`."""
+    """Return the number of loss tokens of each sequence, `[S]`."""
     lengths = checked_lengths(sequence_lengths, kept.shape[0])
     totals = torch.cat([kept.new_zeros(1, dtype=torch.long), kept.long().cumsum(0)])
     ends = torch.tensor([0, *lengths], dtype=torch.long, device=kept.device).cumsum(0)

@@ -14,36 +14,37 @@ from rlrun.config.algorithm.names import Options, complete_correction
 
 
 class Corrected(NamedTuple):
-    """Factors of the tokens' losses. Both `[T]`, detached; outside the mask the weight is 0 and nothing is dropped."""
+    """Weights of the tokens' losses, and dropped tokens. Both are `[T]` and detached; outside the mask the weight is 0 and `dropped` is
+    false."""
 
     weights: Tensor
     dropped: Tensor
-    """Bool: the token, or its whole sequence, was outside the bounds (`mask`) or at one of them (`clamp`)."""
+    """Boolean: the measure of the token, or of its sequence, was outside the bounds."""
 
 
 def correct_mismatch(
     logprobs: Tensor, inference_logprobs: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int], **options: object
 ) -> Corrected:
-    """Weights that correct a loss for tokens which another program sampled than the one that trains on them.
+    """Return weights that correct the loss for the difference between the engine, which sampled the tokens, and the trainer.
 
-    With x = `logprobs` - `inference_logprobs`: the measure of a token is exp(x) (`ratio`), or an estimate of KL(inference || trainer),
-    `k1` = -x, `k2` = x²/2, `k3` = exp(x) - 1 - x. At `level: sequence` a sequence has one measure, of the mean (geometric mean of the
-    ratios, mean of the estimates), the sum (product of the ratios) or the maximum over its loss tokens.
-    `action: clamp` weighs by the ratio, clamped to [low, high] (truncated importance sampling); `mask` weighs by 1 inside of the bounds
-    and by 0 outside (rejection). With a `weight`, `mask` weighs what it keeps by a ratio min(r, cap): r = exp(x) of the token
-    (`token`), exp(sum of x) (`sequence`) or exp(mean of x) (`geometric`) over the sequence's loss tokens: AReaL's rejection sampling
-    with action mask; verl's rollout correction with `rollout_rs` and `rollout_is` together. That a token of it is
-    dropped changes a sequence's ratio nothing.
+    Let x = `logprobs` - `inference_logprobs`. The measure of a token is exp(x) (`ratio`), or an estimate of KL(inference || trainer):
+    `k1` = -x, `k2` = x²/2, `k3` = exp(x) - 1 - x. With `level: sequence` each sequence has one measure over its loss tokens: the mean
+    (geometric mean of ratios, mean of estimates), the sum (product of ratios) or the maximum.
+
+    `action: clamp` uses the ratio, clamped to [low, high], as weight (truncated importance sampling). `action: mask` uses weight 1 inside
+    the bounds and 0 outside (rejection). With a `weight`, `mask` multiplies the kept tokens by min(r, cap), with r = exp(x) of the token
+    (`token`), exp(sum of x) (`sequence`) or exp(mean of x) (`geometric`) over the loss tokens of the sequence, including dropped ones.
+    This equals AReaL's rejection sampling with action mask, and verl's rollout correction with both `rollout_rs` and `rollout_is`.
 
     Args:
-        logprobs: `[T]`, of the trainer: the proximal policy's, or the current one's.
-        inference_logprobs: `[T]`, as sampled.
-        mask: `[T]` bool, the loss mask.
-        sequence_lengths: S positive lengths that add up to T.
+        logprobs: log-probs of the proximal or the current policy in the trainer, `[T]`.
+        inference_logprobs: log-probs at sampling, `[T]`.
+        mask: loss mask, `[T]` bool.
+        sequence_lengths: S positive lengths with sum T.
         options: `action`, `weight`, `cap`, `level`, `measure`, `reduce`, `low`, `high`, see `CORRECTION_OPTIONS`.
 
     Raises:
-        ValueError: names the argument that is misaligned, not finite, unknown or out of range.
+        ValueError: an argument is misaligned, not finite, unknown or out of range; the message contains its name.
     """
     complete = complete_correction(options)
     checked_lengths(sequence_lengths, logprobs.shape[0])
@@ -61,7 +62,7 @@ def correct_mismatch(
 
 
 def corrected(inputs: LossInputs, options: Options) -> Corrected:
-    """`correct_mismatch` on checked inputs and complete options; o - i where proximal log-probs are given, else t - i."""
+    """Apply `correct_mismatch` to checked inputs and complete options, with x = o - i if proximal log-probs are given, else t - i."""
     if options["action"] == "none":
         return Corrected(inputs.mask.to(inputs.inference_logprobs.dtype), torch.zeros_like(inputs.mask))
     trained = inputs.logprobs.detach() if inputs.proximal_logprobs is None else inputs.proximal_logprobs
@@ -79,7 +80,7 @@ def corrected(inputs: LossInputs, options: Options) -> Corrected:
 
 
 def _kept_weights(inputs: LossInputs, log_ratio: Tensor, options: Options) -> Tensor:
-    """`[T]`, what `mask` multiplies a token by that it keeps."""
+    """Return the weights of kept tokens for `action: mask`, `[T]`."""
     level, cap = options["weight"], options["cap"]
     if level == "none":
         return torch.ones_like(log_ratio)
@@ -102,7 +103,7 @@ def _measure(log_ratio: Tensor, kind: str) -> Tensor:
 
 
 def _of_sequence(inputs: LossInputs, log_ratio: Tensor, measure: Tensor, options: Options) -> Tensor:
-    """`[num_sequences]`; the mean and the sum of ratios are taken of their logarithms."""
+    """Return one measure per sequence, `[num_sequences]`; mean and sum of ratios are computed from their logarithms."""
     if options["reduce"] == "max":
         lowest = torch.where(inputs.mask, measure, -torch.inf)
         start = measure.new_full((inputs.num_sequences,), -torch.inf)

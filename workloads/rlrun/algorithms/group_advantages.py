@@ -1,4 +1,4 @@
-"""Advantages of whole rollouts on tensors: `rlrun.advantages`, whose numbers the orchestrator makes, for code that has torch."""
+"""Advantages of rollouts on tensors: a wrapper of `rlrun.advantages`, which the orchestrator uses with numpy."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def advantages(
     turns: Tensor | Sequence[int] | None = None,
     **options: object,
 ) -> Tensor:
-    """One advantage per rollout, `[N]` fp32 without a gradient, where `rewards` are; see `rlrun.advantages.advantages`.
+    """Return one advantage per rollout, `[N]` fp32 without a gradient, on the device of `rewards`; see `rlrun.advantages.advantages`.
 
     Raises:
-        ValueError: names the argument that is misaligned, not finite, unknown or out of range.
+        ValueError: an argument is misaligned, not finite, unknown or out of range; the message contains its name.
     """
     values = on_arrays.advantages(
         name,
@@ -40,7 +40,7 @@ def advantages(
 
 
 def _array(values: Tensor | Sequence[float]) -> npt.NDArray[np.generic]:
-    """The values as numpy reads them, which knows neither bf16 nor other devices."""
+    """Convert values to a numpy array; numpy supports neither bf16 nor GPUs."""
     if not isinstance(values, Tensor):
         return np.asarray(values)
     plain = values.detach().cpu()

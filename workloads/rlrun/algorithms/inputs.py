@@ -1,4 +1,4 @@
-"""Inputs of a policy loss: packed tensors, aligned, finite, and neutral outside the loss mask."""
+"""Checked inputs of a policy loss: packed tensors of equal shape, finite, and neutral outside the loss mask."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor
 class LossInputs:
     """Checked inputs of one packed batch; every tensor is `[T]`, floating ones at least fp32.
 
-    All log-probs and advantages are 0 outside `mask`, so that a masked token has ratio 1 and adds 0 to any sum of
-    log-ratios; only `logprobs` carries a gradient.
+    All log-probs and advantages are 0 outside `mask`, so that a masked token has ratio 1 and adds 0 to any sum of log-ratios. Only
+    `logprobs` has a gradient.
     """
 
     logprobs: Tensor
@@ -34,7 +34,7 @@ class LossInputs:
 
     @property
     def log_proximal_ratio(self) -> Tensor:
-        """log r = t - o, `[T]`; o = i where no proximal log-probs were given."""
+        """log r = t - o, `[T]`, with o = i if no proximal log-probs are given."""
         return self.log_ratio if self.proximal_logprobs is None else self.logprobs - self.proximal_logprobs
 
     def sequence_sum(self, values: Tensor) -> Tensor:
@@ -43,11 +43,11 @@ class LossInputs:
         return kept.new_zeros(self.num_sequences).index_add(0, self.sequence_ids, kept)
 
     def sequence_tokens(self) -> Tensor:
-        """Loss tokens of each sequence, `[num_sequences]`."""
+        """Return the number of loss tokens of each sequence, `[num_sequences]`."""
         return self.sequence_sum(torch.ones_like(self.inference_logprobs))
 
     def on_tokens(self, per_sequence: Tensor) -> Tensor:
-        """A value per sequence repeated for each of its tokens: `[num_sequences]` -> `[T]`."""
+        """Repeat the value of each sequence for its tokens: `[num_sequences]` -> `[T]`."""
         return per_sequence[self.sequence_ids]
 
 
@@ -64,10 +64,13 @@ def prepare(
     sequence_ids: Tensor | None = None,
     checked: bool = False,
 ) -> LossInputs:
-    """Align and check the arguments of `policy_loss`. Raises ValueError that names the argument.
+    """Align and check the arguments of `policy_loss`.
 
-    The values are looked at with one transfer of a few numbers from the device, whatever T is. A caller that has looked at them on the
-    host, before they were on the device, says `checked`, and with the tokens' `sequence_ids` nothing is copied in either direction.
+    The checks copy a few numbers from the device in one transfer, for any T. A caller that has checked the values on the host sets
+    `checked`; with `sequence_ids` on the device, nothing is copied then.
+
+    Raises:
+       ValueError: an argument is invalid; the message contains its name.
     """
     _one_dimensional("logprobs", logprobs)
     lengths = checked_lengths(sequence_lengths, logprobs.shape[0])
@@ -95,14 +98,14 @@ def prepare(
 
 
 def _sequence_ids(lengths: Sequence[int], like: Tensor) -> Tensor:
-    """Number of the sequence of each token, `[T]` int64."""
+    """Return the index of each token's sequence, `[T]` int64."""
     numbers = torch.arange(len(lengths))
     repeats = torch.tensor(lengths, dtype=torch.long)
     return torch.repeat_interleave(numbers, repeats, output_size=like.shape[0]).to(like.device)
 
 
 def checked_lengths(sequence_lengths: Sequence[int], total: int) -> list[int]:
-    """The lengths as ints. Raises ValueError unless they are positive and add up to `total`."""
+    """Return the lengths as ints; raise ValueError unless they are positive and their sum is `total`."""
     lengths = [int(length) for length in sequence_lengths]
     if any(length < 1 for length in lengths):
         raise ValueError(f"sequence_lengths must be positive, got {min(lengths)}")
@@ -129,9 +132,9 @@ def _aligned(name: str, tensor: Tensor, logprobs: Tensor, num_sequences: int) ->
 
 
 def _check_values(floats: dict[str, Tensor], mask: Tensor, denominator: float | Tensor | None) -> None:
-    """Non-finite values, a mask other than 0 and 1, a denominator that cannot divide: one transfer decides.
+    """Check for non-finite values, a mask with other values than 0 and 1, and an invalid denominator, with one transfer.
 
-    A sum is finite if all its terms are, short of overflow; only a suspicious sum is looked at term by term.
+    A sum of finite terms is finite unless it overflows, so terms are checked one by one only if their sum is not finite.
     """
     not_binary = (mask * (1 - mask)).abs().sum() if mask.dtype != torch.bool else mask.new_zeros(())
     per_batch = torch.as_tensor(0.0 if denominator is None else denominator).detach()
@@ -145,6 +148,6 @@ def _check_values(floats: dict[str, Tensor], mask: Tensor, denominator: float | 
             where = int((~torch.isfinite(tensor)).nonzero()[0])
             raise ValueError(f"{name} is not finite: {tensor[where].item()} at token {where}")
     if wrong_mask != 0:
-        raise ValueError("mask must be boolean, or hold only 0 and 1")
+        raise ValueError("mask must be boolean, or contain only 0 and 1")
     if denominator is not None and (not math.isfinite(divisor) or divisor < 0 or (divisor == 0 and tokens > 0)):
         raise ValueError(f"denominator must be a positive number, got {divisor} for {tokens:.0f} loss tokens")

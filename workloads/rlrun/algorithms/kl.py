@@ -1,4 +1,4 @@
-"""Per-token divergence estimates between two policies on sampled tokens."""
+"""Estimates of the KL divergence between two policies per sampled token."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from torch import Tensor
 from rlrun.config.algorithm.names import KL_KINDS, check_known
 
 LARGEST_EXPONENT = 80.0
-"""e^80 is far below the largest fp32 number: sums and products of bounded ratios stay finite."""
+"""Limit of exponents. e^80 is far below the largest fp32 number, so sums and products of bounded ratios stay finite."""
 
 
 def bounded_exp(exponent: Tensor) -> Tensor:
-    """e^x whose value and slope both stop growing at x = 80, so that neither overflows to inf or to inf·0 = nan.
+    """Return e^x with value and gradient limited to those at x = 80, so that neither overflows to inf or to inf·0 = nan.
 
-    A plain clamp would let the slope fall to 0 there, which turns the sign of a sum of terms around.
+    A plain clamp has gradient 0 above the limit, which can invert the sign of the gradient of a sum.
     """
     value = exponent.detach().clamp(max=LARGEST_EXPONENT).exp()
     return value * (1.0 + (exponent - exponent.detach()))
 
 
 def mismatch_kl(logprobs: Tensor, inference_logprobs: Tensor) -> Tensor:
-    """ρ - log ρ - 1 per token, ρ = exp(logprobs - inference_logprobs); >= 0, and 0 where both agree.
+    """Return ρ - log ρ - 1 per token with ρ = exp(logprobs - inference_logprobs); it is >= 0, and 0 if both agree.
 
-    Both `[...]` of one shape, natural logarithms. It estimates KL(inference || trainer) on tokens that the inference
-    policy sampled (Schulman, "Approximating KL Divergence", k3).
+    Both arguments have the same shape `[...]` and are natural logarithms. The result estimates KL(inference || trainer) on tokens that
+    the inference policy sampled (Schulman, "Approximating KL Divergence", k3).
     """
     log_ratio = _difference("inference_logprobs", logprobs, inference_logprobs)
     return bounded_exp(log_ratio) - log_ratio - 1.0
@@ -33,21 +33,22 @@ def mismatch_kl(logprobs: Tensor, inference_logprobs: Tensor) -> Tensor:
 def kl_estimate(
     kind: str, logprobs: Tensor, reference_logprobs: Tensor, *, inference_logprobs: Tensor | None = None
 ) -> Tensor:
-    """KL(current || reference) per sampled token, differentiable through `logprobs`.
+    """Estimate KL(current || reference) per sampled token, differentiable through `logprobs`.
 
     With d = logprobs - reference_logprobs: `k1` = d, `k2` = d²/2, `k3` = e^{-d} - 1 + d (Schulman, "Approximating KL Divergence").
-    Averaged over tokens that the current policy sampled, the gradient of `k2` is that of the divergence, of `k1` it is 0. `k1+` and `k3+`
-    have the value of `k1` and `k3` and the gradient of `k2` (verl's `kl+` and `low_var_kl+`). `k3_unbiased` is ρ·k3 with the gradient of
-    ρ = exp(logprobs - inference_logprobs) too (DeepSeek-V3.2, section 3.1): unbiased in value and gradient, whatever policy sampled.
+    In expectation over tokens of the current policy, the gradient of `k2` equals the gradient of the divergence, and the gradient of `k1`
+    is 0. `k1+` and `k3+` have the value of `k1` and `k3` and the gradient of `k2` (verl's `kl+` and `low_var_kl+`). `k3_unbiased` is
+    ρ·k3, including the gradient of ρ = exp(logprobs - inference_logprobs) (DeepSeek-V3.2, section 3.1); its value and gradient are
+    unbiased for any sampling policy.
 
     Args:
-        kind: a key of `KL_KINDS`.
-        logprobs: `[...]`, of the current policy.
-        reference_logprobs: same shape.
-        inference_logprobs: same shape, as sampled; for `k3_unbiased`.
+        kind: key of `KL_KINDS`.
+        logprobs: log-probs of the current policy, `[...]`.
+        reference_logprobs: log-probs of the reference, same shape.
+        inference_logprobs: log-probs at sampling, same shape; for `k3_unbiased`.
 
     Raises:
-        ValueError: an unknown kind, tensors of different shape, or missing `inference_logprobs`.
+        ValueError: the kind is unknown, shapes differ, or `inference_logprobs` is missing.
     """
     check_known("KL estimate", kind, KL_KINDS)
     difference = _difference("reference_logprobs", logprobs, reference_logprobs.detach())
@@ -64,7 +65,7 @@ def kl_estimate(
         return k3
     if inference_logprobs is None:
         raise ValueError(
-            "inference_logprobs must be given for KL estimate k3_unbiased, which weighs by the sampling policy"
+            "inference_logprobs must be given for KL estimate k3_unbiased, which weights by the sampling policy"
         )
     return bounded_exp(_difference("inference_logprobs", logprobs, inference_logprobs.detach())) * k3
 

@@ -1,4 +1,4 @@
-"""KL to a reference in the reward: a reward of each token, whose return joins the token's advantage."""
+"""KL penalty in the reward: a reward per token, whose return is added to the token's advantage."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ from rlrun.config.algorithm.names import KL_REWARD_KINDS, check_known
 
 @dataclass(frozen=True)
 class KlReward:
-    """Reward -weight·k of each sampled token, k an estimate of KL(policy || reference) at the start of the step.
+    """Reward -weight·k of each sampled token; k estimates KL(policy || reference) at the start of the step.
 
-    Its policy gradient is that of the divergence of whole answers (Ziegler et al. 2019, eq. 2), for `k1` without bias. With
-    advantages of one reward per answer the return of the KL rewards from a token on is added to the token's advantage; with a critic they
-    are rewards of GAE. Raises ValueError for a value out of range or an unknown estimate.
+    Its policy gradient is the gradient of the divergence of complete answers (Ziegler et al. 2019, eq. 2), without bias for `k1`. If the
+    advantages come from one reward per answer, the return of the KL rewards is added to the advantage of each token. With a critic, they
+    are rewards of GAE.
+
+    Raises:
+       ValueError: a value is out of range, or the estimate is unknown.
     """
 
     weight: float
-    """At least 0."""
+    """Factor of the estimate, at least 0."""
     kind: str = "k1"
-    """One of `KL_REWARD_KINDS`."""
+    """Estimate, one of `KL_REWARD_KINDS`."""
     gamma: float = 1.0
     """Discount per loss token, in [0, 1]."""
 
@@ -36,15 +39,15 @@ class KlReward:
         check_known("kind", self.kind, KL_REWARD_KINDS)
 
     def rewards(self, logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
-        """Rewards of the tokens, without a gradient, 0 outside the mask.
+        """Return the rewards of the tokens, `[T]`, without a gradient and 0 outside the mask.
 
         Args:
-            logprobs: `[T]`, of the policy at the start of the step.
-            reference_logprobs: `[T]`.
-            mask: `[T]` bool, the tokens that the policy sampled.
+            logprobs: log-probs of the policy at the start of the step, `[T]`.
+            reference_logprobs: log-probs of the reference, `[T]`.
+            mask: sampled tokens, `[T]` bool.
 
         Raises:
-            ValueError: tensors of different shape.
+            ValueError: shapes differ.
         """
         estimate = kl_estimate(self.kind, logprobs.detach(), reference_logprobs)
         return torch.where(mask.bool(), -self.weight * estimate, 0)
@@ -52,12 +55,12 @@ class KlReward:
     def returns(
         self, logprobs: Tensor, reference_logprobs: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int]
     ) -> Tensor:
-        """Discounted sum of the rewards from each token to the end of its sequence, `[T]`, 0 outside the mask.
+        """Return the discounted sum of the rewards from each token to the end of its sequence, `[T]`, 0 outside the mask.
 
-        Arguments as of `rewards`; `sequence_lengths` are S positive lengths that add up to T.
+        The arguments are those of `rewards`, and `sequence_lengths`: S positive lengths with sum T.
 
         Raises:
-            ValueError: names the argument that is misaligned, not finite or out of range.
+            ValueError: an argument is misaligned, not finite or out of range; the message contains its name.
         """
         rewards = self.rewards(logprobs, reference_logprobs, mask)
         return returns_to_go(rewards, mask=mask, sequence_lengths=sequence_lengths, gamma=self.gamma)

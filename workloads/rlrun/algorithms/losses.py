@@ -1,8 +1,8 @@
-"""The policy losses, per token. `Objective` masks, adds up and divides.
+"""Policy losses per token. `Objective` applies the mask, sums and divides.
 
 Notation: t trainer, i inference, o proximal log-prob, ρ = exp(t - i), r = exp(t - o), A advantage, sg stop-gradient.
-Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`. Its entry in
-`rlrun.config.algorithm.tables.LOSS_ENTRIES` declares it: the name, the options with their defaults and bounds.
+Every function takes `LossInputs` and its own options by keyword, and returns a `TokenLoss`. An entry of
+`rlrun.config.algorithm.tables.LOSS_ENTRIES` declares its name, and its options with defaults and bounds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ LARGEST_SEQUENCE_LOG_RATIO = 10.0
 
 @dataclass(frozen=True)
 class TokenLoss:
-    """`loss` `[T]`, differentiable; `metrics` name -> `[T]`, added up over the loss tokens.
+    """Differentiable loss per token, `[T]`, and metrics by name, each `[T]`.
 
-    A metric whose name ends in `_max` is not negative, and maximised instead.
+    Metrics are summed over the loss tokens; a metric with a name in `_max` is not negative, and its maximum is taken.
     """
 
     loss: Tensor
@@ -32,7 +32,7 @@ class TokenLoss:
 
 
 def aipo(inputs: LossInputs, *, delta: float) -> TokenLoss:
-    """-min(ρ, δ)·A, with the gradient of -sg(min(ρ, δ))·A·t also where the ratio is truncated (LlamaRL, AIPO)."""
+    """-min(ρ, δ)·A, with the gradient of -sg(min(ρ, δ))·A·t also for truncated ratios (LlamaRL, AIPO)."""
     log_ratio = inputs.log_ratio.detach()
     weight = log_ratio.clamp(max=math.log(delta)).exp()
     loss = -weight * inputs.advantages * (1.0 + inputs.logprobs - inputs.logprobs.detach())
@@ -40,7 +40,8 @@ def aipo(inputs: LossInputs, *, delta: float) -> TokenLoss:
 
 
 def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float | None) -> TokenLoss:
-    """max(-A·r, -A·clip(r, 1-ε_lo, 1+ε_hi)) (PPO, eq. 7); where A < 0 at most -A·c (Ye et al. 2020), unless `dual_clip` is None."""
+    """max(-A·r, -A·clip(r, 1-ε_lo, 1+ε_hi)) (PPO, eq. 7); for A < 0 at most -A·c with c = `dual_clip`, unless it is None (Ye et al.
+    2020)."""
     ratio = bounded_exp(inputs.log_proximal_ratio)
     clipped, is_clipped = _clipped(ratio, inputs.advantages, eps_low, eps_high)
     if dual_clip is not None:
@@ -53,7 +54,7 @@ def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float
 def decoupled_ppo(
     inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float | None, cap: float | None, cap_mode: str
 ) -> TokenLoss:
-    """PPO on exp(t - o), weighted by w = sg exp(o - i), capped or dropped above `cap`, if any (Hilton et al. 2022; AReaL)."""
+    """PPO on exp(t - o) with weight w = sg exp(o - i), which is clamped or set to 0 above `cap` (Hilton et al. 2022; AReaL)."""
     if inputs.proximal_logprobs is None:
         raise ValueError("proximal_logprobs must be given for loss decoupled_ppo; without them use ppo")
     result = ppo(inputs, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip)
@@ -70,7 +71,7 @@ def decoupled_ppo(
 def gspo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
     """PPO's clip on s = exp(mean over the sequence of t - o), as sg(s)·exp(t - sg t) per token (GSPO-token).
 
-    The gradient of an unclipped token is -A·s. One sequence is clipped as a whole if its advantages have one sign.
+    The gradient of an unclipped token is -A·s. If all advantages of a sequence have the same sign, all its tokens are clipped together.
     """
     log_ratio = inputs.log_proximal_ratio.detach()
     mean = inputs.sequence_sum(log_ratio) / inputs.sequence_tokens().clamp(min=1)
@@ -80,7 +81,7 @@ def gspo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
 
 
 def cispo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
-    """-sg(clip(r, 1-ε_lo, 1+ε_hi))·A·t (MiniMax-M1, eq. 4 and 5); without proximal log-probs r is ρ."""
+    """-sg(clip(r, 1-ε_lo, 1+ε_hi))·A·t (MiniMax-M1, eq. 4 and 5), with r = ρ if there are no proximal log-probs."""
     ratio = bounded_exp(inputs.log_proximal_ratio.detach())
     weight = ratio.clamp(1.0 - eps_low, 1.0 + eps_high)
     loss = -weight * inputs.advantages * inputs.logprobs
@@ -88,9 +89,9 @@ def cispo(inputs: LossInputs, *, eps_low: float, eps_high: float) -> TokenLoss:
 
 
 def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> TokenLoss:
-    """-(4/τ)·σ(τ(r - 1))·A, τ by the sign of A (SAPO, Gao et al. 2025, eq. 5 and 6): the slope is -A at r = 1 and fades away from it.
+    """-(4/τ)·σ(τ(r - 1))·A, τ by the sign of A (SAPO, Gao et al. 2025, eq. 5 and 6).
 
-    Without proximal log-probs r is ρ.
+    The slope is -A at r = 1 and decreases with the distance from 1. Without proximal log-probs, r = ρ.
     """
     ratio = bounded_exp(inputs.log_proximal_ratio)
     tau = torch.full_like(ratio, tau_negative).masked_fill(inputs.advantages > 0, tau_positive).detach()
@@ -99,9 +100,9 @@ def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> Tok
 
 
 def dppo(inputs: LossInputs, *, mask_low: float, mask_high: float, kl_tau: float) -> TokenLoss:
-    """-A·ρ + kl_tau·(log ρ)²; a token that moved too far with its advantage keeps only the second term.
+    """-A·ρ + kl_tau·(log ρ)²; tokens outside the trust region keep only the second term.
 
-    With d = e^t - e^i, dropped where A > 0 and d > mask_high, or A <= 0 and d < -mask_low.
+    With d = e^t - e^i, a token is outside if A > 0 and d > mask_high, or if A <= 0 and d < -mask_low.
     """
     moved = _moved(inputs)
     dropped = torch.where(inputs.advantages > 0, moved > mask_high, moved < -mask_low)
@@ -109,17 +110,18 @@ def dppo(inputs: LossInputs, *, mask_low: float, mask_high: float, kl_tau: float
 
 
 def ipo(inputs: LossInputs, *, thr: float, kl_tau: float) -> TokenLoss:
-    """-A·ρ + kl_tau·(log ρ)²; a token with abs(e^t - e^i) > thr keeps only the second term, whatever the sign of A."""
+    """-A·ρ + kl_tau·(log ρ)²; a token with abs(e^t - e^i) > thr keeps only the second term, for both signs of A."""
     return _trust_region(inputs, -inputs.advantages, _moved(inputs).abs() > thr, kl_tau)
 
 
 def ref_kl(inputs: LossInputs, *, mask_low: float, kl_tau: float) -> TokenLoss:
     """-sg(ref - t)·ρ + kl_tau·(log ρ)²; a token with e^t - e^i < -mask_low keeps only the second term.
 
-    The gradient of the reverse KL(student || teacher) on sampled tokens, with ref - t as the advantage (on-policy distillation).
+    The gradient equals the gradient of the reverse KL(student || teacher) on sampled tokens, with ref - t as advantage (on-policy
+    distillation).
     """
     if inputs.reference_logprobs is None:
-        raise ValueError("reference_logprobs must be given for a distillation loss: it needs a teacher")
+        raise ValueError("reference_logprobs must be given for a distillation loss, which needs a teacher")
     pull = inputs.reference_logprobs - inputs.logprobs.detach()
     return _trust_region(inputs, -pull, _moved(inputs) < -mask_low, kl_tau)
 
@@ -145,9 +147,9 @@ def masked_is(
 ) -> TokenLoss:
     """-sg(ρ·(adv_tau·A + teacher_tau·(ref - t) - kl_tau·log ρ))·t, 0 for a dropped token (PRIME-RL v0.3).
 
-    A token is dropped when ρ is outside [mask_low, mask_high], a sequence when its geometric-mean ρ is outside
-    [geo_mask_low, geo_mask_high] or any ρ exceeds sequence_mask_high. With `ratio="sequence"` every token has the
-    sequence's ratio min(exp(min(Σ log ρ, 10)), sequence_clip), and the default aggregation is `seq_mean_token_mean`.
+    A token is dropped if ρ is outside [mask_low, mask_high]. A sequence is dropped if the geometric mean of its ρ is outside
+    [geo_mask_low, geo_mask_high] or any ρ exceeds sequence_mask_high. With `ratio="sequence"` every token has the ratio min(exp(min(Σ log
+    ρ, 10)), sequence_clip) of its sequence, and the default aggregation is `seq_mean_token_mean`.
     """
     log_ratio = inputs.log_ratio.detach()
     token_ratio = bounded_exp(log_ratio)
@@ -161,7 +163,7 @@ def masked_is(
     pull = adv_tau * inputs.advantages - kl_tau * log_ratio
     if teacher_tau > 0:
         if inputs.reference_logprobs is None:
-            raise ValueError("reference_logprobs must be given where teacher_tau > 0: it needs a reference model")
+            raise ValueError("reference_logprobs must be given if teacher_tau > 0, which needs a reference model")
         pull = pull + teacher_tau * (inputs.reference_logprobs - inputs.logprobs.detach())
     weight = token_ratio
     if ratio == "sequence":
@@ -171,12 +173,12 @@ def masked_is(
 
 
 def _moved(inputs: LossInputs) -> Tensor:
-    """d = e^t - e^i, how far the probability moved since the token was sampled; detached."""
+    """Return d = e^t - e^i, the change of the token's probability since sampling; detached."""
     return inputs.logprobs.detach().exp() - inputs.inference_logprobs.exp()
 
 
 def _trust_region(inputs: LossInputs, coefficient: Tensor, dropped: Tensor, kl_tau: float) -> TokenLoss:
-    """coefficient·ρ where not `dropped`, and kl_tau·(log ρ)² everywhere."""
+    """Return coefficient·ρ, or 0 for `dropped` tokens, plus kl_tau·(log ρ)²."""
     log_ratio = inputs.log_ratio
     ratio = bounded_exp(log_ratio)
     loss = torch.where(dropped, 0, coefficient * ratio) + kl_tau * log_ratio.square()
@@ -184,7 +186,7 @@ def _trust_region(inputs: LossInputs, coefficient: Tensor, dropped: Tensor, kl_t
 
 
 def _clipped(ratio: Tensor, advantages: Tensor, eps_low: float, eps_high: float) -> tuple[Tensor, Tensor]:
-    """PPO's pessimistic loss, and where its gradient is cut."""
+    """Return PPO's pessimistic loss, and a boolean mask of the clipped tokens."""
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1.0 - eps_low, 1.0 + eps_high))
     cut = ((advantages > 0) & (ratio > 1.0 + eps_high)) | ((advantages < 0) & (ratio < 1.0 - eps_low))
     return loss, cut

@@ -1,8 +1,8 @@
-"""Exact aggregation of the metrics of micro-batches and ranks to those of a step.
+"""Exact aggregation of metrics over micro-batches and ranks.
 
-`policy_loss` returns sums over its loss tokens next to the number of these tokens (`tokens`) and of the sequences that
-have any (`sequences`); metrics whose name ends in `_max` are maxima. Adding up first and dividing once gives the
-same numbers for every way of cutting a batch into micro-batches.
+`policy_loss` returns sums over its loss tokens, the number of these tokens (`tokens`) and the number of sequences that contain one
+(`sequences`); metrics with a name in `_max` are maxima. The sums are added first and divided once, so the result does not depend on the
+division into micro-batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ COUNTS = ("tokens", "sequences")
 
 
 def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The metrics of the union of `parts`: sums and counts are added, `*_max` are maximised."""
+    """Merge the metrics of several parts: add sums and counts, take the maximum of `*_max`."""
     merged: dict[str, Tensor] = {}
     for part in parts:
         for name, value in part.items():
@@ -28,14 +28,14 @@ def merge_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def mean_metrics(merged: Mapping[str, Tensor]) -> dict[str, float]:
-    """Reported means: sums divided by `tokens`; counts and `*_max` as they are. Without tokens, all are 0."""
+    """Return reported means: sums divided by `tokens`, unchanged counts and `*_max`. Without tokens, all are 0."""
     return joint_means([{name: float(value) for name, value in merged.items()}])
 
 
 def joint_means(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """`mean_metrics` of the union of `parts`, each of other tokens by another objective.
+    """Return `mean_metrics` of several objectives, each with its own tokens.
 
-    A metric that only some parts have is a mean over the tokens of these. `loss`, divided already, is added up.
+    A metric of only some objectives is a mean over their tokens. `loss` is divided already and is added.
     """
     found: dict[str, float] = {}
     for name in dict.fromkeys(name for part in parts for name in part):

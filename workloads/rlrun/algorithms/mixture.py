@@ -1,13 +1,14 @@
-"""Several objectives in one batch: a run's own, and those of environments that learn otherwise.
+"""Several objectives in one batch: the run's objective, and objectives of single environments.
 
-The loss of a token is that of its environment's objective, and what it weighs is what it would weigh if that objective were of the whole
-batch. With `w` and `D` of the aggregation of environment `e` (`aggregation.py`), `D` counted over the *whole* batch:
+The loss of a token comes from the objective of its environment; its weight is the weight that it would have if the whole batch had this
+objective. Let `w_e` be the weights and `D_e` the divisor of the aggregation of environment `e` (`aggregation.py`), with `D_e` counted
+over the *whole* batch:
 
     L = Σ_e 1/D_e(batch) · Σ_{tokens k of e} w_e(k)·l_e(k)  =  Σ_e share_e · L_e
 
-`L_e` is the loss of e's samples alone, and `share_e = D_e(samples of e)/D_e(batch)` their share of the batch: of its loss tokens for
-`token_mean`, else of its sequences that have one. So an environment changes nothing for the samples of the others, environments of equal
-settings are one loss over all of them, and the sum is as independent of packing, order and ranks as each of its terms.
+`L_e` is the loss of only the samples of e, and `share_e = D_e(samples of e)/D_e(batch)` is their share of the batch: of its loss tokens
+for `token_mean`, otherwise of its sequences with a loss token. Therefore the objective of one environment does not change the loss of
+other samples, environments with equal settings have one common loss, and the sum does not depend on packing, order and ranks.
 """
 
 from __future__ import annotations
@@ -25,77 +26,77 @@ from rlrun.algorithms.objective import LossOutput, Objective, TokenTerms
 from rlrun.config.algorithm.names import Options
 
 PREFIX = "objective"
-"""Metrics of one environment are `objective/<environment>/<name>`."""
+"""Prefix of metrics of one environment: `objective/<environment>/<name>`."""
 
 
 @dataclass(frozen=True)
 class Divisors:
-    """Divisors of each objective, in the order of `Mixture.objectives`."""
+    """Divisors of the objectives, in the order of `Mixture.objectives`."""
 
     batch: tuple[float, ...]
-    """Divisor of its sum: the count over all samples of the batch, by its aggregation."""
+    """Count over all samples of the batch, which divides the sum of the objective."""
     own: tuple[float, ...]
-    """The count over the samples that it is for."""
+    """Count over the samples of the objective."""
 
 
 @dataclass(frozen=True)
 class RewardedKl:
-    """KL in the reward of an objective, and what its advantages become after it."""
+    """KL penalty in the reward of an objective, and the normalization of its advantages."""
 
     reward: KlReward
     adv_mean: str = "none"
-    """Level of the mean that is subtracted from the advantages afterwards: `none`, `group` or `batch`."""
+    """Level of the mean that is subtracted from the advantages: `none`, `group` or `batch`."""
     adv_std: str = "none"
-    """Level of the standard deviation that they are divided by."""
+    """Level of the standard deviation that divides the advantages."""
     neg_clipped: bool = False
-    """Negative advantages become 0, last of all."""
+    """Set negative advantages to 0 after the normalization."""
     batch: str = ""
-    """Name of the advantage's settings: objectives of equal settings are normalized together."""
+    """Key of the advantage's settings; objectives with equal keys are normalized together."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A run's whole objective: its own, and those of the environments that have another, by the environment's name."""
+    """Objective of a run, and objectives of single environments by their names."""
 
     own: Objective
     environments: Mapping[str, Objective] = field(default_factory=dict)
     gae: Options | None = None
-    """`gamma`, `lam`, `adv_mean` and `adv_std`, where a critic makes the advantages of all samples."""
+    """`gamma`, `lam`, `adv_mean` and `adv_std` if a critic computes the advantages, else None."""
     kl_rewards: tuple[RewardedKl | None, ...] = ()
-    """KL in the reward of each objective, in the order of `objectives`; empty: of none."""
+    """KL penalty in the reward of each objective, in the order of `objectives`; empty if no objective has one."""
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
-        """The run's own first."""
+        """All objectives, the run's first."""
         return (self.own, *self.environments.values())
 
     @property
     def needs_entropy(self) -> bool:
-        """True if the entropy must be given with its gradient."""
+        """Whether an objective needs the entropy with its gradient."""
         return any(objective.needs_entropy for objective in self.objectives)
 
     @property
     def is_linear(self) -> bool:
-        """True if the gradient on every log-prob is known before the forward pass."""
+        """Whether the gradient on every log-prob is known before the forward pass."""
         return all(objective.is_linear for objective in self.objectives)
 
     @property
     def recomputes(self) -> bool:
-        """True if a trust region is measured from the policy at the start of the step."""
+        """Whether a trust region is relative to the policy at the start of the step."""
         return any(objective.proximal == "recompute" for objective in self.objectives)
 
     @property
     def rewards_kl(self) -> bool:
-        """True if a KL to the reference is in the reward of an environment."""
+        """Whether the reward of an environment contains a KL penalty."""
         return any(one is not None for one in self.kl_rewards)
 
     def divisors(self, mask: Tensor, sequence_lengths: Sequence[int], environments: Sequence[str]) -> Divisors:
-        """Divisors for a whole batch, before its first micro-batch is trained.
+        """Return the divisors of a whole batch, before its first micro-batch is trained.
 
         Args:
-            mask: `[T]` bool, the loss mask of all sequences of the batch, on all ranks.
-            sequence_lengths: their S lengths.
-            environments: their S environments.
+            mask: loss mask of all sequences of the batch on all ranks, `[T]` bool.
+            sequence_lengths: S lengths of the sequences.
+            environments: S names of the sequences' environments.
         """
         whole = tuple(objective.denominator(mask, sequence_lengths) for objective in self.objectives)
         masks = self.masks(mask, sequence_lengths, environments)
@@ -120,17 +121,17 @@ class Mixture:
         sequence_ids: Tensor | None = None,
         **inputs: Any,
     ) -> LossOutput:
-        """The loss of one micro-batch.
+        """Return the loss of one micro-batch.
 
         Args:
-            logprobs, mask, sequence_lengths, sequence_ids, entropy: as `Objective` takes them.
-            environments: of each sequence; a name that has no objective of its own has the run's.
-            divisors: of the whole batch.
-            proximal_logprobs: `[T]` at the start of the step, for the objectives that recompute them.
-            inputs: the others of `Objective`, for all alike.
+            logprobs, mask, sequence_lengths, sequence_ids, entropy: arguments of `Objective`.
+            environments: environment of each sequence; an environment without its own objective uses the run's.
+            divisors: divisors of the whole batch.
+            proximal_logprobs: log-probs at the start of the step, `[T]`, for objectives that recompute them.
+            inputs: other arguments of `Objective`, the same for all objectives.
 
         Returns:
-            The loss, and sums as `policy_loss` returns them, with `entropy` and `loss`, each as `<number of the objective>/<name>`.
+            Loss, and the sums of `policy_loss` plus `entropy` and `loss`, each with the name `<number of the objective>/<name>`.
         """
         masks = self.masks(mask, sequence_lengths, environments, sequence_ids)
         losses: list[Tensor] = []
@@ -163,7 +164,7 @@ class Mixture:
         sequence_ids: Tensor | None = None,
         **inputs: Any,
     ) -> dict[int, TokenTerms]:
-        """Terms of each token of one micro-batch, by the number of the objective; arguments as of a call."""
+        """Return the terms of each token of one micro-batch by the number of the objective; the arguments are those of a call."""
         proximal = inputs.pop("proximal_logprobs", None)
         return {
             index: self.objectives[index].terms(
@@ -179,11 +180,11 @@ class Mixture:
         }
 
     def merged(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
-        """The metrics of several micro-batches as one, with the same names in the same order whatever environments they hold.
+        """Merge the metrics of several micro-batches; names and order do not depend on their environments.
 
         Args:
-            parts: what calls returned, of this rank.
-            reference: whether the calls were given reference log-probs.
+            parts: metrics returned by the calls on this rank.
+            reference: true if the calls had reference log-probs.
         """
         if not self.environments:
             return merge_metrics(parts)
@@ -191,13 +192,13 @@ class Mixture:
         return merge_metrics([self._nothing(reference, device), *parts])
 
     def means(self, merged: Mapping[str, float], divisors: Divisors) -> dict[str, float]:
-        """Reported means of the sums over all micro-batches and ranks.
+        """Return the reported means of sums over all micro-batches and ranks.
 
-        A metric that only some objectives have is a mean over the tokens of these. `loss` is that of the batch.
+        A metric of only some objectives is a mean over their tokens. `loss` is the loss of the batch.
 
         Returns:
-            The metrics of the batch; and as `objective/<environment>/<name>` those of each environment that has an objective of its own
-            and tokens in the batch. There `loss` is the one of its samples alone.
+            Metrics of the batch, and metrics `objective/<environment>/<name>` of each environment with its own objective and with tokens
+            in the batch. Their `loss` is the loss of only the environment's samples.
         """
         parts = [_numbered(merged, index) for index in range(len(self.objectives))]
         found = _means([part for part in parts if part])
@@ -215,7 +216,7 @@ class Mixture:
         environments: Sequence[str],
         sequence_ids: Tensor | None = None,
     ) -> dict[int, Tensor]:
-        """The loss mask of each objective that has a sequence here, `[T]` bool, by its number."""
+        """Return the loss masks, `[T]` bool, by number of the objective, for objectives with a sequence in the micro-batch."""
         number = {name: index for index, name in enumerate(self.environments, start=1)}
         numbers = [number.get(name, 0) for name in environments]
         if len(set(numbers)) == 1:
@@ -228,7 +229,7 @@ class Mixture:
         return {index: mask.bool() & (which == index) for index in sorted(set(numbers))}
 
     def _nothing(self, reference: bool, device: torch.device) -> dict[str, Tensor]:
-        """The metrics of no token at all, of every objective."""
+        """Return the metrics of all objectives for zero tokens, which define names and order."""
         zeros = torch.zeros(1, device=device)
         nothing = Divisors((1.0,) * len(self.objectives), (1.0,) * len(self.objectives))
         found: dict[str, Tensor] = {}
@@ -252,7 +253,7 @@ class Mixture:
 
 
 def _numbered(merged: Mapping[str, float], index: int) -> dict[str, float]:
-    """The metrics of one objective, by their own names."""
+    """Select the metrics of one objective and remove their prefix."""
     start = f"{index}/"
     return {name.removeprefix(start): value for name, value in merged.items() if name.startswith(start)}
 

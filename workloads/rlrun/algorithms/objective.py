@@ -1,4 +1,4 @@
-"""A whole objective, bound once: the loss function with its options, aggregation, regularisers, correction and proximal policy."""
+"""Objective of a run: loss function with options, aggregation, regularizers, correction and proximal policy, bound once."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from rlrun.custom import Algorithm, bind
 LOSSES: Mapping[str, Algorithm] = {
     name: Algorithm(getattr(losses, entry.function or name), entry.options) for name, entry in LOSS_ENTRIES.items()
 }
-"""The built-in losses: the functions of `losses` that the table declares."""
+"""Built-in losses: functions of `losses` that `LOSS_ENTRIES` declares."""
 
 
 class LossOutput(NamedTuple):
-    """`loss`: differentiable scalar. `metrics`: detached scalars on the device of the loss, see `metrics.py`."""
+    """Differentiable scalar loss, and detached scalar metrics on its device (see `metrics.py`)."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
 
 
 class LossArguments(TypedDict, total=False):
-    """Arguments of an `Objective` beside the log-probs, see its call."""
+    """Arguments of a call of `Objective`, except for the log-probs."""
 
     inference_logprobs: Required[Tensor]
     advantages: Required[Tensor]
@@ -61,45 +61,44 @@ class LossArguments(TypedDict, total=False):
 
 
 class TokenTerms(NamedTuple):
-    """Terms of each token, `[T]`, as an objective adds them up: Σ loss·weight over the loss tokens, by the divisor."""
+    """Loss and weight of each token, both `[T]`; the objective is Σ loss·weight over the loss tokens, divided by the divisor."""
 
     loss: Tensor
-    """Differentiable."""
+    """Differentiable loss of each token."""
     weights: Tensor
     """Weight of the aggregation."""
     metrics: dict[str, Tensor]
-    """Of the loss, the regularisers and the correction."""
+    """Metrics of the loss, the regularizers and the correction."""
     inputs: LossInputs
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Objective of a step. Call `denominator` with the whole batch, then the objective with each micro-batch of it.
+    """Objective of a step: call `denominator` with the whole batch, then the objective with each micro-batch.
 
-    The names are looked up, and options, aggregation and correction completed and checked, when it is made: a micro-batch finds
-    everything bound.
+    The constructor resolves names, completes options and checks them, so that the calls per micro-batch only compute.
 
     Raises:
-        ValueError: a name or option is unknown, a value is out of range, or parts do not go together.
+        ValueError: a name or option is unknown, a value is out of range, or two options exclude each other.
     """
 
     loss: str = DEFAULT_LOSS
-    """A key of `LOSSES`, or `package.module:function`, called as `function(LossInputs, **options)` and returning a `TokenLoss`."""
+    """Key of `LOSSES`, or `package.module:function`, which is called as `function(LossInputs, **options)` and returns a `TokenLoss`."""
     options: Options = field(default_factory=dict)
-    """Options of the loss, see `LOSSES[loss].options`; those not given get their default."""
+    """Options of the loss, see `LOSSES[loss].options`; missing ones have their defaults."""
     aggregation: str | None = None
-    """A key of `AGGREGATIONS`; None becomes that of the loss, see `default_aggregation`."""
+    """Key of `AGGREGATIONS`. Default: aggregation of the loss, see `default_aggregation`."""
     aggregation_length: float | None = None
-    """Tokens, for `constant_length`."""
+    """Number of tokens for `constant_length`."""
     regularizers: Regularizers = field(default_factory=Regularizers)
-    """Terms that are added to the loss of each token before the aggregation."""
+    """Terms added to the loss of each token before the aggregation."""
     correction: Options | None = None
-    """Options of `correct_mismatch`, whose weights multiply the loss of each token (not the regularisers)."""
+    """Options of `correct_mismatch`, whose weights multiply the loss of each token, without the regularizers."""
     proximal: str = "inference"
-    """A key of `PROXIMAL_METHODS`; with a loss and no correction that reads it only `inference` is possible."""
+    """Key of `PROXIMAL_METHODS`; only `inference` is allowed if neither loss nor correction reads proximal log-probs."""
     _function: Callable[..., TokenLoss] = field(init=False, repr=False, compare=False)
     _weighs_twice: str | None = field(init=False, repr=False, compare=False, default=None)
-    """Problem of the correction where no proximal log-probs are given."""
+    """Error message of a correction without proximal log-probs, or None."""
 
     def __post_init__(self) -> None:
         function, options = bind("loss", self.loss, LOSSES, self.options)
@@ -124,29 +123,30 @@ class Objective:
 
     @property
     def needs_entropy(self) -> bool:
-        """True if the entropy must be given with its gradient."""
+        """Whether the objective needs the entropy with its gradient."""
         return self.regularizers.entropy > 0
 
     @property
     def is_linear(self) -> bool:
-        """True if the gradient on a log-prob is known before the log-prob is: a constant of weight and aggregation."""
+        """Whether the gradient on each log-prob is a constant of weight and aggregation, known before the log-prob."""
         terms = self.regularizers
         return self.loss == "sft" and self.correction is None and terms.entropy == 0 and terms.kl == 0
 
     def count(self, mask: Tensor, sequence_lengths: Sequence[int]) -> Tensor:
-        """Share of these sequences in the divisor, a scalar.
+        """Return the contribution of these sequences to the divisor, a scalar.
 
-        The loss tokens for `token_mean`, else the sequences that have a loss token, for `constant_length` times that length.
+        It is the number of loss tokens for `token_mean`, otherwise the number of sequences with a loss token, times the length for
+        `constant_length`.
         """
         assert self.aggregation is not None
         return aggregation_count(self.aggregation, mask, sequence_lengths, length=self.aggregation_length)
 
     def denominator(self, mask: Tensor, sequence_lengths: Sequence[int]) -> float:
-        """Divisor of the loss of each micro-batch.
+        """Return the divisor of the loss of each micro-batch.
 
         Args:
-            mask: `[T]` bool, the loss mask of all sequences of the batch, on all ranks.
-            sequence_lengths: their lengths.
+            mask: loss mask of all sequences of the batch on all ranks, `[T]` bool.
+            sequence_lengths: lengths of the sequences.
         """
         return float(self.count(mask, sequence_lengths))
 

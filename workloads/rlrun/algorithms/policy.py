@@ -1,4 +1,4 @@
-"""An objective as plain functions, for a script or a notebook: bound again by every call. The trainer binds an `Objective` once."""
+"""An objective as plain functions for scripts and notebooks. Each call binds the objective again; the trainer binds an `Objective` once."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def denominator_count(
     aggregation_length: float | None = None,
     **options: object,
 ) -> Tensor:
-    """Share of this batch in the denominator of `policy_loss(name, ..., **options)`, a scalar, see `Objective.count`."""
+    """Return this batch's contribution to the denominator of `policy_loss`, a scalar; see `Objective.count`."""
     objective = Objective(name, options, aggregation=aggregation, aggregation_length=aggregation_length)
     return objective.count(mask, sequence_lengths)

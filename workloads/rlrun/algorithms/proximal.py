@@ -1,4 +1,4 @@
-"""The proximal policy's log-probs: what a trust region is measured from."""
+"""Log-probs of the proximal policy, the center of a trust region."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def proximal_logprobs(
     policy_version: int | None = None,
     checked: bool = False,
 ) -> Tensor:
-    """Log-probs o of the policy that an update may not move far from, `[T]`, detached.
+    """Return the log-probs o of the proximal policy, `[T]`, detached.
 
     Args:
-        method: `inference`: o = i. `recompute`: o = `logprobs`, which are those at the start of the step. `log_linear`: between the two
-            by the versions, o = i + α(t - i) with α = clamp((v_θ - 1 - v_b)/(v_θ - v_b), 0, 1), and 0 where v_θ = v_b (AReaL).
-        logprobs: `[T]`, t, of the policy that is trained.
-        inference_logprobs: `[T]`, i, as sampled.
-        versions: `[T]` integers, v_b, the version that sampled each token; for `log_linear`.
-        policy_version: v_θ, the version that is trained; for `log_linear`.
-        checked: whether no version is newer than the policy's.
+        method: `inference`: o = i. `recompute`: o = `logprobs`, computed at the start of the step. `log_linear`: interpolation by
+            versions, o = i + α(t - i) with α = clamp((v_θ - 1 - v_b)/(v_θ - v_b), 0, 1), and α = 0 if v_θ = v_b (AReaL).
+        logprobs: log-probs t of the trained policy, `[T]`.
+        inference_logprobs: log-probs i at sampling, `[T]`.
+        versions: version v_b that sampled each token, `[T]` integers; for `log_linear`.
+        policy_version: trained version v_θ; for `log_linear`.
+        checked: true if the caller has checked that no version is newer than the policy.
 
     Raises:
-        ValueError: an unknown method; tensors of different shape; versions that are missing or newer than the policy.
+        ValueError: the method is unknown, shapes differ, or versions are missing or newer than the policy.
     """
     check_known("method", method, PROXIMAL_METHODS)
     if logprobs.shape != inference_logprobs.shape:

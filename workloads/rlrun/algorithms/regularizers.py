@@ -1,4 +1,4 @@
-"""Terms that are added to any policy loss, token by token: an entropy bonus, and the KL divergence to a reference."""
+"""Terms added to any policy loss per token: an entropy bonus, and the KL divergence to a reference."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from rlrun.config.algorithm.names import KL_KINDS, check_known
 
 @dataclass(frozen=True)
 class Regularizers:
-    """Weights of the terms; 0 leaves one out. Raises ValueError for one that is negative or not finite, and for an unknown estimate."""
+    """Weights of the terms; 0 disables a term.
+
+    Raises:
+       ValueError: a weight is negative or not finite, or the estimate is unknown."""
 
     entropy: float = 0.0
-    """The loss of a token is lowered by this times the entropy of its distribution, in nats."""
+    """Weight of the entropy of the token's distribution, in nats, which is subtracted from the loss."""
     kl: float = 0.0
-    """The loss of a token is raised by this times the estimate of KL(policy || reference)."""
+    """Weight of the estimate of KL(policy || reference), which is added to the loss."""
     kl_kind: str = "k3"
-    """A key of `KL_KINDS`, see `kl_estimate`; with a weight not k1."""
+    """Key of `KL_KINDS`, see `kl_estimate`; `k1` is not allowed if `kl` is greater than 0."""
 
     def __post_init__(self) -> None:
         for name in ("entropy", "kl"):
@@ -38,10 +41,10 @@ class Regularizers:
     def add(
         self, loss: Tensor, inputs: LossInputs, entropy: Tensor | None, *, checked: bool = False
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """`loss` `[T]` with the terms, and their metrics.
+        """Add the terms to `loss` `[T]`, and return the sum and the metrics of the terms.
 
         Raises:
-            ValueError: a term lacks its input: differentiable `entropy` `[T]`, or reference log-probs.
+           ValueError: differentiable `entropy` `[T]` or reference log-probs are missing for an enabled term.
         """
         metrics: dict[str, Tensor] = {}
         if self.entropy > 0:
@@ -51,7 +54,7 @@ class Regularizers:
         if self.kl > 0:
             if inputs.reference_logprobs is None:
                 raise ValueError(
-                    "reference_logprobs must be given where regularizers.kl > 0: it needs a reference model"
+                    "reference_logprobs must be given if regularizers.kl > 0, which needs a reference model"
                 )
             penalty = kl_estimate(
                 self.kl_kind,
@@ -66,7 +69,7 @@ class Regularizers:
 
 def _entropy(inputs: LossInputs, entropy: Tensor | None, checked: bool) -> Tensor:
     if entropy is None:
-        raise ValueError("entropy must be given where regularizers.entropy > 0, with its gradient")
+        raise ValueError("entropy must be given with its gradient if regularizers.entropy > 0")
     if entropy.shape != inputs.logprobs.shape:
         raise ValueError(f"entropy must have shape {list(inputs.logprobs.shape)}, got {list(entropy.shape)}")
     if inputs.logprobs.requires_grad and not entropy.requires_grad:

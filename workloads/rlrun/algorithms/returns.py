@@ -1,6 +1,6 @@
-"""Advantages and returns per token, on packed tensors `[T]`: returns-to-go, GAE, whitening.
+"""Advantages and returns per token on packed tensors `[T]`: returns-to-go, GAE, whitening.
 
-Tokens outside the mask (prompts, tool results) are passed over: neither discounted, nor rewarded, nor valued.
+Tokens outside the mask (prompts, tool results) are skipped: they have no discount, no reward and no value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STD_FLOOR = 1e-6
 
 
 class Estimate(NamedTuple):
-    """Both `[T]`, 0 outside the mask. The returns are what the critic learns; they are never whitened."""
+    """Advantages and returns, both `[T]` and 0 outside the mask. The returns are the critic's targets and are never whitened."""
 
     advantages: Tensor
     returns: Tensor
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, sum and sum of squares of masked values, scalars in float64; those of several parts add up."""
+    """Count, sum and sum of squares of masked values, float64 scalars. Moments of several parts can be added."""
 
     count: Tensor
     total: Tensor
@@ -34,7 +34,7 @@ class Moments:
 
     @classmethod
     def of(cls, values: Tensor, mask: Tensor) -> Moments:
-        """Moments of `values` `[T]` where `mask` `[T]` is true."""
+        """Compute the moments of `values` `[T]` inside `mask` `[T]`."""
         kept = torch.where(mask.bool(), values.detach().double(), 0)
         return cls(mask.bool().sum().double(), kept.sum(), kept.square().sum())
 
@@ -43,20 +43,20 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """The mean; 0 of nothing."""
+        """Mean, or 0 without values."""
         return self.total / self.count.clamp(min=1)
 
     @property
     def std(self) -> Tensor:
-        """The unbiased standard deviation; 0 of less than two values."""
+        """Unbiased standard deviation, or 0 for fewer than two values."""
         spread = self.squares - self.count * self.mean.square()
         return (spread.clamp(min=0) / (self.count - 1).clamp(min=1)).sqrt()
 
 
 def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) -> Tensor:
-    """(value - mean)/(std + 1e-6) over the masked tokens, `[T]`, 0 elsewhere.
+    """Return (value - mean)/(std + 1e-6) of the masked tokens, `[T]`, and 0 elsewhere.
 
-    `moments` are those of the whole batch where `values` is only a part of it; default: of `values`.
+    Pass the `moments` of the whole batch if `values` is only a part of it. Default: the moments of `values`.
     """
     _same_shape("mask", mask, values)
     found = Moments.of(values, mask) if moments is None else moments
@@ -67,17 +67,17 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) -> Tens
 def returns_to_go(
     rewards: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int], gamma: float = 1.0, whitened: bool = False
 ) -> Tensor:
-    """Σ over later tokens of the sequence of γ^(tokens between)·reward, `[T]`, 0 outside the mask.
+    """Return the discounted sum of rewards from each token to the end of its sequence, `[T]`, 0 outside the mask.
 
     Args:
-        rewards: `[T]`; those outside the mask are not looked at.
-        mask: `[T]` bool, the tokens that the policy sampled.
-        sequence_lengths: S positive lengths that add up to T.
+        rewards: rewards of the tokens, `[T]`; values outside the mask are ignored.
+        mask: sampled tokens, `[T]` bool.
+        sequence_lengths: S positive lengths with sum T.
         gamma: discount per token, in [0, 1].
-        whitened: over these tokens, as REINFORCE++ has it.
+        whitened: whitening over these tokens, as in REINFORCE++.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: an argument is invalid; the message contains its name.
     """
     _share("gamma", gamma)
     rewards = _finite("rewards", rewards)
@@ -96,20 +96,20 @@ def gae(
     whitened: bool = True,
     final_values: Tensor | None = None,
 ) -> Estimate:
-    """Generalised advantage estimation (Schulman et al. 2016, eq. 16).
+    """Generalized advantage estimation (Schulman et al. 2016, eq. 16).
 
     Args:
-        rewards: `[T]`; those outside the mask are not looked at.
-        values: `[T]`, the critic's value before each token; those outside the mask are not looked at.
-        mask: `[T]` bool, the tokens that the policy sampled.
-        sequence_lengths: S positive lengths that add up to T.
+        rewards: rewards of the tokens, `[T]`; values outside the mask are ignored.
+        values: critic's value before each token, `[T]`; values outside the mask are ignored.
+        mask: sampled tokens, `[T]` bool.
+        sequence_lengths: S positive lengths with sum T.
         gamma, lam: γ and λ in [0, 1].
-        whitened: over these tokens. For a part of a batch say False and call `whiten` with the moments of all parts.
-        final_values: `[S]`, the value after each sequence's last masked token: 0 if the episode ended there, the critic's value if a
-            limit of tokens cut the answer. Default: 0.
+        whitened: whitening over these tokens. For a part of a batch pass False, and call `whiten` with the moments of all parts.
+        final_values: value after the last masked token of each sequence, `[S]`: 0 if the episode ended, the critic's value if a token
+            limit truncated the answer. Default: 0.
 
     Raises:
-        ValueError: names the argument.
+        ValueError: an argument is invalid; the message contains its name.
     """
     _share("gamma", gamma)
     _share("lam", lam)
@@ -129,7 +129,7 @@ def gae(
 
 
 def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int], final: Tensor) -> Tensor:
-    """Value at the next masked token of the sequence, for each masked token; the sequence's `final` after the last one; `[T]`."""
+    """Return the value at the next masked token of the sequence for each masked token, `[T]`; `final` for the last one."""
     places, sequence = _masked(kept, lengths)
     following = final[sequence]
     following[:-1] = torch.where(sequence[1:] == sequence[:-1], values[places[1:]], following[:-1])
@@ -139,16 +139,16 @@ def _next_masked(values: Tensor, kept: Tensor, lengths: Sequence[int], final: Te
 
 
 def _masked(kept: Tensor, lengths: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Positions of the N masked tokens, and the number of the sequence of each; both `[N]` int64."""
+    """Return positions and sequence indices of the N masked tokens, both `[N]` int64."""
     places = kept.nonzero()[:, 0]
     return places, torch.repeat_interleave(torch.tensor(list(lengths), dtype=torch.long)).to(kept.device)[places]
 
 
 def _backwards(values: Tensor, mask: Tensor, sequence_lengths: Sequence[int], decay: float) -> Tensor:
-    """y_j = x_j + decay·y_{next masked}, over the masked tokens of each sequence; all tokens at once.
+    """Compute y_j = x_j + decay·y_{next masked} over the masked tokens of each sequence, for all tokens in parallel.
 
-    A scan by doubling (Hillis and Steele 1986): after k passes y_j is the sum over the 2^k masked tokens from j on, so log2 of the longest
-    sequence passes are enough. In float64, whose rounding is far below that of the result.
+    A scan by doubling (Hillis and Steele 1986): after k passes y_j is the sum over the 2^k masked tokens from j on, so log2 of the
+    longest sequence passes are enough. The sums are float64, whose rounding is far below the precision of the result.
     """
     _same_shape("mask", mask, values)
     lengths = checked_lengths(sequence_lengths, len(values))
@@ -170,7 +170,7 @@ def _share(name: str, value: float) -> None:
 
 
 def _finite(name: str, values: Tensor) -> Tensor:
-    """`values` without a gradient, at least fp32. Raises ValueError unless they are `[T]` and finite."""
+    """Detach `values` and convert them to at least fp32; raise ValueError unless they are `[T]` and finite."""
     if values.dim() != 1:
         raise ValueError(f"{name} must be packed, of shape [T]; got {tuple(values.shape)}")
     if not bool(torch.isfinite(values).all()):

@@ -12,7 +12,7 @@ from rlrun.algorithms.returns import Moments
 
 
 class ValueLoss(NamedTuple):
-    """`loss`: differentiable scalar. `clipped`: how many loss tokens the clip took the gradient from, a detached scalar."""
+    """Differentiable scalar loss, and the number of loss tokens whose gradient was clipped (detached scalar)."""
 
     loss: Tensor
     clipped: Tensor
@@ -27,20 +27,21 @@ def value_loss(
     clip: float | None = None,
     denominator: float | Tensor | None = None,
 ) -> ValueLoss:
-    """Σ max((v - R)², (v_clip - R)²) / 2 over the loss tokens, divided by `denominator`, with v_clip = v_old + clamp(v - v_old, ±clip).
+    """Return Σ max((v - R)², (v_clip - R)²) / 2 over the loss tokens, divided by `denominator`.
 
-    The pessimistic clip of PPO's public implementation (Schulman et al. 2017; Engstrom et al. 2020, section 3). Without `clip`: (v - R)²/2.
+    v_clip = v_old + clamp(v - v_old, ±clip) is the pessimistic clip of PPO's public implementation (Schulman et al. 2017; Engstrom et al.
+    2020, section 3). Without `clip` a token's loss is (v - R)²/2.
 
     Args:
-        values: `[T]`, v, the only input with a gradient.
-        returns: `[T]`, R.
-        old_values: `[T]`, the values at the start of the step.
-        mask: `[T]` bool; other tokens change nothing, whatever they hold.
-        clip: greater than 0.
-        denominator: the loss tokens of the whole batch; default: those of `mask`.
+        values: values v, `[T]`, the only input with a gradient.
+        returns: targets R, `[T]`.
+        old_values: values v_old at the start of the step, `[T]`.
+        mask: loss tokens, `[T]` bool; other tokens have no effect.
+        clip: largest change of a value, greater than 0.
+        denominator: number of loss tokens of the whole batch. Default: the number in `mask`.
 
     Raises:
-        ValueError: names the argument that is misaligned or out of range.
+        ValueError: an argument is misaligned or out of range; the message contains its name.
     """
     for name, tensor in {"returns": returns, "old_values": old_values, "mask": mask}.items():
         if tensor.shape != values.shape:
@@ -60,9 +61,9 @@ def value_loss(
 
 
 def explained_variance(returns: Moments, residuals: Moments) -> float:
-    """1 - Var(R - v)/Var(R) from the moments of both over the whole batch: 1 is a perfect critic, 0 one that knows the mean at best.
+    """Return 1 - Var(R - v)/Var(R) from the moments of both over the whole batch.
 
-    0 where all returns are equal, as there is nothing to explain.
+    1 is a perfect critic; 0 is a critic that predicts only the mean. If all returns are equal, the result is 0.
     """
     variance = float(returns.std) ** 2
     return 1.0 - float(residuals.std) ** 2 / variance if variance > 0 else 0.0

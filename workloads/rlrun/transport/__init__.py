@@ -1,1 +1,1 @@
-"""Groups of processes that send tensors to each other without torchrun: what both ends of a weight hand-over share."""
+"""Process groups without torchrun, used by both ends of a weight transfer."""

@@ -1,7 +1,7 @@
-"""One member's end of a root's group with the engines: broadcasts of host memory, over gloo between CPUs and NCCL between GPUs.
+"""Broadcasts of host memory in a group of one trainer root and the engines: gloo between CPUs, NCCL between GPUs.
 
-The trainer's roots and the engines' servers use the same code. NCCL's part is without a GPU in no test: what it broadcasts, when and in
-which order is the same as gloo's.
+The trainer's roots and the engines' servers use the same code. The NCCL link needs a GPU, so the tests of a CPU machine do not cover it;
+it broadcasts the same buffers in the same order as the gloo link.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _LOOK_SECONDS = 0.02
 
 
 class Link(Protocol):
-    """A member's end of a group; rank 0 is the root."""
+    """Connection of one member to its group; rank 0 is the root."""
 
     def broadcast(self, buffer: Tensor) -> None:
-        """Send the buffer from rank 0 into those of all others.
+        """Copy the buffer of rank 0 into the buffers of all other members.
 
         Args:
-            buffer: uint8 [n] with n above 0, in host memory.
+            buffer: host memory, `[n]` uint8 with n > 0.
 
         Raises:
             RuntimeError: the group is broken.
@@ -45,26 +45,30 @@ class Link(Protocol):
         ...
 
     def close(self) -> None:
-        """Leave the group: whoever sends to this member, or waits for it, gets an error, leaves as well, and so on."""
+        """Leave the group. Members that send to this member or wait for it get an error and leave as well."""
         ...
 
 
 def serve_store(host: str) -> dist.TCPStore:
-    """The store where members find each other, on a free port. Args: host: on which the trainer serves; on loopback so does the store."""
+    """Start the store through which members find each other, on a free port.
+
+    Args:
+       host: address on which the trainer serves; for a loopback address the store listens on loopback only.
+    """
     store = loopback_store if is_loopback(host) else dist.TCPStore
     return store(host, 0, None, True, timeout=datetime.timedelta(seconds=SECONDS), wait_for_workers=False)
 
 
 def connect_store(host: str, port: int) -> dist.TCPStore:
-    """A connection of one's own: another thread's wait would hold up whoever shares it."""
+    """Open a separate connection to a store; a shared connection is blocked while another thread waits on it."""
     address = ADDRESS if is_loopback(host) else host
     return dist.TCPStore(address, port, None, False, timeout=datetime.timedelta(seconds=SECONDS))
 
 
 def read(store: dist.Store, key: str, *, seconds: float, given_up: Callable[[], bool] = lambda: False) -> bytes | None:
-    """The value of a key as soon as it is there; None: it has not come in time, or was given up.
+    """Wait for a key and return its value, or None after `seconds` or if `given_up` returns true.
 
-    Looks again and again: a wait in the store can be told neither to end early nor apart from a connection that has died.
+    The function polls, because a wait inside the store cannot be interrupted and does not notice a closed connection.
     """
     deadline = time.monotonic() + seconds
     while not store.check([key]):
@@ -76,18 +80,18 @@ def read(store: dist.Store, key: str, *, seconds: float, given_up: Callable[[], 
 
 
 def join(backend: Backend, store: dist.Store, name: str, *, rank: int, world_size: int, device: torch.device) -> Link:
-    """Join a group; waits for all of its members.
+    """Join a group and wait for all of its members.
 
     Args:
-        backend: of the group.
-        store: where members find each other.
-        name: of the group, used once.
-        rank: of this member.
+        backend: transport between the members.
+        store: store through which members find each other.
+        name: unique name of the group.
+        rank: number of this member; 0 is the root.
         world_size: number of members.
         device: the GPU that NCCL uses.
 
     Raises:
-        RuntimeError: not all have come in time.
+        RuntimeError: a member did not join in time.
     """
     own = dist.PrefixStore(name, store)
     if backend == "gloo":
@@ -107,7 +111,7 @@ class _GlooLink:
         self._open().allreduce(torch.zeros(1, dtype=torch.int32)).wait()
 
     def close(self) -> None:
-        self._group = None  # its connections close with it, once nothing of this process waits in it
+        self._group = None  # its connections close when no thread of this process waits in it
 
     def _open(self) -> dist.ProcessGroupGloo:
         group = self._group
@@ -148,11 +152,11 @@ class _NcclLink:
         self._communicator = None
 
     def _wait(self) -> None:
-        """Wait for the stream, but not for ever: a member that is gone never comes."""
+        """Wait for the stream with a time limit, because a collective with a dead member never ends."""
         done = torch.cuda.Event()
         done.record(self._stream)
         deadline = time.monotonic() + SECONDS
         while not done.query():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"a member of the group has not come within {SECONDS:g} s")
+                raise RuntimeError(f"a member of the weight transfer group did not respond within {SECONDS:g} s")
             time.sleep(_POLL_SECONDS)

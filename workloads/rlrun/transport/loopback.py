@@ -1,7 +1,7 @@
-"""Groups on one machine: their store and their connections stay on its loopback interface.
+"""Process groups of one machine, restricted to its loopback interface.
 
-torch's store listens on every address of the machine, whatever address it is given, and knows no key: its clients can read and write
-what the ranks agree on.
+torch's store listens on every address of the machine, whatever address it is given, and has no authentication: any client can read and
+write the values that the ranks exchange.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ADDRESS, INTERFACE = "127.0.0.1", "lo"
 
 
 def is_loopback(host: str) -> bool:
-    """True if an address, or `localhost`, is reached from this machine alone."""
+    """Whether an address, or `localhost`, can be reached from this machine only."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -26,10 +26,10 @@ def is_loopback(host: str) -> bool:
 def loopback_store(
     host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *args: object, **options: object
 ) -> dist.TCPStore:
-    """`torch.distributed.TCPStore` whose server, where this process has it, listens on loopback.
+    """`torch.distributed.TCPStore` whose server listens on loopback only.
 
     Args:
-        host_name, port, world_size, is_master, args, options: the store's own. Port 0: a free one.
+        host_name, port, world_size, is_master, args, options: arguments of `TCPStore`. Port 0 selects a free port.
 
     Raises:
         OSError: the port is taken.
@@ -49,10 +49,10 @@ def loopback_store(
 
 
 def stay_on_loopback(env: MutableMapping[str, str]) -> None:
-    """Have torchrun's static rendezvous of this process listen on loopback, for which it has no option, and the ranks connect there.
+    """Restrict torchrun's static rendezvous of this process, and the ranks' connections to it, to loopback. torchrun has no option for it.
 
     Args:
-        env: variables that the ranks inherit; an interface that is set stays.
+        env: environment variables that the ranks inherit; existing interface names are kept.
     """
     from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
