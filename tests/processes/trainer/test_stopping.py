@@ -134,7 +134,7 @@ def test_what_the_orchestrator_asks_is_no_first_signal_and_its_code_blames_anoth
     assert (code, said) == (STOPPED, "trainer: ended by a second signal, SIGTERM\n")
     code, said, _ = Rank("stop.allow_time(0.5); stop.join()").ends()
     assert code == exit_codes.FAILURE
-    assert "0.5 s after the orchestrator, which was told to stop" in said
+    assert "0.5 s after the orchestrator, which has to stop" in said
 
 
 def test_a_rank_that_joins_another_keeps_that_ones_code_and_its_own_time() -> None:

@@ -69,7 +69,7 @@ def ensure_model(config: TrainerConfig, script: PolicyScript) -> Path:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make the model that the run asks for; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tiny_model", description="Make the tiny model that a run asks for.")
+    parser = argparse.ArgumentParser(prog="tiny_model", description="Create the tiny model of a run.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
     try:

@@ -139,7 +139,7 @@ class Run:
         self._release()
         while self.policy.step < self.config.max_steps and not self.ends:
             if not self._step(self.policy.step + 1):
-                self._say("it leaves" if self.leaving.is_set() else "the orchestrator says that all is done")
+                self._say("it leaves" if self.leaving.is_set() else "the orchestrator ended the run")
                 break
         else:
             self._say(f"all {self.policy.step} steps are trained")
@@ -278,7 +278,7 @@ class Run:
                 return
             if time.monotonic() > deadline:
                 raise RoleError(
-                    f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step"
+                    f"the orchestrator did not end the run within {SHUTDOWN_SECONDS:.0f} s after the last step"
                 )
         if not self.completer.close(COMPLETION_SECONDS):
             raise RoleError(f"the last checkpoint was not completed within {COMPLETION_SECONDS:.0f} s")

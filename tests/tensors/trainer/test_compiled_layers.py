@@ -185,7 +185,7 @@ def somewhere(device: str, tp: int = 1) -> Any:
         (somewhere("cuda"), "fa3", "selective", True, "on: one graph of every kind of layer, with attention in it"),
         (somewhere("cuda"), "sdpa", "none", True, "on: one graph .*, with attention sdpa between compiled parts"),
         (somewhere("cuda"), "sdpa", "selective", True, "off: attention sdpa .* would hide the products"),
-        (somewhere("cuda", tp=2), "fa3", "none", True, r"off: parallelism\.tp \(2\) shares every layer"),
+        (somewhere("cuda", tp=2), "fa3", "none", True, r"off: parallelism\.tp \(2\) divides every layer"),
         (somewhere("cuda"), "fa3", "none", False, "off: this machine has neither"),
         (somewhere("cpu"), "fa3", "none", True, "off: the trainer computes on a CPU"),
     ],

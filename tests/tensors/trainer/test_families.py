@@ -54,9 +54,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "ministral": {"head_dim": 128},
 }
 """Changes of the default configuration, by model type; without them the default itself is none that a model has."""
-CROSSING = (
-    r"cannot be trained: sequences in one row change each other's results, so that log-probabilities differ by [\d.]+ "
-)
+CROSSING = r"cannot be trained: sequences in one row influence each other, so that log-probabilities differ by [\d.]+ "
 OWN_ATTENTION = "cannot be trained: its code takes no attention function but its own"
 UNREAD = r"cannot be trained: its attention \(\w+\) has "
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -74,10 +72,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "phimoe": ({}, r"cannot be trained: its code computes other numbers in training than engines do, so that "),
     # They are built with another attention function, which they then do not call.
     **{kind: ({}, OWN_ATTENTION) for kind in ("bloom", "codegen", "gpt_neox_japanese", "mpt", "rwkv", "xlnet")},
-    "stablelm": ({}, "do not hand the row's layout on to their attention"),
-    "deepseek_v32": ({}, "does not take sequences packed into rows"),
-    "zamba2": ({}, "a small model of it, made to check it, fails"),
-    "xlstm": ({}, "a small model of it, made to check it, fails"),
+    "stablelm": ({}, "do not pass the row's layout to their attention"),
+    "deepseek_v32": ({}, "does not support packed rows"),
+    "zamba2": ({}, "a small model of it fails in the start check"),
+    "xlstm": ({}, "a small model of it fails in the start check"),
 }
 
 GATE_RIGHT = ("llama", "qwen3", "qwen3_moe", "mixtral", "gemma3_text", "gpt_oss", "gpt2", "deepseek_v3")
@@ -188,14 +186,14 @@ def test_options_that_are_computed_are_taken(kind: str, options: dict[str, Any],
             "phi3",
             {"rope_parameters": _LONG | {"short_factor": [1.0] * 48, "long_factor": [4.0] * 48}},
             8192,
-            "sequences in one row change each other's results",
+            "sequences in one row influence each other",
             marks=pytest.mark.full,
         ),
         (
             "llama",
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}},
             8192,
-            "sequences in one row change each other's results",
+            "sequences in one row influence each other",
         ),
     ],
 )
@@ -245,10 +243,10 @@ def test_whatever_breaks_is_found(broken: str, monkeypatch: pytest.MonkeyPatch) 
             lambda *options: {name.replace("w1", "gate_proj"): t for name, t in file_tensors(*options).items()},
         )
     told = {
-        "values": "sequences in one row change each other's results",
+        "values": "sequences in one row influence each other",
         "gradients": r"the gradient of model.layers.1.self_attn.v_proj.weight differs by 1 of its norm",
         "files": "transformers reads 2 of ",
-        "names": "transformers does not read the files that the trainer writes",
+        "names": "transformers cannot load the files that the trainer writes",
     }
     assert told[broken] in (find_fault(model, seq_len=512) or "nothing")
 

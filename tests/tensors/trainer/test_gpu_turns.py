@@ -69,7 +69,7 @@ def test_it_takes_nothing_from_an_engine_that_is_awake_or_silent(engine: FakeEng
     engine.answers = [(500, {}), (200, {"asleep": True})]
     beside.check()
     engine.answers = [(200, {"asleep": False})]
-    with pytest.raises(RoleError, match=r"told to train while engines had its GPUs: .* is awake"):
+    with pytest.raises(RoleError, match=r"received a batch while engines used its GPUs: .* is awake"):
         beside.check()
     engine.answers, engine.asked = [(500, {})], []
     with pytest.raises(RoleError, match=r"500|Internal"):

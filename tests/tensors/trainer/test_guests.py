@@ -154,7 +154,7 @@ def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) 
     assert bench.guests.next({}, free=True) is None
     left = bench.state("guest", 2)
     assert (left.state, left.exit_code) == ("Left", exit_codes.ATTEMPT_TAKEN)
-    assert "ask again with a higher attempt" in left.reason
+    assert "request a slot with a higher attempt" in left.reason
     assert not bench.guests.pending()
     bench.ask("guest", 3)
     bench.guests.look()
@@ -212,7 +212,7 @@ def test_refusals_are_answered_once_and_stop_nobody(bench: Bench) -> None:
     assert guest is not None
     assert guest.config.name == "e"
     assert [bench.state(run).state for run in "abcd"] == ["Refused"] * 4
-    assert "beside the host's" in bench.state("b").reason
+    assert "put both runs on one volume" in bench.state("b").reason
     assert "run.json" in bench.state("c").reason
     assert all(bench.state(run).exit_code for run in "abcd")
 
@@ -224,7 +224,7 @@ def test_who_asks_anew_or_not_at_all_gives_up_the_slot(bench: Bench) -> None:
     assert list(bench.guests.changes({"a": 2, "b": 1})) == []
     assert list(bench.guests.changes({"a": 1, "b": 1, "c": 1})) == [
         Change("a", at_once=True, reason="its attempt 2 has asked for a slot"),
-        Change("c", at_once=False, reason="it has asked to leave"),
+        Change("c", at_once=False, reason="the run requested to leave"),
     ]
 
 

@@ -207,7 +207,7 @@ def test_a_state_of_other_parameters_is_refused() -> None:
     one, other = (
         HostMoments(torch.optim.AdamW([nn.Parameter(torch.ones(n)) for n in shape]), CPU) for shape in ((2,), (2, 3))
     )
-    with pytest.raises(ValueError, match=r"of groups of \[2\] parameters, and the optimizer has \[1\]"):
+    with pytest.raises(ValueError, match=r"has groups of \[2\] parameters, but the optimizer has \[1\]"):
         one.load_state_dict(other.state_dict())
 
 

@@ -207,7 +207,7 @@ def test_local_gradient_sums_have_to_fit_the_device(make_model: Callable[..., nn
     check("reduce", available=0)
     with pytest.raises(
         RoleError,
-        match=r"trainer\.gradientAccumulation \(local\) keeps the whole gradient .* set gradientAcc.*: reduce",
+        match=r"trainer\.gradientAccumulation \(local\) needs .* for the complete gradient .* set gradientAcc.*: reduce",
     ):
         check("local", available=size + size // 4 - 1)
     check_memory(model, "local", shards=4, offloaded=True, available=size)

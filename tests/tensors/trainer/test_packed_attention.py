@@ -94,5 +94,5 @@ def test_options_that_change_nothing_are_taken() -> None:
 
 def test_layers_that_lose_the_layout_are_refused() -> None:
     query = torch.zeros(1, 2, 8, 4)
-    with pytest.raises(RoleError, match=r"do not hand the row's layout on to their attention \(Identity\)"):
+    with pytest.raises(RoleError, match=r"do not pass the row's layout to their attention \(Identity\)"):
         packed_attention(nn.Identity(), query, query, query, None)

@@ -118,7 +118,7 @@ def test_run_does_not_start_from_the_model_while_its_volume_fails(paths: RunPath
     if damaged:
         (older / TRAINER_PART / "data").unlink()
     check = unreadable(newest) if damaged else unreadable(older, newest)
-    with pytest.raises(RoleError, match="nothing is resumed; the last problem") as caught:
+    with pytest.raises(RoleError, match="can be used or read; last problem") as caught:
         choose_base(paths, LATEST, with_orchestrator=True, log=lambda line: None, check=check)
     assert caught.value.code == exit_codes.STORAGE
 
@@ -266,7 +266,7 @@ def test_another_run_is_found_by_name_or_folder(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match="fromStep 3, but its complete checkpoints are of steps: 2, 4") as caught:
         origin_of(paths, ResumeConfig(from_run="other", from_step=3))
     assert caught.value.code == exit_codes.CONFIGURATION
-    with pytest.raises(RoleError, match=r"fromRun is none, but .* holds no run"):
+    with pytest.raises(RoleError, match=r"fromRun is none, but .* contains no run"):
         origin_of(paths, ResumeConfig(from_run="none"))
     with pytest.raises(RoleError, match="which is this run itself"):
         origin_of(paths, ResumeConfig(from_run="mine"))
@@ -278,7 +278,7 @@ def test_a_damaged_origin_falls_back_unless_its_step_is_wanted(tmp_path: Path) -
     (other.checkpoint(4, 1) / TRAINER_PART / "data").unlink()
     assert origin_of(paths, ResumeConfig(from_run="other"), log) == 2
     assert "not starting from step 4" in log[0]
-    with pytest.raises(RoleError, match=r"damaged; the last problem: .*data is missing") as caught:
+    with pytest.raises(RoleError, match=r"damaged; last problem: .*data is missing") as caught:
         origin_of(paths, ResumeConfig(from_run="other", from_step=4))
     assert caught.value.code == exit_codes.DATA
 

@@ -59,7 +59,7 @@ def test_an_architecture_that_stages_compute(kind: str, options: dict[str, Any])
 def test_an_architecture_that_changes_what_enters_the_layers_is_refused() -> None:
     found = fault_of_stages(on_meta("granite", embedding_multiplier=3.0), seq_len=64)
     assert found is not None
-    assert found.startswith("what leaves the last layer differs by")
+    assert found.startswith("the output of the last layer differs by")
 
 
 def test_a_head_that_is_not_known_is_refused() -> None:

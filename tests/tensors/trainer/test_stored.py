@@ -129,7 +129,7 @@ def test_another_operation_is_left_to_transformers_for_one_tensor_at_a_time(mode
 def test_pieces_that_do_not_go_together_are_refused(model: Any, tmp_path: Path) -> None:
     pieces = {f"{MLP}.piece_{at}.weight": torch.randn(4, WIDTH + at) for at in range(3)}
     conversion = WeightConverter("mlp.piece_*.weight", "mlp.up_proj.weight", [MergeModulelist(dim=0)])
-    with pytest.raises(ValueError, match=r"have the shapes \[4, 8\] and \[4, 9\]"):
+    with pytest.raises(ValueError, match=r"tensors of shapes \[4, 8\] and \[4, 9\]"):
         planned(model, [conversion], pieces, tmp_path)
     fewer = {f"{MLP}.piece_{at}.weight": torch.randn(4, WIDTH) for at in range(2)}
     conversion = WeightConverter("mlp.piece_*.weight", "mlp.up_proj.weight", [Concatenate(dim=0)])

@@ -88,7 +88,7 @@ def test_a_replay_takes_the_latest_attempts_batch(tmp_path: Path, make_batch: Ma
     assert feed.poll(1, 0.0) == paths.batch(1, 2)
     with pytest.raises(RoleError, match="no batch of step 2"):
         feed.poll(2, 0.0)
-    with pytest.raises(RoleError, match="holds no batches"):
+    with pytest.raises(RoleError, match="contains no batches"):
         ReplayFeed(tmp_path)
 
 

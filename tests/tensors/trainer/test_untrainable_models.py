@@ -49,7 +49,7 @@ def test_refusal_agrees_with_the_measured_table(kind: str) -> None:
     told = training_refusal(_content(kind), kind)
     if _NUMBERS.match(_rows()[kind]):
         assert told is None
-    elif "change each other's results" in _rows()[kind] and not kind.startswith("llama4"):
+    elif "influence each other" in _rows()[kind] and not kind.startswith("llama4"):
         assert told is not None
         assert kind in told
 

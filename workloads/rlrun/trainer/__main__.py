@@ -22,18 +22,18 @@ from rlrun.trainer.recompute.job import Job
 
 
 def configure_log(rank: int) -> None:
-    """Log to stderr; rank 0 logs progress, the others only warn."""
+    """Log to stderr: rank 0 from level INFO, other ranks from level WARNING."""
     layout = f"{{time:HH:mm:ss}} | {{level: <7}} | trainer{f'[{rank}]' if rank else ''} | {{message}}"
     role_log.configure_log(sys.stderr, layout, level="INFO" if rank == 0 else "WARNING")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank; returns its exit code."""
+    """Run one rank and return its exit code."""
     options = rank_parser(read_bench=BenchOptions.read, read_recompute=Job.read).parse_args(argv)
     stacks.listen()
     crash.listen(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()
-    if options.bench is None and options.recompute is None:  # these have nothing to save
+    if options.bench is None and options.recompute is None:  # benchmark and recompute have nothing to save
         stop.listen()
     configure_log(int(os.environ.get("RANK", "0")))
     folder: Path | None = None
@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             write_error(folder, "trainer", RoleError(f"stopped by {stop.why}", code))
         return code
     except RoleError as error:
-        if stop.asked:  # peers that have ended already break what this rank still does
-            logger.warning(f"stopped, without a checkpoint of the last step: {error}")
+        if stop.asked:  # peers that ended earlier cause errors in this rank's collectives
+            logger.warning(f"stopped; the last step has no checkpoint: {error}")
             return stop.exit_code
         logger.error(str(error))
         if folder is not None:
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code_of(error)
     except Exception as error:
         if stop.asked:
-            logger.warning(f"stopped, without a checkpoint of the last step: {type(error).__name__}: {error}")
+            logger.warning(f"stopped; the last step has no checkpoint: {type(error).__name__}: {error}")
             return stop.exit_code
         logger.opt(exception=error).error("the trainer failed")
         if folder is not None:
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _by_cause(error: Exception) -> RoleError:
-    """The error for the launcher, marked where it only follows from the end of another rank."""
+    """Convert an error for the launcher; `follows` is true if another rank ended first and caused it."""
     told = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
     return RoleError(str(told), exit_code_of(error), follows=lost_peer(error))
 
@@ -93,4 +93,4 @@ def _by_cause(error: Exception) -> RoleError:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # threads of a failed group may hang in a collective; nothing is left to be written
+    os._exit(code)  # threads of a failed group may hang in a collective, so the normal exit would hang too

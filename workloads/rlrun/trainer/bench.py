@@ -1,7 +1,7 @@
-"""`--bench`: the trainer's step on fake data, without an orchestrator and without files: MFU, tokens/s, step time and peak memory.
+"""`--bench`: measure MFU, tokens/s, step time and peak memory of the training step, without an orchestrator and without files.
 
-The model has the shape of the run's, with random weights, and so have its reference and critic; every sample is one sequence of the
-measured length. A step is one update with all passes that the objective needs.
+The policy, its reference and its critic have the run's architectures and random weights; the data is random, one sequence of the measured
+length per sample. A step is one update with all forward and backward passes that the objective needs.
 """
 
 from __future__ import annotations
@@ -50,25 +50,25 @@ from rlrun.trainer.ranks.group import Group, process_group
 
 @dataclass(frozen=True)
 class Measurement:
-    """One row of the table. Lists hold one value per step."""
+    """One row of the table; lists contain one value per step."""
 
     seq_len: int
     tokens: int
-    """Tokens of one step, all ranks."""
+    """Tokens of one step over all ranks."""
     seconds: list[float]
     mfu: list[float] | None
-    """Share of the devices' peak that the policy's update uses; None where the peak is not known."""
+    """Model FLOPs utilization: share of the devices' peak, from 0 to 1, or None if the peak is unknown."""
     peak_memory: float
-    """Bytes of the rank that took most: allocated on CUDA, resident on CPU."""
+    """Bytes, maximum over ranks: allocated memory on CUDA, resident memory on CPU."""
     graphs: int = 0
-    """Graphs compiled before the first measured step, all lengths so far; 0 without `compile`."""
+    """Graphs compiled before the first measured step, including earlier lengths; 0 without `compile`."""
     late_graphs: int = 0
-    """Graphs compiled in the measured steps, whose times are wrong then."""
+    """Graphs compiled during the measured steps; if greater than 0, the times include compilation."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """A learner with random weights, and the batches that it steps on."""
+    """Learner with random weights, and its fake batches."""
 
     config: TrainerConfig
     group: Group
@@ -77,20 +77,20 @@ class Bench:
     vocabulary: int
 
     def update(self, length: int, rows: int) -> Update:
-        """Share of this rank in a batch of `rows` sequences of `length` tokens per rank."""
+        """Return this rank's part of a batch with `rows` sequences of `length` tokens per rank."""
         batch = fake_batch(length, rows * self.group.data_size, self.vocabulary)
         planned = plan([length] * len(batch.samples), row_tokens=length, ranks=self.group.data_size)
         return Update(batch, planned.ranks[self.group.data_rank])
 
     def step(self, update: Update) -> float:
-        """Seconds of one step, after everything that was asked of the device is done."""
+        """Run one step and return its duration in seconds, including all queued device work."""
         began = _device_time(self.group.device)
         rate = self.config.optimizer.lr
         self.learner.step([update], lr=rate, critic_lr=rate)
         return _device_time(self.group.device) - began
 
     def measure(self, length: int, options: BenchOptions) -> Measurement:
-        """Warm up, then measure the steps of one length."""
+        """Run the warm-up steps, then measure the steps of one sequence length."""
         update = self.update(length, options.rows)
         _reset_peak(self.group.device)
         garbage = Garbage()
@@ -104,7 +104,7 @@ class Bench:
 
     @property
     def title(self) -> str:
-        """Devices, model, what is measured, and the version of torch."""
+        """Heading of the table: devices, model, optimizer, kernels and torch version."""
         config, device, model = self.config, self.group.device, self.learner.model
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
         millions = sum(parameter.numel() for parameter in model.parameters()) / 1e6
@@ -119,10 +119,10 @@ class Bench:
 
 @contextmanager
 def prepare_bench(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
-    """A bench of sequences of at most `longest` tokens; every rank of the group calls it.
+    """Create a bench for sequences of at most `longest` tokens; all ranks call it together.
 
     Raises:
-        RoleError: the model's shape cannot be had, or `longest` is more than it allows.
+        RoleError: the model's configuration cannot be loaded, or `longest` exceeds its positions.
     """
     loss = bind_objective(config)
     with process_group(config.gpus_per_replica, config.parallelism) as group, tempfile.TemporaryDirectory() as made:
@@ -140,15 +140,15 @@ def prepare_bench(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
         shard_model(model, group, memory=Memory.of(config))
         lora.initialize_adapters(model, config.seed)
         learner = _make_learner_of_bench(config, model, loss, source, group)
-        group.barrier()  # rank 0 deletes its folder at the end
+        group.barrier()  # keep rank 0's temporary folder until all ranks have read it
         yield Bench(config, group, learner, cost, model.config.get_text_config().vocab_size)
 
 
 def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
-    """Measure and print the table; every rank of the group calls it. Returns 0.
+    """Measure all lengths, print the table and return exit code 0; all ranks call it together.
 
     Raises:
-        RoleError: as of `prepare_bench`.
+        RoleError: see `prepare_bench`.
     """
     lengths = sorted(options.seq_lens or (config.seq_len,))
     with prepare_bench(config, longest=lengths[-1]) as made:
@@ -162,13 +162,13 @@ def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
 
 
 def graphs_compiled() -> int:
-    """Graphs that torch.compile has made in this process."""
+    """Return the number of graphs that torch.compile has compiled in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")  # imported by the first compiled call, which takes seconds
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
 
 
 def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
-    """Random sequences of one length, every token but the first in the loss mask."""
+    """Create random sequences of one length; the loss mask contains every token except the first."""
     rng = np.random.default_rng(0)
     mask = np.arange(length) > 0
     samples = [
@@ -192,7 +192,7 @@ def fake_batch(length: int, sequences: int, vocabulary: int) -> Batch:
 
 
 def _model_source(config: TrainerConfig, made: Path, group: Group) -> str:
-    """Source of the model's shape; `made` is a folder of this rank's own."""
+    """Return the folder or repository of the model's configuration; `made` is a temporary folder of this rank."""
     if config.model.tiny is None:
         return config.model.source(made)
     if group.leads:
@@ -204,7 +204,7 @@ def _model_source(config: TrainerConfig, made: Path, group: Group) -> str:
 
 
 def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group: Group) -> Any:
-    """An architecture with random weights, the same on every rank, and the kernel that a run of it has."""
+    """Create the architecture with identical random weights on every rank, and the attention kernel of a real run."""
     torch.manual_seed(config.seed)
     model: Any = load_model(chosen, source, with_weights=False)
     features = examine_model(model, seq_len=config.seq_len).features
@@ -219,7 +219,7 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group
 def _make_learner_of_bench(
     config: TrainerConfig, model: nn.Module, loss: Mixture, source: str, group: Group
 ) -> Learner:
-    """The sharded policy, with companions of random weights."""
+    """Create the learner of the sharded policy, with a random reference and critic if the run has them."""
     algorithm, memory = config.algorithm, Memory.of(config)
     reference = critic = None
     if algorithm.reference is not None:
@@ -249,7 +249,7 @@ def _make_measurement(
 
 
 def _device_time(device: torch.device) -> float:
-    """Seconds, after everything that was asked of the device is done."""
+    """Wait for all queued device work and return the clock in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -259,7 +259,7 @@ def _reset_peak(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         return
-    with suppress(OSError):  # where the kernel has no such file the peak is that of the process so far
+    with suppress(OSError):  # kernels without this file report the peak since the process started
         Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -274,7 +274,7 @@ def _peak_memory(device: torch.device) -> float:
 
 
 def markdown_table(found: Sequence[Measurement], title: str) -> str:
-    """The measurements as Markdown: mean ± standard deviation over the steps; `-` where a value is not known."""
+    """Return the measurements as a Markdown table: mean ± standard deviation over the steps, `-` for unknown values."""
     lines = [
         title,
         "",

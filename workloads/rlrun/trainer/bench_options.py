@@ -1,4 +1,4 @@
-"""Options of `--bench`; a module of its own, so that a command line needs no torch to read it."""
+"""Options of `--bench`, in a separate module so that the command line parses them without importing torch."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from dataclasses import asdict, dataclass
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Subject of the measurement."""
+    """Sequence lengths and step counts of a measurement."""
 
     seq_lens: tuple[int, ...] = ()
-    """Tokens of each sequence, a row of the table each; none: the run's `seqLen`."""
+    """Tokens per sequence, one row of the table per entry. Default: the run's `seqLen`."""
     rows: int = 1
-    """Micro-batches of one sequence that every rank trains on per step."""
+    """Micro-batches per rank and step; each contains one sequence."""
     steps: int = 5
     """Measured steps."""
     warmup: int = 2
-    """Steps before them."""
+    """Steps before the measured ones."""
     output: str | None = None
     """File for the measurements as JSON."""
 
     def words(self) -> list[str]:
-        """Arguments of a rank."""
+        """Return the command line arguments for a rank."""
         return ["--bench", json.dumps(asdict(self))]
 
     @classmethod
     def read(cls, text: str) -> BenchOptions:
-        """The inverse of `words`."""
+        """Parse the argument that `words` returns."""
         values = json.loads(text)
         return cls(**values | {"seq_lens": tuple(values["seq_lens"])})

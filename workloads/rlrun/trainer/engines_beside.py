@@ -1,4 +1,4 @@
-"""Turns of the engines that have the trainer's GPUs, checked against the orchestrator. Without torch: stand-ins use it too."""
+"""Sleep checks of colocated engines, which use the trainer's GPUs in turn. Does not import torch, because test doubles use it too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.messages.endpoints import ENGINE_STATUS
 
 START_SECONDS = 7200.0
-"""Longest wait for the engines' start: they may have to fetch hundreds of gigabytes and compile."""
+"""Time limit for the engines' start, which may download hundreds of gigabytes and compile."""
 ANSWER_SECONDS = 10.0
 TRIES = 6
 PAUSE_SECONDS = 0.5
@@ -23,37 +23,37 @@ _IS_AWAKE = "is awake"
 
 
 class EnginesBeside:
-    """The engines that have this process's GPUs.
+    """Engines on the GPUs of this process.
 
     Args:
-        urls: of all on this machine.
-        api_key: the run's.
+        urls: addresses of all engines on this machine.
+        api_key: key of the run.
     """
 
     def __init__(self, urls: Sequence[str], api_key: str) -> None:
         self._urls, self._key = [url.rstrip("/") for url in urls], api_key
 
     def wait_until_asleep(self, seconds: float = START_SECONDS) -> None:
-        """Wait until all of them have started, and sleep.
+        """Wait until all engines have started and sleep.
 
         Raises:
-            RoleError: one does not within `seconds`.
+            RoleError: an engine is not asleep after `seconds`.
         """
         began = said = time.monotonic()
         while (reason := self._awake()) is not None:
             now = time.monotonic()
             if now - began > seconds:
-                raise RoleError(f"the engines did not leave the GPUs within {seconds:g} s: {reason}")
+                raise RoleError(f"the engines did not release the GPUs within {seconds:g} s: {reason}")
             if now - said > _SAY_SECONDS:
                 said = now
-                logger.info(f"waiting for the engines beside the trainer: {reason}")
+                logger.info(f"waiting for the engines on the trainer's GPUs: {reason}")
             time.sleep(PAUSE_SECONDS)
 
     def check(self) -> None:
-        """Check that they sleep, before their memory is taken.
+        """Check that all engines sleep, before the trainer uses their GPU memory.
 
         Raises:
-            RoleError: one is awake, or does not answer.
+            RoleError: an engine is awake or does not answer.
         """
         for _ in range(TRIES):
             reason = self._awake()
@@ -62,7 +62,7 @@ class EnginesBeside:
             if reason.endswith(_IS_AWAKE):
                 break
             time.sleep(PAUSE_SECONDS)
-        raise RoleError(f"the trainer was told to train while engines had its GPUs: {reason}")
+        raise RoleError(f"the trainer received a batch while engines used its GPUs: {reason}")
 
     def _awake(self) -> str | None:
         for url in self._urls:

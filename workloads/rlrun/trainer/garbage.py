@@ -1,8 +1,8 @@
-"""Python's cyclic garbage collector, kept out of the steps.
+"""Control of Python's cyclic garbage collector: collections run between steps only.
 
-A collection of the oldest generation looks through everything that the process has ever made: after imports and compiled layers that is
-half a second, at a moment of its own choosing, for which a GPU waits, and with it all other ranks. Here it happens between steps, on all
-ranks after the same ones, and what is alive then is set aside and not looked through again.
+A collection of the oldest generation traverses every object of the process. After imports and compiled layers it takes half a second, at
+an arbitrary moment, while this GPU and all other ranks wait. Here it runs between steps, after the same steps on all ranks; surviving
+objects are frozen and not traversed again.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import gc
 
 AGAIN = 64
-"""Step from which on a collection looks through what was set aside, too."""
+"""First step whose collection also traverses the frozen objects."""
 
 
 class Garbage:
-    """Collections after steps 1, 2, 4, 8 and so on: later steps make little that stays.
+    """Collections after steps 1, 2, 4, 8 and so on, because later steps create few objects that survive.
 
-    What is set aside may die: a guest leaves with its reference model, whose parts refer to each other, and so to the memory of the GPU.
-    So all is looked through again when a run has gone, and at the steps above `AGAIN`.
+    Frozen objects may become garbage: a guest that leaves has a reference model with reference cycles, which keep GPU memory. Therefore
+    everything is traversed when a run leaves, and from step `AGAIN` on.
     """
 
     def __init__(self) -> None:
         self._steps = 0
 
     def after_step(self) -> bool:
-        """Count a step; collect if it is one of those. Returns whether it was."""
+        """Count a step, collect if it is due, and return whether it collected."""
         self._steps += 1
         if self._steps & (self._steps - 1):
             return False
@@ -35,7 +35,7 @@ class Garbage:
         return True
 
     def after_run(self) -> None:
-        """A run has gone: collect all that it had."""
+        """Collect the objects of a run that has left."""
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -1,10 +1,10 @@
-"""Residence of a run in the memory of a GPU that the trainer shares with engines, in turn. The same on every rank.
+"""GPU memory of a run that shares its GPUs with engines in turn. Every rank runs the same code.
 
-    start    wait until the engines beside it sleep; load, publish, give the memory up, report
-    step     see that the engines sleep; take the memory; train, publish, save; give it up, report
+   start    wait until the colocated engines sleep; load, publish, move to the host, report
+   step     check that the engines sleep; move to the GPU; train, publish, save; move to the host, report
 
-What is given up goes to the host's memory: parameters, optimizer states, and what stands beside the policy. The process keeps its CUDA
-context and its communicators, some hundred MB. A run with its state on the host anyway (`cpuOffload`) only empties its cache.
+Parameters, optimizer states and auxiliary models move to host memory. The process keeps its CUDA context and its communicators, some
+hundred MB. A run whose state is on the host anyway (`cpuOffload`) only empties the CUDA cache.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _HOST = torch.device("cpu")
 
 
 class GPUMemory:
-    """Residence of a run in the memory of this rank's GPU.
+    """State of one run that moves between this rank's GPU and host memory.
 
     Args:
-        engines: that have the same GPUs.
-        modules: sharded; all that the run computes with.
-        optimizers: of some of them.
-        device: this rank's.
-        stays: whether parameters and optimizer states are on the host anyway.
+        engines: engines on the same GPUs.
+        modules: all sharded modules of the run.
+        optimizers: optimizers of the trained modules.
+        device: GPU of this rank.
+        stays: whether parameters and optimizer states are always on the host.
     """
 
     def __init__(
@@ -44,12 +44,12 @@ class GPUMemory:
         self._engines, self._modules, self._optimizers = engines, modules, optimizers
         self._device, self._stays = device, stays
         self._moved: list[tuple[dict[str, Any], str]] = []
-        """Optimizer states that were on the GPU: some never are."""
+        """Optimizer states that were on the GPU; some states are always on the host."""
         self.held = True
-        """True while it is the trainer's turn."""
+        """Whether the run's state is on the GPU."""
 
     def take(self) -> None:
-        """Everything back to the GPU.
+        """Move the run's state to the GPU.
 
         Raises:
             RoleError: an engine is awake.
@@ -67,7 +67,7 @@ class GPUMemory:
         reach("turn.memory_taken")
 
     def give(self) -> None:
-        """Everything to the host's memory; no gradient is there at the end of a step."""
+        """Move the run's state to host memory. Gradients do not exist at the end of a step."""
         if not self._stays:
             for module in self._modules:
                 module.to(_HOST)

@@ -1,11 +1,11 @@
-"""The trainer's loop, the same on every rank.
+"""Main loop of the trainer. Every rank runs the same code.
 
-    start    choose the base checkpoint, write the attempt's file, load, publish the base version
-    loop     rank 0 looks whether there is something to do, and all ranks do it: a step, the end of the training, the end of the run
-    stop     asked by a signal, all ranks leave together: between two micro-batches, while they wait, or at the end of what they write;
-             then the last finished step is saved
+   start    choose the base checkpoint, write the attempt's file, load, publish the base version
+   loop     rank 0 selects the next order and broadcasts it; all ranks carry it out: a step, the end of training, the end of the run
+   stop     after a signal, all ranks stop together: between two micro-batches, while they wait, or after a write; then they save the
+            last finished step
 
-Several runs may share the model: they take turns step by step, those alone whose batch is there. See `run` for a run's state and work,
+Several runs may share the model: they take turns step by step, and runs without a batch are skipped. See `run` for the state of one run,
 `guests.shared_runs` for runs that join and leave.
 """
 
@@ -58,24 +58,24 @@ def train_runs(
 
     Args:
         config: the role's resolved configuration.
-        attempt: this attempt's number, new in the run's folder.
-        api_key: guards the channel to the orchestrator.
-        replay: train on the recorded batches of this folder; there is no orchestrator then.
-        config_hash: of the run's configuration, kept in attempt file and manifests.
-        stop: requests from signals; None: there are none.
+        attempt: number of this attempt, unused so far in the run's folder.
+        api_key: key of the channel to the orchestrator.
+        replay: folder of recorded batches to train on, without an orchestrator.
+        config_hash: hash of the run's configuration, stored in attempt file and manifests.
+        stop: stop requests from signals. Default: no requests.
 
     Returns:
-        The exit code: 0, or 128 + n when signal n ended the run early.
+        Exit code: 0, or 128 + n if signal n ended the run early.
 
     Raises:
-        RoleError: what went wrong, for a person, with the exit code.
+        RoleError: error message for the user, with the exit code.
     """
     clock = StartClock(launched_ago())
     clock.done("imports")
-    objective = bind_objective(config)  # a wrong name is refused before anything is loaded
+    objective = bind_objective(config)  # reports an unknown loss before the model is loaded
     engines = EnginesBeside(config.engine_urls, api_key) if config.colocated else None
     if engines is not None:
-        engines.wait_until_asleep()  # before this process has anything of the GPUs
+        engines.wait_until_asleep()  # before this process allocates GPU memory
     with process_group(config.gpus_per_replica, config.parallelism) as group:
         if group.leads:
             log_band_warnings(config)
@@ -93,7 +93,7 @@ def train_runs(
         if link.channel is not None:
             link.channel.phase("loading")
         phases.say("loading", begun.base_step)
-        # A checkpoint holds what is trained: the weights that adapters leave as they are come from the model.
+        # A checkpoint contains trained parameters only: the frozen weights below adapters are loaded from the model.
         with_weights = config.lora is not None or (begun.base_step == 0 and begun.origin is None)
         policy = load_policy(
             config, model_source(config, paths, group), group, with_weights=with_weights, check=check_model
@@ -111,7 +111,7 @@ def train_runs(
 def _open_link(
     config: TrainerConfig, attempt: int, api_key: str, replay: Path | None, phases: Phases, news: threading.Event
 ) -> Link:
-    """Rank 0's source of batches: the orchestrator, or a folder."""
+    """Open rank 0's source of batches: the orchestrator, or a folder."""
     if replay is not None:
         return Link(None, ReplayFeed(replay), replay=True)
     paths = RunPaths(Path(config.output_dir))
@@ -128,7 +128,8 @@ def _open_link(
 
 
 def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_hash: str, replay: Path | None) -> Attempt:
-    """Rank 0 decides and writes; the others check their shares of a checkpoint's files for it, and read what it wrote."""
+    """Choose the base checkpoint on rank 0 and write the attempt's file; other ranks check their part of the files, then read the
+    attempt."""
     paths, check, beginning = RunPaths(Path(config.output_dir)), SharedCheck(group), resume.Beginning()
     if group.leads:
         begun = Volume(paths.root, say=logger.warning).insist(
@@ -156,23 +157,23 @@ def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_has
 
 
 class Loop:
-    """Work that the ranks do together, one order of rank 0 after the other.
+    """Loop in which rank 0 selects orders and all ranks carry them out.
 
     Args:
-        runs: the host alone, or with guests.
-        group: all ranks.
-        agreement: where they agree to stop.
-        news: set where rank 0 has something to look at.
+       runs: the host's run, or the host and its guests.
+       group: all ranks.
+       agreement: point at which all ranks agree to stop.
+       news: event that is set if rank 0 has to check for a new order.
     """
 
     def __init__(self, runs: OneRun, group: Group, agreement: Agreement, news: threading.Event) -> None:
         self._runs, self._group, self._agreement, self._news = runs, group, agreement, news
         self._garbage = Garbage()
         self._last: str | None = None
-        """Name of the run that trained the last step."""
+        """Name of the run that trained most recently."""
 
     def run(self) -> int:
-        """All steps; returns the exit code."""
+        """Train all steps and return the exit code."""
         host, stop = self._runs.host, self._agreement.stop
         with ExitStack() as stack:
             if host.channel is not None:
@@ -194,7 +195,7 @@ class Loop:
     # ---- rank 0 decides
 
     def _next_order(self) -> Order:
-        """The order to carry out now, or to wait when a tick has passed: waiting ranks see then that they are asked to stop."""
+        """Return the next order, or `wait` after one tick, so that waiting ranks can notice a request to stop."""
         deadline = time.monotonic() + TICK_SECONDS
         while True:
             self._news.clear()
@@ -208,13 +209,13 @@ class Loop:
             self._news.wait(left)
 
     def _change(self) -> Order | None:
-        """The order that follows from the state of a run; None: none does."""
+        """Return the order that the state of a run requires, or None."""
         for run in self._runs.runs:
             over = run.stage == "finished" and run.over()
             error = run.problem() or (run.end() if over else None)
             if error is not None:
                 return self._runs.failed(run, error)
-            again = run.save_again()  # called in every round: it reports a refusal too
+            again = run.save_again()  # called in every round, because it also reports a refused write
             if run.stage == "finished" or run.trained():
                 if again:
                     return {"do": "save", "run": run.name}
@@ -225,11 +226,11 @@ class Loop:
             if over:
                 return {"do": "close", "run": run.name}
             if run.stage == "leaving" and run.left():
-                return drop_order(run, "Left", "it has asked to leave, or its orchestrator is gone")
+                return drop_order(run, "Left", "the run requested to leave, or its orchestrator is gone")
         return None
 
     def _turn(self) -> Order | None:
-        """The next step: of the run after the one that trained last, among those whose batch is there."""
+        """Return the next step: of the first run with a batch after the run that trained most recently."""
         runs = self._runs.runs
         ready = {run.name for run in runs if run.stage == "training" and run.ready()}
         name = next_turn([run.name for run in runs], self._last, ready)
@@ -244,7 +245,7 @@ class Loop:
     def _carry_out(self, order: Order) -> None:
         before = len(self._runs.runs)
         self._act(order)
-        if len(self._runs.runs) < before or order["do"] == "join":  # a refused guest has loaded something, too
+        if len(self._runs.runs) < before or order["do"] == "join":  # a rejected guest has loaded objects too
             self._garbage.after_run()
 
     def _act(self, order: Order) -> None:
@@ -266,7 +267,7 @@ class Loop:
                 self._runs.change(order)
 
     def _save_and_end(self) -> int:
-        """Make the checkpoint of the last finished step of every run complete; returns the exit code."""
+        """Complete the checkpoint of the last finished step of every run, and return the exit code."""
         stop = self._agreement.stop
         why = f"stopped by {stop.why}"
         saved = [run for run in list(self._runs.runs) if self._runs.work(run, Run.leave)]

@@ -1,4 +1,4 @@
-"""Surroundings of a run in the trainer: what all runs of the process share, and the way to one run's orchestrator."""
+"""Dependencies of a run in the trainer: objects shared by all runs of the process, and the connection to the run's orchestrator."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rlrun.trainer.modeling.shared_model import Policy
 
 @dataclass(frozen=True)
 class Process:
-    """Objects that all runs of the process share; the same on every rank."""
+    """Objects that all runs of the process share. Every rank has them."""
 
     policy: Policy
-    """It holds the values of one run at a time."""
+    """Model with the parameters of one run at a time."""
     agree: Callable[[], None]
-    """Called by all ranks together where a step may be left; raises on all of them when they are to stop."""
+    """Stop point that all ranks call together between micro-batches; raises `StopAgreed` on all of them after a request to stop."""
     tell: Callable[[Phase, int, int], None]
-    """Gets phase, step and micro-batch of this rank whenever they change."""
+    """Receiver of this rank's phase, step and micro-batch, called on each change."""
     engines: EnginesBeside | None = None
-    """Engines that have the same GPUs, in turn; None: the trainer has them for itself."""
+    """Engines that use the same GPUs in turn, or None if the trainer does not share its GPUs."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """A run's source of batches. Channel and feed are rank 0's alone."""
+    """Source of a run's batches. Only rank 0 has a channel and a feed."""
 
     channel: Channel | None = None
-    """Channel to the run's orchestrator, if it has one."""
+    """Channel to the run's orchestrator; None in a replay."""
     feed: Feed | None = None
     replay: bool = False
-    """True if the batches are recorded ones, and there is no orchestrator."""
+    """Whether the batches are recorded and the run has no orchestrator."""

@@ -1,4 +1,4 @@
-"""Reports of a run: its phase and its metrics, to the orchestrator, to rank 0, to the log and to `metrics.jsonl`."""
+"""Reports of a run's phase and metrics to the orchestrator, rank 0, the log and `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rlrun.protocol.messages.channel import Phase
 from rlrun.trainer.channel.run_channel import Channel
 
 _OF_NEXT_STEP: tuple[Phase, ...] = ("training", "waiting_for_batch", "waiting_for_turn")
-"""Phases that work for the step after the last one that is done."""
+"""Phases that belong to the step after the last finished one."""
 
 
 class RunReport:
-    """Reports of one rank about a run while it is trained.
+    """Reports of one rank about a run during training.
 
     Args:
-        channel: to the run's orchestrator, on rank 0.
-        tell: gets phase, step and micro-batch of this rank whenever they change.
-        label: put before what is logged.
-        leads: true on rank 0.
+       channel: channel to the run's orchestrator, on rank 0 only.
+       tell: receiver of this rank's phase, step and micro-batch, called on each change.
+       label: prefix of log lines.
+       leads: whether this is rank 0.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class RunReport:
         logger.info(f"{self.label}{message}")
 
     def phase(self, phase: Phase, trained: int) -> None:
-        """Report that a phase begins, after the step `trained`."""
+        """Report the start of a phase; `trained` is the last finished step."""
         self._micro_batch = 0
         self._tell(phase, trained + (phase in _OF_NEXT_STEP), 0)
         if self._channel is not None:
             self._channel.phase(phase)
 
     def micro_batch(self, trained: int) -> None:
-        """Report that the next micro-batch of the step after `trained` begins."""
+        """Report the start of the next micro-batch; `trained` is the last finished step."""
         self._micro_batch += 1
         self._tell("training", trained + 1, self._micro_batch)
         if self._channel is not None:
             self._channel.part()
 
     def trained(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
-        """Report a trained step, on rank 0."""
+        """Report a trained step; only rank 0 does so."""
         if not self._leads:
             return
         self.say(step_summary(step, max_steps, metrics))
@@ -60,12 +60,12 @@ class RunReport:
 
 
 def step_summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str:
-    """The log's line.
+    """Return the log line of a trained step.
 
     Args:
-        step: that was trained.
-        max_steps: of the run.
-        metrics: of the step, by their names in `metrics.jsonl`.
+       step: number of the trained step.
+       max_steps: number of steps of the run.
+       metrics: metrics of the step, by their names in `metrics.jsonl`.
     """
     return (
         f"step {step}/{max_steps}: loss {metrics['loss']:.4g}, grad_norm {metrics['grad_norm']:.4g}, "
@@ -75,13 +75,13 @@ def step_summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str
 
 
 def append_line(path: Path, step: int, attempt: int, metrics: Mapping[str, float]) -> None:
-    """Add a line, where no orchestrator does so. What is not finite is left out.
+    """Append the metrics of a step; used in replays, which have no orchestrator. Values that are not finite are left out.
 
     Args:
-        path: of `metrics.jsonl`.
-        step: that was trained.
-        attempt: by which.
-        metrics: of the step.
+       path: file `metrics.jsonl`.
+       step: number of the trained step.
+       attempt: number of the attempt that trained it.
+       metrics: metrics of the step.
     """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     line = json.dumps({"step": step, "attempt": attempt, **finite})
@@ -89,4 +89,4 @@ def append_line(path: Path, step: int, attempt: int, metrics: Mapping[str, float
         with path.open("a") as file:
             file.write(line + "\n")
     except OSError as error:
-        logger.warning(f"{path} misses step {step}: {error}")
+        logger.warning(f"cannot write the metrics of step {step} to {path}: {error}")

@@ -1,12 +1,12 @@
-"""One run in the trainer: all that is its own, from its first version to its last checkpoint. The same on every rank.
+"""State and work of one run in the trainer, from its first version to its last checkpoint. Every rank runs the same code.
 
     join     set the adapters, load the base checkpoint, publish the base version
     step n   train on batch n -> publish version n -> save a checkpoint when it is due
-    finish   report to the orchestrator, wait until it says that all is done
-    leave    save the last finished step, with the orchestrator's part if it is there
+    finish   report to the orchestrator, wait for its shutdown request
+    leave    save the last finished step, with the orchestrator's part if it exists
 
-A trainer has one run, or several that take turns (`loop`). Rank 0 alone talks to the orchestrator and owns manifests and retention: what
-only it has is None elsewhere.
+A trainer has one run, or several that take turns (`loop`). Only rank 0 communicates with the orchestrator and writes manifests and
+retention; its objects are None on other ranks.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ SHUTDOWN_SECONDS = 7200.0
 
 
 def _say_nothing(message: str) -> None:
-    """Rank 0 reports for all."""
+    """Ignore a message on ranks other than 0, because rank 0 reports for all."""
 
 
 class Run:
-    """A run that is trained.
+    """State of one run in training.
 
     Args:
-        config: the run's.
-        attempt: which has begun.
-        objective: what its steps minimise, bound.
-        process: whose policy holds the run's values from here on.
-        link: to the run's orchestrator.
-        output_dir: the run's folder.
-        label: put before what is logged; empty for the host.
+       config: configuration of the run.
+       attempt: attempt that has started.
+       objective: training objective, with the run's options bound.
+       process: shared objects of the process; its policy gets the run's parameters.
+       link: connection to the run's orchestrator.
+       output_dir: folder of the run.
+       label: prefix of log lines; empty for the host.
 
     Raises:
-        RoleError: a model beside the policy or a checkpoint cannot be loaded.
+       RoleError: a reference model, a critic or a checkpoint cannot be loaded.
     """
 
     def __init__(
@@ -91,13 +91,13 @@ class Run:
         self._report = RunReport(channel, process.tell, label=label, leads=self._group.leads)
         self._deadline = math.inf
         self._ends = False
-        """True if the data ends with the step that is being trained."""
+        """The current step is the last one of the data."""
         self._since = time.perf_counter()
-        """End of the step before."""
+        """End of the previous step, in seconds of `time.perf_counter`."""
         self._arrived: float | None = None
-        """When rank 0 first saw the next batch."""
+        """Arrival of the next batch on rank 0, in seconds of `time.perf_counter`."""
         self.clock = StartClock()
-        """Of this run's start; the host's is the process's (`loop.train_runs`)."""
+        """Durations of this run's start; the host uses the process's clock (`loop.train_runs`)."""
         policy.adapters.hold(config.name, config.lora)
         lora.initialize_adapters(policy.module, config.seed)
         optimizer = make_optimizer(policy.module, config.optimizer, self._group.device)
@@ -107,7 +107,7 @@ class Run:
         self._steps = Steps(config, policy, learner)
         self._memory = None if process.engines is None else _run_memory(learner, process.engines, config)
         self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
-        with ExitStack() as made:  # a guest that cannot join leaves no thread and no process group behind
+        with ExitStack() as made:  # if a guest cannot join, its threads and process groups must end
             made.callback(self._volume.close)
             self._checkpoints = self._open_checkpoints(learner)
             made.callback(self._checkpoints.close, wait=False)
@@ -149,35 +149,35 @@ class Run:
         """The run's name."""
         return self.config.name
 
-    # ---- what rank 0 sees of it
+    # ---- rank 0 reads the state
 
     def problem(self) -> RoleError | None:
-        """Reason why the run cannot go on, though nothing of it is computed at the moment."""
+        """Return an error that ends the run between steps: a failed checkpoint, or an orchestrator that did not shut down."""
         if (failure := self._checkpoints.failure()) is not None:
             return failure
         if time.monotonic() > self._deadline and self.stage == "finished":
             return RoleError(
-                f"the orchestrator has not ended the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
+                f"the orchestrator did not end the run within {SHUTDOWN_SECONDS:.0f} s after the last step",
                 exit_codes.FAILURE,
             )
         return None
 
     def trained(self) -> bool:
-        """True if no step is left: all are trained, the data has ended, or the orchestrator has ended it."""
+        """Return whether no step remains: all are trained, the data has ended, or the orchestrator ended the run."""
         if self.progress.step >= self.config.max_steps or self._ends:
             return True
         return self.feed is not None and self.feed.ended()
 
     def unsaved(self) -> Refused | None:
-        """The last checkpoint, when the volume would not take it."""
+        """Return the last checkpoint if the volume refused it."""
         return self._checkpoints.unsaved()
 
     def save_again(self) -> bool:
-        """True if the last checkpoint was refused, and it is time to save one again."""
+        """Return whether the last checkpoint was refused and its retry is due."""
         return self.stage != "leaving" and self._checkpoints.again(blocks=self.trained())
 
     def ready(self) -> bool:
-        """True if the batch of the next step is there."""
+        """Return whether the batch of the next step has arrived."""
         assert self.feed is not None
         found = self.feed.ready(self.progress.step + 1)
         if found and self._arrived is None:
@@ -186,32 +186,32 @@ class Run:
         return found
 
     def next_batch(self) -> Path | None:
-        """Take the batch of the next step, once it is ready."""
+        """Take the batch of the next step, or return None if it has not arrived."""
         assert self.feed is not None
         return self.feed.poll(self.progress.step + 1, 0.0)
 
     def silence(self) -> float:
-        """Seconds since the orchestrator last asked for something."""
+        """Return the seconds since the orchestrator's last request; 0 while it is connected."""
         return (
             0.0 if self.channel is None or self.channel.has_client() else time.monotonic() - self.channel.last_contact
         )
 
     def over(self) -> bool:
-        """True if the orchestrator has ended the finished run."""
+        """Return whether the orchestrator has ended the finished run."""
         return self.channel is None or self.channel.shutdown.is_set()
 
     def left(self) -> bool:
-        """True if all is saved that can be saved of a run that leaves."""
+        """Return whether the leaving run has finished its writes, or has exceeded its time limit."""
         return not self._checkpoints.pending() or time.monotonic() > self._deadline
 
     def end(self) -> RoleError | None:
-        """Wait for the last manifest of a run that is over; returns why there is none."""
+        """Wait for the last manifest of an ended run; return an error if it is missing."""
         return self._checkpoints.end()
 
-    # ---- what all ranks do together
+    # ---- all ranks together
 
     def begin(self) -> None:
-        """Publish the base version, and take batches from then on."""
+        """Publish the base version and accept batches."""
         self._policy.adapters.hold(self.name, self.config.lora)
         if self.channel is not None:
             self.channel.begin(self.attempt.base_step)
@@ -222,7 +222,11 @@ class Run:
         self._wait_for_batch()
 
     def step(self, path: Path, *, save: bool = False) -> None:
-        """Train the next step on the batch in `path`, with everything that follows from it; `save` it though no checkpoint is due."""
+        """Train the next step, publish it and save it if due.
+
+        Args:
+           path: folder of the batch.
+           save: request for a checkpoint even if none is due."""
         step, taken = self.progress.step + 1, time.perf_counter()
         self._policy.adapters.hold(self.name, self.config.lora)
         batch = self._steps.read(path, step, written_by=None if self._replay else self.number)
@@ -242,7 +246,7 @@ class Run:
         skipped = int(metrics.pop("skipped"))
         self.progress.skipped_steps += skipped
         if skipped and self._group.leads:
-            logger.warning(f"{self._report.label}step {step}: the gradient is not finite; nothing is updated")
+            logger.warning(f"{self._report.label}step {step}: the gradient is not finite; the update is skipped")
         metrics["skipped_steps"] = float(self.progress.skipped_steps)
         metrics["param_checksum"] = parameter_checksum(self._policy.module)
         arrived = self._arrived or taken
@@ -263,7 +267,7 @@ class Run:
         if self._replay and self._group.leads:
             append_line(self.paths.metrics, step, self.number, metrics)
         if due:
-            self._checkpoints.tell()  # after the report: the orchestrator expects `trained` first
+            self._checkpoints.tell()  # after the report, because the orchestrator expects the event `trained` first
         self._give_memory()
         self._wait_for_batch()
 
@@ -273,21 +277,22 @@ class Run:
         self._checkpoints.tell()
 
     def finish(self) -> None:
-        """The last step is trained: wait for its files, and from then on for the orchestrator's last word. Not done yet when the volume
-        has refused them."""
+        """Wait for the files of the last step, then report `finished` and wait for the shutdown.
+
+        If the volume has refused the files, the stage stays `training` and the loop retries."""
         step = self.progress.step
         self.phase("finished")
         if not self._checkpoints.settle():
             self.phase("saving")
             return
         all_trained = step >= self.config.max_steps or self._ends
-        self._report.say(f"all {step} steps are trained" if all_trained else "the orchestrator says that all is done")
+        self._report.say(f"all {step} steps are trained" if all_trained else "the orchestrator ended the run")
         if self.channel is not None:
             self.channel.emit("finished", step)
         self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
 
     def leave(self) -> None:
-        """Begin to save the last finished step, if it is not saved."""
+        """Start to save the last finished step, unless it is saved."""
         self.phase("saving")
         self._checkpoints.settle()
         if self._group.broadcast(self._checkpoints.wanted(self.progress.step)):
@@ -297,14 +302,14 @@ class Run:
         self._deadline = time.monotonic() + self.config.checkpoint.grace_period_seconds
 
     def complete(self, why: str) -> None:
-        """Wait until the checkpoint that `leave` began is complete, where that can still be.
+        """Wait until the checkpoint of `leave` is complete, or cannot become complete.
 
         Args:
-            why: the run ends, for the log.
+            why: reason for the end of the run, used in the log.
         """
         step = self.progress.step
         complete = self._checkpoints.complete(step)
-        self._group.barrier()  # rank 0 is the one that waits for the manifest
+        self._group.barrier()  # only rank 0 waits for the manifest
         if self._group.leads:
             refused = self.unsaved()
             because = f": {refused.trouble.text}" if refused is not None else ""
@@ -312,14 +317,17 @@ class Run:
             self._report.say(after if complete else f"{after}, without a complete checkpoint of it{because}")
 
     def close(self, *, wait: bool) -> None:
-        """Give up what the run has in this process, but its channel. `wait` for what is being written, unless it has failed."""
+        """Release the run's threads, adapters and process groups, except for its channel.
+
+        Args:
+           wait: request to wait for running writes, unless they have failed."""
         self._volume.close()
         self._checkpoints.close(wait=wait)
         self._policy.adapters.forget(self.name)
         self._publisher.close()
 
     def _give_memory(self) -> None:
-        """The step is over, with all that it needs of the GPUs on all ranks: let the engines have them."""
+        """Release the GPUs on all ranks, then report it so that the engines can use them."""
         if self._memory is None:
             return
         self._memory.give()
@@ -332,7 +340,7 @@ class Run:
         self.phase("waiting_for_batch")
 
     def _publish(self) -> float:
-        """Publish the parameters as they are; returns seconds."""
+        """Publish the current parameters and return the duration in seconds."""
         with self._timed("publishing") as timer:
             step = self.progress.step
             self._publisher.publish(step, last=self._is_last(step), saved=self._checkpoint_due(step))
@@ -349,23 +357,25 @@ class Run:
         return config.enabled and (step % config.interval == 0 or self._is_last(step))
 
     def _save(self) -> float:
-        """Start to save this rank's shards; returns the seconds that the loop stood still."""
+        """Start to save this rank's shards and return the seconds that the loop was blocked."""
         with self._timed("saving") as timer:
             self._checkpoints.save(self.progress)
         return timer[0]
 
     def _next_part(self) -> None:
-        """Called before each micro-batch. Reports before all ranks meet: one that hangs in the last one is behind the others."""
+        """Report the next micro-batch, then meet the other ranks.
+
+        The report comes first: a rank that hangs in the previous micro-batch then has a lower number than the others."""
         self._report.micro_batch(self.progress.step)
         self._agree()
 
     def phase(self, phase: Phase) -> None:
-        """Report the phase to the orchestrator, and to rank 0."""
+        """Report the phase to the orchestrator and to rank 0."""
         self._report.phase(phase, self.progress.step)
 
     @contextmanager
     def _timed(self, phase: Phase) -> Iterator[list[float]]:
-        """Seconds that the block took, as the only element of a list once it has ended."""
+        """Report a phase and measure the block; the yielded list contains the seconds after the block."""
         self.phase(phase)
         elapsed: list[float] = []
         began = time.perf_counter()
@@ -374,7 +384,7 @@ class Run:
 
 
 def trained_parts(learner: Learner) -> dict[str, Part]:
-    """Trained parts, by their names in checkpoints."""
+    """Return the trained modules and optimizers by their names in checkpoints."""
     parts = {POLICY: Part(learner.model, learner.optimizer)}
     if learner.critic is not None:
         parts[CRITIC] = Part(learner.critic.module, learner.critic.optimizer)
@@ -382,7 +392,7 @@ def trained_parts(learner: Learner) -> dict[str, Part]:
 
 
 def _run_memory(learner: Learner, engines: EnginesBeside, config: TrainerConfig) -> GPUMemory:
-    """All that the run has in the memory of this rank's GPU."""
+    """Collect the run's modules and optimizers on this rank's GPU."""
     parts = trained_parts(learner).values()
     beside = [learner.reference.model] if isinstance(learner.reference, FrozenReference) else []
     return GPUMemory(

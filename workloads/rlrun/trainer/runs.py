@@ -1,6 +1,6 @@
-"""The runs of the trainer's process, where it has its own alone. The same on every rank.
+"""Runs of a trainer without guests. Every rank runs the same code.
 
-`guests.shared_runs` is the same for a trainer that several runs share: the loop asks one of the two, and knows no guests.
+`guests.shared_runs` has the same interface for a trainer with guests, so that the loop does not distinguish them.
 """
 
 from __future__ import annotations
@@ -19,70 +19,70 @@ Order = dict[str, Any]
 
 
 class OneRun:
-    """The host: what fails in it ends the process.
+    """The host as the only run; its failure ends the process.
 
     Args:
-        host: the run that the process was started for.
+        host: run for which the process was started.
     """
 
     def __init__(self, host: Run) -> None:
         self.host, self.runs = host, [host]
-        """All runs, in the order in which they came; the host until it is over."""
+        """All runs in order of arrival; contains the host until it has ended."""
 
     def named(self, name: str) -> Run:
-        """The run of that name."""
+        """Return the run of a name."""
         return next(run for run in self.runs if run.name == name)
 
     # ---- rank 0 decides
 
     def failed(self, run: Run, error: RoleError) -> Order:
-        """The order that follows when a run cannot go on.
+        """Return the order after a failure of one run.
 
         Raises:
-            RoleError: `error`, when the process cannot go on either.
+           RoleError: `error`, if it ends the process.
         """
         raise error
 
     def requested(self) -> Order | None:
-        """The order that follows from requests to join and to leave."""
+        """Return the order for the next request to join or leave."""
         return None
 
     def awaited(self) -> bool:
-        """True if another run may still join, once none is left."""
+        """Return whether another run may join after the last one has ended."""
         return False
 
     # ---- all ranks carry it out
 
     def work(self, run: Run, act: Callable[[Run], None]) -> bool:
-        """Let one run do something; returns whether the run goes on.
+        """Call `act` for one run and return whether the run continues.
 
         Raises:
-            StopAgreed: all ranks are to stop.
-            Exception: of `act`, when the process cannot go on.
+           StopAgreed: all ranks stop.
+           Exception: error of `act` that ends the process.
         """
         act(run)
         return True
 
     def close(self, run: Run) -> None:
-        """Take a run away that is over, with all its files."""
+        """Remove an ended run after its files are written."""
         self.runs.remove(run)
         run.close(wait=True)
 
     def change(self, order: Order) -> None:
-        """Carry out an order that only a shared trainer has: a run joins, or is dropped."""
-        raise AssertionError(f"{order['do']} is no order of a trainer with one run")
+        """Carry out an order of shared trainers: a run joins or is dropped."""
+        raise AssertionError(f"{order['do']} is not supported by a trainer with one run")
 
     def stopped(self, run: Run, why: str) -> None:
-        """Report the end of the process to a run's orchestrator, where nothing else does."""
+        """Report the end of the process to a guest's orchestrator."""
 
 
 def drop_order(run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> Order:
-    """The order to take a run out of the trainer that has not come to its end here."""
+    """Return the order to remove a run before its end."""
     return {"do": "drop", "run": run.name, "state": state, "reason": reason, "code": code}
 
 
 def start_of(attempt: Attempt) -> str:
-    """Starting point of an attempt, for the log."""
+    """Describe the starting point of an attempt in the log."""
     if attempt.base_attempt is not None:
         return f"the checkpoint of step {attempt.base_step}"
     return "the model" if attempt.origin is None else f"another run's checkpoint {attempt.origin.path}"

@@ -1,1 +1,1 @@
-"""The trainer's HTTP channel, which rank 0 alone serves: the server, one run's requests, and the queue of its batches."""
+"""HTTP channel of the trainer, served by rank 0: the server, the requests of one run, and the queue of its batches."""

@@ -1,4 +1,4 @@
-"""Sources of batches: the orchestrator's messages, or a folder of recorded batches. Rank 0 alone has a feed."""
+"""Sources of batches: the orchestrator's messages, or a folder of recorded batches. Only rank 0 has a feed."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
 TICK_SECONDS = 0.5
-"""Interval at which waiting ranks hear from rank 0, and see that they are asked to stop."""
+"""Interval at which waiting ranks receive an order from rank 0 and check for a request to stop."""
 SILENCE_SECONDS = 1800.0
-"""Longest time without any request of the orchestrator; it polls for events all the time, so then it is gone."""
+"""Time without any request after which the orchestrator counts as dead; a living one polls for events continuously."""
 
 
 class Feed(Protocol):
-    """Rank 0's view of what comes next."""
+    """Source of batches for rank 0."""
 
     def ready(self, step: int) -> bool:
-        """True if the batch of `step` can be had at once.
+        """Return whether the batch of `step` is available.
 
         Raises:
-            RoleError: it will never come.
+           RoleError: the batch will never arrive.
         """
         ...
 
     def poll(self, step: int, seconds: float) -> Path | None:
-        """The folder of the batch of `step`, taken; None when it has not come within `seconds`."""
+        """Take the batch of `step` and return its folder, or None if it does not arrive within `seconds`."""
         ...
 
     def ended(self) -> bool:
-        """True if no more batches will come."""
+        """Return whether no more batches will arrive."""
         ...
 
 
 class LiveFeed:
-    """Batches that the orchestrator announces."""
+    """Batches announced by the orchestrator."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
     def ready(self, step: int) -> bool:
-        if not self._channel.batches.empty():  # the channel admits each step once, in order
+        if not self._channel.batches.empty():  # the channel accepts each step once, in order
             return True
         silence = time.monotonic() - self._channel.last_contact
         if silence > SILENCE_SECONDS:
             raise RoleError(
-                f"the orchestrator has not been heard of for {silence:.0f} s while waiting for the batch of step {step}",
+                f"no request from the orchestrator for {silence:.0f} s while waiting for the batch of step {step}",
                 exit_codes.FAILURE,
             )
         return False
@@ -69,14 +69,14 @@ class LiveFeed:
 
 
 class ReplayFeed:
-    """Batches of another run's `rollouts/`."""
+    """Recorded batches of another run's folder `rollouts/`."""
 
     def __init__(self, folder: Path) -> None:
         self._batches = {
             artifact.step: artifact.path for artifact in artifacts_in_steps(folder)
-        }  # the latest attempt's wins
+        }  # the latest attempt wins
         if not self._batches:
-            raise RoleError(f"--replay {folder} holds no batches (step_*)", exit_codes.USAGE)
+            raise RoleError(f"--replay {folder} contains no batches (step_*)", exit_codes.USAGE)
         self._folder = folder
 
     def ready(self, step: int) -> bool:
@@ -92,23 +92,23 @@ class ReplayFeed:
 
 
 def cut_metrics(paths: RunPaths, base_step: int) -> None:
-    """In a replay the trainer owns `metrics.jsonl`: drop the steps that are trained again, and lines that cannot be read."""
+    """Drop unreadable lines and repeated steps from `metrics.jsonl`, which the trainer owns in a replay."""
     if paths.metrics.is_file():
         keep_metrics(paths.metrics, through=base_step)
 
 
 def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attempt: int | None) -> Batch:
-    """Read a batch and refuse one that cannot be trained in `step`.
+    """Read a batch and check that it can be trained in `step`.
 
     Args:
-        path: its folder.
-        step: the step that it has to be for; its tokens may be of version `step - 1` at the newest.
-        vocabulary: token ids are below this.
-        seq_len: longest sample, in tokens.
-        attempt: who has to have written it; None in a replay.
+       path: folder of the batch.
+       step: expected step; the batch's tokens must be of version `step - 1` or older.
+       vocabulary: number of token ids of the model.
+       seq_len: longest allowed sample, in tokens.
+       attempt: expected attempt of the batch; None in a replay.
 
     Raises:
-        RoleError: names the batch and what is wrong with it.
+       RoleError: the batch is invalid; the message names its folder and the wrong value.
     """
     try:
         batch = read_batch(path)
@@ -140,4 +140,4 @@ def _check_batch(batch: Batch, step: int, vocabulary: int, seq_len: int, attempt
     if attempt is not None and batch.max_version >= step:
         raise BatchError(f"a token was sampled by version {batch.max_version}, which step {step} cannot know")
     if batch.loss_tokens == 0:
-        raise BatchError("it has no token to train on")
+        raise BatchError("its loss mask is empty")

@@ -1,6 +1,7 @@
-"""Rank 0's side of one run's channel to its orchestrator. The HTTP server has a thread of its own and answers while a step computes.
+"""Rank 0's end of one run's channel to its orchestrator.
 
-The training loop appends events and takes batches; the handlers only read and put into queues.
+The HTTP server runs in its own thread and answers during a training step. The training loop appends events and takes batches; the
+handlers only read state and fill queues.
 """
 
 from __future__ import annotations
@@ -36,17 +37,18 @@ from rlrun.runtime.site import Handler
 from rlrun.trainer.channel.server import ChannelServer, refuse_request
 
 MAX_WAIT_SECONDS = 60.0
-"""Longest long poll; a client that asks for more gets this."""
+"""Longest duration of a long poll; longer requests are shortened to it."""
 MAX_ASKING = 1024
-"""Most engines that may ask for a version at the same time: they wait for each other, each in a thread."""
+"""Maximum number of concurrent transfer requests of engines; each waits for the others in its own thread."""
 KEPT_EVENTS = 1000
-"""Events that stay in memory after the orchestrator has asked for later ones; 10,000 steps of events have 33 MB."""
+"""Events kept in memory after the orchestrator has read them; the events of 10,000 steps take 33 MB."""
 _GONE_SECONDS = 2.0
-"""An orchestrator that has no request open, and has made none for so long, has ended."""
+"""Time without an open or new request after which the orchestrator counts as ended."""
 
 
 class Channel:
-    """One run's end. The first is created before the model is loaded, so that the orchestrator can see how far the start is."""
+    """End of one run's channel. The host's is created before the model is loaded, so that the orchestrator can read the phase of the
+    start."""
 
     def __init__(
         self,
@@ -57,14 +59,14 @@ class Channel:
         batch_path: Callable[[int], Path],
         news: threading.Event | None = None,
     ) -> None:
-        """Answer for a run.
+        """Register the run's routes at the server.
 
         Args:
-            server: at which address, with which key.
-            run: a guest's name; the empty one is the trainer's own run.
-            attempt: its attempt; every answer carries it.
-            batch_path: where this attempt's batch of a step has to be; anything else is refused.
-            news: set when the training loop may have something to do.
+           server: HTTP server with address and key.
+           run: name of a guest; empty for the trainer's own run.
+           attempt: number of the run's attempt, part of every answer.
+           batch_path: required folder of this attempt's batch of a step; other folders are refused.
+           news: event that wakes the training loop.
         """
         self._server, self._run, self._attempt, self._batch_path = server, run, attempt, batch_path
         self._lock = threading.Lock()
@@ -84,18 +86,18 @@ class Channel:
         self.batches: queue.Queue[BatchReady] = queue.Queue()
         """Accepted batches in order of step, each step once."""
         self.offer: Callable[[TransferRequest], TransferOffer] | None = None
-        """Sends a version from this process's memory to an engine; None: engines read them from the volume."""
+        """Transfer of a version from this process's memory to an engine; None if engines read versions from the volume."""
         self._offering = ThreadPoolExecutor(MAX_ASKING, thread_name_prefix="offer")
         self.agreed: Callable[[int], None] = lambda step: None
-        """Called with the step when the orchestrator's part of a checkpoint is durable."""
+        """Callback with the step of a checkpoint after the orchestrator's part of it is durable."""
         self.trouble: Callable[[], Trouble | None] = lambda: None
-        """Trouble of the run's volume, if any; called in the server's thread, so it looks at no file."""
+        """Source of the volume's current fault; called in the server's thread, so it must not access files."""
         self.shutdown = threading.Event()
-        """Set when the orchestrator says that all is done."""
+        """Event that is set by the orchestrator's shutdown request."""
         self.stop: Callable[[], None] = lambda: None
-        """Called when the orchestrator is asked to stop. Without effect for a guest, whose end the host arranges."""
+        """Callback of the orchestrator's stop request; no effect for a guest, whose end the host controls."""
         self.last_contact = time.monotonic()
-        """When the orchestrator last asked for something."""
+        """Time of the orchestrator's last request, in seconds of `time.monotonic`."""
         self._open = 0
         self._happened = asyncio.Event()
         self._handlers: dict[tuple[str, str], Handler] = {
@@ -121,7 +123,7 @@ class Channel:
         batch_path: Callable[[int], Path],
         news: threading.Event | None = None,
     ) -> Channel:
-        """The channel of the trainer's own run, with a server at `host` and `port`; see `ChannelServer`.
+        """Create the channel of the trainer's own run and start its server at `host` and `port`.
 
         Raises:
             RoleError: the address cannot be bound.
@@ -132,7 +134,7 @@ class Channel:
         return channel
 
     def beside(self, run: str, *, attempt: int, batch_path: Callable[[int], Path]) -> Channel:
-        """Another run's channel, at the same address below `channel_of(run)`, with the same key."""
+        """Create a guest's channel at the same address below the path `channel_of(run)`, with the same key."""
         other = Channel(self._server, run=run, attempt=attempt, batch_path=batch_path, news=self.news)
         other.ranks = self.ranks
         return other
@@ -143,26 +145,26 @@ class Channel:
         return self._server.port
 
     def begin(self, base_step: int) -> None:
-        """Open for batches: this attempt starts from `base_step`."""
+        """Accept batches of this attempt, which starts from `base_step`."""
         with self._lock:
             self._base = self._step = base_step
             self._next_batch = base_step + 1
             self._ready = True
 
     def phase(self, phase: Phase) -> None:
-        """Say what the trainer does from now on."""
+        """Set the phase of the trainer."""
         with self._lock:
             self._phase, self._phase_since, self._part = phase, time.time(), 0
 
     def part(self) -> None:
-        """The phase goes on with its next micro-batch."""
+        """Count the next micro-batch of the phase."""
         with self._lock:
             self._part += 1
 
     def emit(
         self, kind: EventKind, step: int, *, path: Path | None = None, metrics: Mapping[str, float] | None = None
     ) -> None:
-        """Append an event and wake all that wait for one. Metrics that are not finite are left out: JSON cannot hold them."""
+        """Append an event and wake waiting requests. Metrics that are not finite are left out, because JSON cannot contain them."""
         finite = {name: value for name, value in (metrics or {}).items() if isfinite(value)}
         with self._lock:
             if kind == "trained":
@@ -174,11 +176,11 @@ class Channel:
         self._server.loop.call_soon_threadsafe(self._wake)
 
     def has_client(self) -> bool:
-        """True if the orchestrator is there: it polls for events all the time."""
+        """Return whether the orchestrator is connected; it polls for events continuously."""
         return self._open > 0 or time.monotonic() - self.last_contact < _GONE_SECONDS
 
     def close(self) -> None:
-        """Stop answering; the first channel takes the server, and all others, with it."""
+        """Stop answering; the host's channel also stops the server and all guests' channels."""
         self._offering.shutdown(wait=False, cancel_futures=True)
         if self._run:
             self._server.drop(self._run)
@@ -190,7 +192,7 @@ class Channel:
         self._happened = asyncio.Event()
 
     async def answer(self, request: web.Request, route: str) -> web.StreamResponse:
-        """Answer a request that had the key, or the probe's."""
+        """Answer an authenticated request, or the readiness probe."""
         handler = self._handlers.get(("GET" if request.method == "HEAD" else request.method, route))
         if handler is None:
             return refuse_request(404, f"there is no {request.method} {route}")
@@ -200,7 +202,7 @@ class Channel:
         self._open += 1
         try:
             return await handler(request)
-        finally:  # also when the client has hung up
+        finally:  # also after the client has disconnected
             self._open -= 1
 
     def _state(self) -> TrainerState:
@@ -220,7 +222,11 @@ class Channel:
     async def _get_ready(self, request: web.Request) -> web.Response:
         with self._lock:
             ready = self._ready
-        reason = None if ready else "the attempt has not begun: the base checkpoint is chosen, or the model is loaded"
+        reason = (
+            None
+            if ready
+            else "the attempt has not started: the trainer is choosing the base checkpoint or loading the model"
+        )
         return web.json_response({"ready": ready, "reason": reason}, status=200 if ready else 503)
 
     async def _get_state(self, request: web.Request) -> web.Response:
@@ -233,17 +239,17 @@ class Channel:
             after = int(request.query.get("after", "0"))
             wait = min(float(request.query.get("wait", "0")), MAX_WAIT_SECONDS)
         except ValueError:
-            return refuse_request(422, f"after and wait are numbers, got {dict(request.query)}")
+            return refuse_request(422, f"after and wait must be numbers, got {dict(request.query)}")
         if after < 0 or not wait >= 0:
-            return refuse_request(422, f"after and wait are not negative, got {dict(request.query)}")
+            return refuse_request(422, f"after and wait must not be negative, got {dict(request.query)}")
         clock = self._server.loop.time
         deadline = clock() + wait
         while True:
-            happened = self._happened  # taken before looking, so that an event in between wakes this one
+            happened = self._happened  # read before the events, so that an event in between wakes this request
             events = self._events_after(after)
             if events is None:
                 return refuse_request(
-                    409, f"events up to {self._dropped} are gone: the orchestrator has asked for later ones"
+                    409, f"events up to {self._dropped} are deleted because the orchestrator has requested later ones"
                 )
             left = deadline - clock()
             if events or left <= 0:
@@ -255,12 +261,12 @@ class Channel:
                 continue
 
     def _events_after(self, after: int) -> list[Event] | None:
-        """Return the events after a number, and drop those that its request shows to be read; None: they are dropped already."""
+        """Return the events after a number and drop old read events; return None if requested events were dropped."""
         with self._lock:
             if after < self._dropped:
                 return None
             old = min(after - self._dropped, len(self._events)) - KEPT_EVENTS
-            if old >= KEPT_EVENTS:  # in one go, so that an event costs the same in a long run
+            if old >= KEPT_EVENTS:  # many at once, so that the cost per event does not grow with the run
                 del self._events[:old]
                 self._dropped += old
             return self._events[after - self._dropped :]
@@ -271,11 +277,11 @@ class Channel:
         with self._lock:
             if not self._ready:
                 return refuse_request(
-                    409, "the trainer is starting: it takes batches after its first `published` event"
+                    409, "the trainer is starting; it accepts batches after its first `published` event"
                 )
             if Path(batch.path) != expected_path:
                 return refuse_request(
-                    409, f"the batch of step {batch.step} has to be in {expected_path}, got {batch.path}"
+                    409, f"the batch of step {batch.step} must be in {expected_path}, got {batch.path}"
                 )
             if batch.step > self._next_batch:
                 return refuse_request(409, f"expected the batch of step {self._next_batch}, got step {batch.step}")
@@ -311,7 +317,7 @@ class Channel:
         wanted = TransferRequest.model_validate_json(await request.read())
         if self.offer is None:
             return refuse_request(
-                409, "this trainer publishes to the volume alone; set weightSync.transport: NCCL for all roles"
+                409, "this trainer publishes to the volume only; set weightSync.transport: NCCL for all roles"
             )
         try:
             offer = await self._server.loop.run_in_executor(self._offering, self.offer, wanted)

@@ -1,4 +1,4 @@
-"""The HTTP server of the channels: a thread of its own, one guard, and the routes of every run that the trainer has."""
+"""HTTP server of the trainer's channels, in its own thread, with authentication and the routes of every run."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ _STOP_SECONDS = 5.0
 
 
 class Answering(Protocol):
-    """One run's end of the channel."""
+    """Request handler of one run."""
 
     async def answer(self, request: web.Request, route: str) -> web.StreamResponse:
-        """Answer a request that had the key; `route` is without the run's prefix."""
+        """Answer an authenticated request; `route` is the path without the run's prefix."""
         ...
 
 
 class ChannelServer:
-    """Serves the trainer's own run at the root, and others below `channel_of(run)`."""
+    """Server of the trainer's own run at the root, and of guests below `channel_of(run)`."""
 
     def __init__(self, api_key: str) -> None:
-        """Args: api_key: expected as `Authorization: Bearer`, on every route but the probe's; a guest's key opens its channel."""
+        """Create a server that is not yet listening.
+
+        Args:
+           api_key: key expected as `Authorization: Bearer` on every route except the probe; a guest's key opens only its own channel.
+        """
         self._key = api_key
         self._runs: dict[str, Answering] = {}
         self._thread: threading.Thread | None = None
@@ -42,11 +46,11 @@ class ChannelServer:
         self.port = 0
 
     def start(self, host: str, port: int) -> None:
-        """Bind and serve.
+        """Bind the address and serve in a thread.
 
         Args:
             host: address to bind.
-            port: port to bind; 0 takes a free one, see `port`.
+            port: port to bind; 0 selects a free one, see the attribute `port`.
 
         Raises:
             RoleError: the address cannot be bound.
@@ -61,11 +65,11 @@ class ChannelServer:
         self.port = outcome
 
     def open(self, run: str, channel: Answering) -> None:
-        """Answer for a run from now on; the empty name is the trainer's own run."""
+        """Register a run's channel; the empty name is the trainer's own run."""
         self._runs[run] = channel
 
     def drop(self, run: str) -> None:
-        """The run has left: its routes answer 410."""
+        """Remove a run; its routes answer 410 from now on."""
         self._runs.pop(run, None)
 
     def close(self) -> None:
@@ -96,18 +100,18 @@ class ChannelServer:
         loop.close()
 
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        # A probe carries no key and is no contact.
+        # A probe has no key and does not count as a contact of the orchestrator.
         keyless = request.method in ("GET", "HEAD") and request.path == TRAINER_READY
         if not keyless:
             who = calling_guest(request.headers.getall("Authorization", ()), self._key)
             if who is None:
                 return refuse_request(401, "wrong or missing API key")
             if who and not request.path.startswith(f"{channel_of(who)}/"):
-                return refuse_request(403, f"the key of run {who} opens {channel_of(who)} alone")
+                return refuse_request(403, f"the key of run {who} opens only {channel_of(who)}")
         try:
             return await handler(request)
         except ValidationError as error:
-            return refuse_request(422, f"the request's body is wrong: {error.errors(include_url=False)}")
+            return refuse_request(422, f"invalid request body: {error.errors(include_url=False)}")
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         run, route = "", request.path
@@ -122,5 +126,5 @@ class ChannelServer:
 
 
 def refuse_request(status: int, message: str) -> web.Response:
-    """A refusal, with its reason for people."""
+    """Return an error response with a JSON body."""
     return web.json_response({"error": message}, status=status)

@@ -1,1 +1,1 @@
-"""Checkpoints of a trainer: DCP files with checksums, saved in the background, completed by a manifest, and chosen for a resume."""
+"""Checkpoints of the trainer: DCP files with checksums, background saves, completion by a manifest, and the selection for a resume."""

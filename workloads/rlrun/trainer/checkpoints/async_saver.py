@@ -1,6 +1,6 @@
-"""Save checkpoints beside training: the loop waits for a copy in host memory only, and a thread of every rank writes it.
+"""Checkpoint saves in the background: the loop waits only for a copy in host memory, which a thread of each rank writes.
 
-Each rank writes its own shards. The threads meet in a process group of their own, so that their collectives never mix with the step's.
+Each rank writes its own shards. The threads use a separate process group, so that their collectives never mix with those of a step.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from rlrun.trainer.ranks.group import COLLECTIVE_TIMEOUT, Group
 
 @dataclass(frozen=True)
 class Written:
-    """A checkpoint's shards are durable on all ranks; its manifest is not written yet."""
+    """Checkpoint whose shards are durable on all ranks, but whose manifest is not written yet."""
 
     step: int
     path: Path
     seconds: float
-    """Time from the end of the copy to the last rank's last byte."""
+    """Duration from the end of the copy until all ranks have written."""
     files: tuple[FileEntry, ...]
-    """Files of all ranks, on rank 0."""
+    """Files of all ranks on rank 0; empty on other ranks."""
 
 
 class Saver:
-    """Writes one checkpoint at a time. Every rank has one and calls it at the same steps.
+    """Writer of one checkpoint at a time. Every rank has one and calls it at the same steps.
 
     Args:
-        parts: what is trained, by name.
-        group: the ranks.
-        background: write in a thread; otherwise `save` returns when all is written.
+       parts: trained modules and optimizers, by name.
+       group: all ranks.
+       background: write in a thread; otherwise `save` returns after the write.
     """
 
     def __init__(self, parts: Mapping[str, Part], group: Group, *, background: bool) -> None:
         self._parts, self._group = parts, group
-        # Without CUDA there is no pinned memory, and a copy is done when the call returns.
+        # Without CUDA, pinned memory does not exist and copies are synchronous.
         cuda = group.device.type == "cuda"
         self._stager = DefaultStager(
             StagingOptions(
@@ -63,12 +63,12 @@ class Saver:
         self._told: Written | None = None
 
     def save(self, progress: Progress, path: Path) -> None:
-        """Save everything as it is now into `path`. What changes after the return does not reach the files.
+        """Save the current state into `path`; later changes do not affect the files.
 
-        Waits for the save before this one: there is one set of buffers, and one save in flight.
+        The method waits for the previous save, because there is only one set of buffers.
 
         Raises:
-            RoleError: the save before this one failed, or this one, where it is not in the background; for another reason than the volume.
+           RoleError: the previous save failed, or this one without a background thread. A volume's refusal does not raise.
         """
         self.wait()
         self.check()
@@ -80,7 +80,7 @@ class Saver:
             self._last = self._thread.submit(self._write, self._stager.stage(state), progress.step, path)
 
     def then(self, act: Callable[[Written], None]) -> None:
-        """Call `act` once what was saved last is durable on all ranks, in the saver's thread; not at all when it fails or is refused."""
+        """Call `act` in the saver's thread after the last save is durable on all ranks; not if it fails or is refused."""
         if self._last is None:
             return
         if self._thread is None:
@@ -89,38 +89,38 @@ class Saver:
             self._after = self._thread.submit(self._act, self._last, act)
 
     def check(self) -> None:
-        """Raise the failure of the last save, if it has failed. A refusal is none: it can be tried again.
+        """Raise the error of the last save, if it failed. A volume's refusal is not an error, because the save can be retried.
 
         Raises:
-            RoleError: why.
+           RoleError: the last save or its report failed.
         """
         for future in (self._last, self._after):
             if future is not None and future.done():
                 future.result()
 
     def wait(self) -> None:
-        """Wait until nothing is being written and all is reported; never raises."""
+        """Wait for the running write and report; never raises."""
         pending: list[Future[Any]] = [future for future in (self._last, self._after) if future is not None]
         wait(pending)
 
     @property
     def idle(self) -> bool:
-        """True if nothing is being written or reported."""
+        """Whether no write and no report is running."""
         return all(future is None or future.done() for future in (self._last, self._after))
 
     @property
     def refused(self) -> Refused | None:
-        """The last save, when the volume has refused it; None too while it is being written. After `wait` the same on all ranks."""
+        """The last save if the volume refused it, else None; also None during the write. After `wait` it is the same on all ranks."""
         if self._last is None or not self._last.done() or self._last.exception() is not None:
             return None
         result = self._last.result()
         return result if isinstance(result, Refused) else None
 
     def close(self, *, wait: bool) -> None:
-        """Save no more, and destroy the process group. Every rank calls it.
+        """Stop the saver and destroy the process group. All ranks call it.
 
         Args:
-            wait: wait for the write and the report in progress. Otherwise the thread destroys the group after the write, which may hang.
+           wait: wait for the running write and report. Otherwise the thread destroys the group after the write, which may hang.
         """
         if self._thread is None:
             dist.destroy_process_group(self._peers)
@@ -136,7 +136,7 @@ class Saver:
             destroyed.result()
 
     def finished(self) -> Written | None:
-        """The last save, once, after it has been written; None before, and when it was returned already."""
+        """Return the last save once after its write; return None before, and on later calls."""
         if self._last is None or not self._last.done() or self._last.exception() is not None:
             return None
         written = self._last.result()
@@ -147,7 +147,7 @@ class Saver:
 
     @staticmethod
     def _act(last: Future[Written | Refused], act: Callable[[Written], None]) -> None:
-        if last.exception() is None:  # the one worker took this job after that one: it is done
+        if last.exception() is None:  # the only worker runs jobs in order, so the save has finished
             result = last.result()
             if isinstance(result, Written):
                 act(result)

@@ -1,4 +1,4 @@
-"""DCP's writer to files with size and checksum of the written bytes, so that no shard is read again for its manifest entry."""
+"""DCP file writer that computes sizes and checksums during the write, so that shards are not read again for the manifest."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rlrun.protocol.files.checkpoint_manifest import FileEntry
 
 
 class ChecksumWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # torch is not type-checked
-    """A writer of one rank's files, each fsynced before it is closed.
+    """Writer of one rank's files; each file is fsynced before it is closed.
 
     Args:
-        folder: that they are written to.
+       folder: folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -28,7 +28,7 @@ class ChecksumWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # torch is no
         self.fs = _CheckedFiles()
 
     def entries(self, checkpoint: Path) -> list[FileEntry]:
-        """The files that this writer has written, with paths relative to `checkpoint`."""
+        """Return the written files, with paths relative to `checkpoint`."""
         written = sorted(self.fs.written.items())
         return [FileEntry(str(path.relative_to(checkpoint)), one.size, one.crc32) for path, one in written]
 
@@ -40,7 +40,7 @@ class _CheckedFiles(FileSystem):  # type: ignore[misc]
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[object]:
         if mode != "wb":
-            raise ValueError(f"a checkpoint's files are written from their start, not opened with mode {mode!r}")
+            raise ValueError(f"files of a checkpoint must be opened with mode 'wb', got {mode!r}")
         with Path(path).open(mode) as file:
             stream = _CheckedStream(file)
             yield stream
@@ -52,7 +52,7 @@ class _CheckedFiles(FileSystem):  # type: ignore[misc]
 
 
 class _CheckedStream(io.BufferedIOBase):
-    """A file that is written from start to end: it cannot be sought, so the checksum is that of the whole."""
+    """File that is written sequentially. It is not seekable, so the checksum covers the complete content."""
 
     def __init__(self, file: Any) -> None:
         self._file = file

@@ -1,4 +1,4 @@
-"""Files that the ranks write together: where the volume refuses one of them, all of them know it at the same place."""
+"""Collective writes: if the volume refuses the write of one rank, all ranks raise at the same place."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rlrun.trainer.ranks.group import Group
 
 
 class Together:
-    """One file or folder that all ranks write a part of.
+    """File or folder to which all ranks write a part.
 
     Args:
-        group: the ranks.
-        folder: on the volume, for the message.
-        doing: as the end of `cannot ...`.
+       group: all ranks.
+       folder: folder on the volume, for the message.
+       doing: action in the message `cannot ...`.
     """
 
     def __init__(self, group: Group, folder: Path, doing: str) -> None:
         self._group, self._folder, self._doing = group, folder, doing
         self.refused: Trouble | None = None
-        """Trouble that kept this rank from writing; it takes part in what the ranks do together all the same."""
+        """Volume fault of this rank's write. The rank still takes part in later collectives."""
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Write in the block; what the volume refuses is remembered, other errors pass."""
+        """Context of this rank's write; stores a refusal of the volume and raises other errors."""
         try:
             yield
         except Exception as error:
@@ -38,30 +38,30 @@ class Together:
             self.refused = self.refused or trouble
 
     def agree(self) -> None:
-        """Wait for all ranks, which all call this.
+        """Compare the results of all ranks; all ranks call it together.
 
         Raises:
-            RefusedError: on all of them, when one of them was refused.
+           RefusedError: the volume refused the write of at least one rank; raised on all ranks.
         """
         mine = 0 if self.refused is None else 1 + STORAGE_REASONS.index(self.refused.reason)
         worst = int(self._group.maxima({"refused": float(mine)})["refused"])
-        if worst:  # the same reason on all ranks: they count how long the volume fails
+        if worst:  # all ranks use the same reason, because each measures how long the volume fails
             reason, own = STORAGE_REASONS[worst - 1], self.refused
             told = own if own is not None and own.reason == reason else _trouble_elsewhere(reason)
             raise volume_refusal(told, self._folder, self._doing)
 
 
 def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path, doing: str) -> None:
-    """As `Together.agree`, among the ranks of another process group.
+    """Compare the results of all ranks like `Together.agree`, in another process group.
 
     Args:
-        peers: which all call this.
-        error: why this rank failed, if it did; raised here when the volume is to blame on no rank.
-        folder: on the volume.
-        doing: as the end of `cannot ...`.
+       peers: process group; all its ranks call this function.
+       error: error of this rank, or None; raised here if no rank has a volume fault.
+       folder: folder on the volume, for the message.
+       doing: action in the message `cannot ...`.
 
     Raises:
-        RefusedError: on all of them, when one of them was refused.
+       RefusedError: the volume refused the write of at least one rank; raised on all ranks.
     """
     mine = None if error is None else trouble_of(error, folder)
     found: list[Trouble | None] = [None] * dist.get_world_size(peers)
@@ -74,12 +74,12 @@ def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path,
 
 
 def volume_refusal(trouble: Trouble, folder: Path, doing: str) -> RefusedError:
-    """The error of a write that the volume refused."""
+    """Return the error for a write that the volume refused."""
     return RefusedError(f"cannot {doing} in {folder}: {trouble.text}; {trouble.remedy}", trouble)
 
 
 def catch_error(act: Callable[[], object]) -> Exception | None:
-    """Run it; the error that it raised."""
+    """Call `act` and return its error, or None."""
     try:
         act()
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Complete checkpoints in the background on rank 0: the trainer's part, then the orchestrator's part, then the manifest, then retention."""
+"""Completion of checkpoints in a background thread of rank 0: trainer's part, orchestrator's part, manifest, then retention."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from rlrun.trainer.checkpoints.unsaved import Refused
 
 _LOOK_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
-"""Longest wait at the end of the process for a volume that is in trouble."""
+"""Longest wait for a faulty volume at the end of the process."""
 
 
 @dataclass(frozen=True)
 class _Saved:
-    """The shards of a step are durable."""
+    """Message: the shards of a step are durable."""
 
     step: int
     path: Path
@@ -46,13 +46,13 @@ class _Saved:
 
 @dataclass(frozen=True)
 class _Agreed:
-    """The orchestrator's part of a step is durable."""
+    """Message: the orchestrator's part of a step is durable."""
 
     step: int
 
 
 class Completer:
-    """The one writer of manifests. Its thread owns all state here; the methods only put messages into its queue."""
+    """Only writer of manifests. Its thread owns the state; the methods only add messages to its queue."""
 
     def __init__(
         self,
@@ -71,30 +71,30 @@ class Completer:
         self._saved: dict[int, _Saved] = {}
         self._agreed: set[int] = set()
         self.failure: RoleError | None = None
-        """Error that ended the thread; read by the training loop between steps."""
+        """Error that ended the thread, read by the training loop between steps."""
         self.refused: Refused | None = None
-        """The newest checkpoint that the volume would not keep; it is removed, and can be saved again."""
+        """Newest checkpoint that the volume refused. Its files are deleted, and it can be saved again."""
         self.completed = 0
-        """The step of the newest checkpoint that this attempt completed."""
+        """Step of the newest checkpoint that this attempt completed."""
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
 
     def saved(self, step: int, path: Path, files: Sequence[FileEntry]) -> None:
-        """All ranks' shards of `step` are durable; `files` are their entries as the ranks wrote them."""
-        # The refusal of an earlier try of this step: if it stayed, the step would be saved again, into files that are being completed.
+        """Report that the shards of `step` are durable on all ranks; `files` are their entries."""
+        # Delete the refusal of an earlier try of this step. Otherwise the step would be saved again, into files that are being completed.
         self.refused = None
         self._inbox.put(_Saved(step, path, files))
 
     def agreed(self, step: int) -> None:
-        """The orchestrator's part of `step` is durable."""
+        """Report that the orchestrator's part of `step` is durable."""
         self._inbox.put(_Agreed(step))
 
     def wait_for(self, step: int, *, worth: Callable[[], bool]) -> bool:
-        """Wait until the checkpoint of `step` is complete; False when it is not, and never will be.
+        """Wait until the checkpoint of `step` is complete; return whether it is.
 
         Args:
-            step: whose shards are durable.
-            worth: whether the orchestrator may still bring its part; asked again and again.
+           step: step with durable shards.
+           worth: polled condition: whether the orchestrator may still add its part.
         """
         began = time.monotonic()
         while self.completed < step:
@@ -110,7 +110,7 @@ class Completer:
         return not patient and self._volume.trouble() is not None
 
     def close(self, timeout: float) -> bool:
-        """Finish what can be finished; False when that takes longer than `timeout` seconds."""
+        """Process the queue and stop; return False if that takes longer than `timeout` seconds."""
         self._inbox.put(None)
         self._thread.join(timeout)
         return not self._thread.is_alive()
@@ -124,7 +124,7 @@ class Completer:
                 return
             except (
                 Exception
-            ) as error:  # the loop ends the group: a checkpoint that is never completed is a bug or a broken volume
+            ) as error:  # a checkpoint that cannot be completed is a bug or a broken volume, so the loop ends the group
                 logger.opt(exception=error).error("completing a checkpoint failed")
                 self.failure = RoleError(f"completing a checkpoint failed: {error}", exit_code_of(error))
                 return
@@ -136,7 +136,7 @@ class Completer:
                 check_sizes(message.path, message.files)
                 self._saved[message.step] = message
             except OSError as error:
-                # A later flush does not write what a failed one has not written: it has to be saved again.
+                # After a failed fsync a second one does not write the lost pages, so the shards must be saved again.
                 trouble = trouble_of(error, message.path)
                 if trouble is None:
                     raise
@@ -147,7 +147,7 @@ class Completer:
         for step in sorted(self._saved):
             if step in self._agreed or not self._with_orchestrator:
                 self._complete(self._saved.pop(step))
-        # Older ones that were never agreed on have just been deleted; should the orchestrator name one late, it is not completed.
+        # Retention has deleted older incomplete checkpoints. A late message of the orchestrator must not complete one of them.
         self._saved = {step: saved for step, saved in self._saved.items() if step > self.completed}
 
     def _complete(self, saved: _Saved) -> None:
@@ -161,7 +161,7 @@ class Completer:
         )
         for name, entries in ((TRAINER_PART, files), (ORCHESTRATOR_PART, theirs)):
             if not entries and (name == TRAINER_PART or self._with_orchestrator):
-                raise FileNotFoundError(f"{path / name} holds no files")
+                raise FileNotFoundError(f"{path / name} contains no files")
         attempt = self._attempt
         manifest = Manifest(
             step=step,
@@ -181,4 +181,4 @@ class Completer:
         except OSError as error:
             if trouble_of(error, path) is None:
                 raise
-            logger.warning(f"old checkpoints stay for now: {error}")
+            logger.warning(f"cannot delete old checkpoints yet: {error}")

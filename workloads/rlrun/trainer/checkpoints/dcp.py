@@ -1,7 +1,7 @@
-"""Save and load the trainer's part of a checkpoint with torch's distributed checkpoint: every rank its own shards, any world size.
+"""Save and load the trainer's part of a checkpoint with torch's distributed checkpoint (DCP): each rank its own shards, any world size.
 
-There is no scheduler state (the rate is a function of the step) and no generator state (`seed_step` is a function of seed and step),
-so progress is the step and the count of skipped updates.
+The learning rate is a function of the step, and `seed_step` a function of seed and step. Therefore a checkpoint has neither scheduler nor
+generator state; the progress is the step and the number of skipped updates.
 """
 
 from __future__ import annotations
@@ -33,30 +33,30 @@ from rlrun.trainer.ranks.group import Group
 
 @dataclass
 class Progress:
-    """Counts that a step adds to."""
+    """Counters of training."""
 
     step: int = 0
-    """The last trained step; the policy version that the parameters are."""
+    """Last trained step, which is the version of the parameters."""
     skipped_steps: int = 0
-    """Updates that were left out so far because the gradient was not finite."""
+    """Number of updates skipped because of a gradient that was not finite."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A trained module and its optimizer."""
+    """Trained module and its optimizer."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
 
 
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
-"""Options: frozen parameters come from the model that the run starts from; DCP checks while it loads that the rest is there."""
+"""State dict options: frozen parameters are not stored, because they come from the initial model. DCP reports other missing parameters."""
 POLICY = "policy"
-"""Name of the part that every run has."""
+"""Name of the policy in checkpoints."""
 
 
 def snapshot_shards(parts: Mapping[str, Part], progress: Progress) -> dict[str, Any]:
-    """Shards of this rank in a checkpoint; tensors share the memory of modules and optimizers."""
+    """Return this rank's shards of a checkpoint; tensors share memory with modules and optimizers."""
     state: dict[str, object] = {"progress": {name: torch.tensor(value) for name, value in vars(progress).items()}}
     for name, part in parts.items():
         parameters, moments = get_state_dict(part.module, part.optimizer, options=TRAINED)
@@ -67,26 +67,26 @@ def snapshot_shards(parts: Mapping[str, Part], progress: Progress) -> dict[str, 
 
 
 def _whole_groups(module: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The optimizer's groups with the names of all stages' parameters, as a whole model has them."""
+    """Add the parameter names of all pipeline stages to the optimizer's groups, as in a model without stages."""
     found = of_all_stages(module, [group["params"] for group in groups])
     whole = [list(dict.fromkeys(name for one in found for name in one[index])) for index in range(len(groups))]
     return [group | {"params": names} for group, names in zip(groups, whole, strict=True)]
 
 
 def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.ProcessGroup) -> tuple[FileEntry, ...]:
-    """Write the shards into `path`/trainer, durable on all ranks when this returns. Every rank takes part.
+    """Write the shards into `path`/trainer; they are durable on all ranks after the return. All ranks call it together.
 
     Args:
-        state: a `snapshot_shards`, or a copy of one.
-        path: the checkpoint's folder; it is not complete before its manifest is written.
-        group: the ranks.
-        peers: the process group of gloo that the ranks meet in; of the calling thread alone.
+       state: result of `snapshot_shards`, or a copy of it.
+       path: folder of the checkpoint, which is incomplete until its manifest is written.
+       group: all ranks.
+       peers: gloo process group that only the calling thread uses.
 
     Returns:
-        The manifest's entries of all ranks' files, on rank 0; nothing on the others. Each rank's are made while it writes.
+       Manifest entries of all ranks' files on rank 0; an empty tuple on other ranks.
 
     Raises:
-        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing is left in `path`.
+       RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
     """
     folder, doing = path / TRAINER_PART, "save the checkpoint"
     writer = ChecksumWriter(folder)
@@ -104,7 +104,7 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
         agree_among(peers, catch_error(save), path.parent, doing)
     except RefusedError:
         if group.leads:
-            remove_trainer_part(path)  # nothing is written there any more; others need the space
+            remove_trainer_part(path)  # all ranks have stopped writing; free the space
         raise
     ranks: list[Any] | None = [None] * dist.get_world_size(peers) if group.leads else None
     dist.gather_object(writer.entries(path), ranks, dst=0, group=peers)
@@ -112,17 +112,17 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
 
 
 def load_parts(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], None] | None = None) -> Progress:
-    """Fill all parts from `path`/trainer, whatever the world size that wrote it. Every rank takes part.
+    """Load all parts from `path`/trainer, written with any world size. All ranks call it together.
 
-    A part that the checkpoint does not have, such as the critic of an objective that was chosen later, stays as it is.
+    Parts that the checkpoint lacks, such as a critic added by a later objective, keep their values.
 
     Args:
-        parts: what is trained, by name.
-        path: the checkpoint's folder.
-        say: gets a message about a part that stays as it is.
+       parts: trained modules and optimizers, by name.
+       path: folder of the checkpoint.
+       say: receiver of a message about each missing part.
 
     Raises:
-        RoleError: the checkpoint is of another model, and the first parameter that differs; or it holds what is not read.
+       RoleError: the checkpoint belongs to another model (the message names the first different parameter), or contains unsupported values.
     """
     reader = CheckpointReader(path / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata
@@ -131,12 +131,12 @@ def load_parts(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], No
         if not any(key.startswith(f"{name}.") for key in stored):
             del state[name]
             if say is not None:
-                say(f"{path.name} has no {name}: it starts anew")
+                say(f"{path.name} does not contain the {name}, which keeps its initial values")
             continue
         stage = stage_of(parts[name].module)
         own = {parameter: tensor.shape for parameter, tensor in state[name]["model"].items()}
         if (problem := _misfit_error(name, own if stage is None else stage.shapes, stored)) is not None:
-            raise RoleError(f"{path} is a checkpoint of another model: {problem}", exit_codes.DATA)
+            raise RoleError(f"{path} is the checkpoint of another model: {problem}", exit_codes.DATA)
         _leave_out_moments(name, state[name]["optimizer"]["state"], stored)
     dcp_reader.load_state(state, reader)
     for name, part in parts.items():
@@ -152,9 +152,9 @@ def load_parts(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], No
 
 
 def _leave_out_moments(part: str, moments: dict[str, Any], stored: Mapping[str, Any]) -> None:
-    """Leave out what the optimizer keeps of parameters that had no gradient before: a fresh optimizer shows it of every one.
+    """Remove optimizer states of parameters that never had a gradient, because the checkpoint has no states for them.
 
-    Such are the parameters of images in a model that has seen texts alone.
+    A new optimizer returns states for all parameters. An example are image parameters of a model that was trained only on text.
     """
     head = f"{part}.optimizer.state."
     kept = set()
@@ -169,7 +169,7 @@ def _leave_out_moments(part: str, moments: dict[str, Any], stored: Mapping[str, 
 
 
 def parameter_key(part: str, parameter: str) -> str:
-    """Name of a parameter (or buffer) in the files of a checkpoint."""
+    """Return the name of a parameter or buffer in the files of a checkpoint."""
     return f"{part}.model.{parameter}"
 
 
@@ -183,12 +183,12 @@ def _misfit_error(part: str, shapes: Mapping[str, torch.Size], stored: Mapping[s
     for key in sorted(wanted.keys() | there.keys()):
         if wanted.get(key) != there.get(key):
             name = key.removeprefix(parameter_key(part, ""))
-            return f"{name} is {there.get(key, 'missing')} there, {wanted.get(key, 'missing')} here"
+            return f"{name} is {there.get(key, 'missing')} in the checkpoint, {wanted.get(key, 'missing')} in this run"
     return None
 
 
 def _call_checked(transfer: Callable[[], object]) -> None:
-    """Run it; torch's error, which is no `Exception` and would pass every handler, becomes one."""
+    """Call `transfer` and convert `CheckpointException`, which is not a subclass of `Exception` and would bypass handlers."""
     try:
         transfer()
     except CheckpointException as error:

@@ -1,7 +1,7 @@
-"""DCP's reader for files that others may have written: nothing in a checkpoint is executed, and nothing outside of it is read.
+"""DCP reader for untrusted files: it executes nothing from a checkpoint and reads nothing outside of its folder.
 
-DCP keeps its table as a pickle, and values that are no tensors as one each. Here the table is read with an allow-list, the values as
-`torch.load(weights_only=True)` does, and what the table says is held against the files before anything is taken from them.
+DCP stores its table as a pickle, and each value that is not a tensor as a pickle too. This reader loads the table with an allow-list of
+classes and the values with `torch.load(weights_only=True)`, and compares the table with the files before it reads tensors.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _CLASSES = frozenset(
     }
     | {("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 )
-"""All that a checkpoint's table is made of; none of these does anything when it is called but to hold values."""
+"""Allowed classes of a checkpoint's table. They only store values, so calling them has no side effects."""
 _FILE = re.compile(r"__\d+_\d+\.distcp")
-"""Names that DCP gives to the files of the ranks."""
+"""Names of the ranks' files in DCP."""
 
 
 class _Unpickler(pickle.Unpickler):
@@ -59,18 +59,18 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) == (
             "builtins",
             "getattr",
-        ):  # by which Python 3.11.0 to 3.11.3 write the member of an enumeration
+        ):  # Python 3.11.0 to 3.11.3 pickle members of enumerations with it
             return _read_member
-        if name == "PosixPath" and module in ("pathlib", "pathlib._local"):  # the latter in Python 3.13
+        if name == "PosixPath" and module in ("pathlib", "pathlib._local"):  # the second name is used by Python 3.13
             return PosixPath
         if (module, name) not in _CLASSES:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no checkpoint is made of")
+            raise pickle.UnpicklingError(f"it references {module}.{name}, which is not allowed in checkpoints")
         return super().find_class(module, name)
 
 
 def _read_member(kind: Any, name: Any) -> Any:
     if kind is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
-        raise pickle.UnpicklingError("it names builtins.getattr, which no checkpoint is made of")
+        raise pickle.UnpicklingError("it references builtins.getattr, which is not allowed in checkpoints")
     return _MEM_FORMAT_ENCODING[name]
 
 
@@ -78,7 +78,7 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
     """Reader of the trainer's part of a checkpoint.
 
     Args:
-        folder: that holds the files of all ranks.
+        folder: folder with the files of all ranks.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,14 +86,14 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
         self.folder = folder
 
     def read_metadata(self) -> Metadata:
-        """The table of all that the checkpoint holds.
+        """Read the table of contents of the checkpoint.
 
-        Without the `**kwargs` of the base class: with them torch replaces the error of a failed read by that of a table of one rank, which
-        no checkpoint has.
+        The method omits the `**kwargs` of the base class, because with them torch reads per-rank tables after a failed read and reports
+        an error about those instead.
 
         Raises:
-            RoleError: it is missing, names what no checkpoint is made of, or does not go with the files.
-            OSError: the volume fails to read it.
+           RoleError: the table is missing, contains a forbidden class, or does not match the files.
+           OSError: the volume has a fault.
         """
         path = Path(self._get_metadata_path())
         try:
@@ -101,45 +101,46 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
                 metadata = _Unpickler(file).load()
             _check_table(metadata, self.folder)
         except OSError as error:
-            if refusal_number(error) is not None:  # not damage: an end for this reason does not count against the run
+            # A fault of the volume, not damage, so it does not count as a failure of the run.
+            if refusal_number(error) is not None:
                 raise
             raise _refuse_table(path, error.strerror or str(error)) from None
-        except Exception as error:  # of any kind: it is the file that chooses
+        except Exception as error:  # the content of the file can cause any error
             raise _refuse_table(path, str(error) or type(error).__name__) from None
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
 
 class CheckpointPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
-    """Takes values that are no tensors without executing anything."""
+    """Planner that loads values other than tensors without executing code."""
 
     def load_bytes(self, read_item: ReadItem, value: object) -> None:
         """Read one value.
 
         Raises:
-            RoleError: it is not plain.
+           RoleError: the value is not plain data.
         """
         name = read_item.dest_index.fqn
         try:
             found = torch.load(value, weights_only=True)
         except Exception as error:
             raise _not_read(f"the checkpoint's {name}", error) from None
-        plain = io.BytesIO()  # what torch unpickles without limits is what was written here
+        plain = io.BytesIO()  # torch unpickles without restrictions, so it gets a copy written here
         torch.save(found, plain)
         plain.seek(0)
         super().load_bytes(read_item, plain)
 
 
 def load_state(state: dict[str, Any], reader: CheckpointReader, *, alone: bool = False) -> None:
-    """Fill the tensors and values of `state` in place; every rank takes part.
+    """Load tensors and values of `state` in place; all ranks call it together.
 
     Args:
-        state: nested; its tensors' shapes are those that the checkpoint has.
-        reader: of the checkpoint.
-        alone: without a process group.
+       state: nested state dict; its tensors have the shapes of the checkpoint's.
+       reader: reader of the checkpoint.
+       alone: load in one process without a process group.
 
     Raises:
-        RoleError: one rank at least finds what is not read.
+       RoleError: the data of at least one rank is damaged or not allowed.
     """
     try:
         dcp.load(state, storage_reader=reader, planner=CheckpointPlanner(), no_dist=alone)
@@ -150,35 +151,36 @@ def load_state(state: dict[str, Any], reader: CheckpointReader, *, alone: bool =
                 raise cause from None
             if isinstance(cause, pickle.UnpicklingError):
                 raise _not_read(f"a tensor of {reader.folder}", cause) from None
-        raise RuntimeError(str(error)) from error  # torch's own is no `Exception` and would pass every handler
+        # `CheckpointException` is not a subclass of `Exception` and would bypass handlers.
+        raise RuntimeError(str(error)) from error
 
 
 def _not_read(what: str, error: Exception) -> RoleError:
-    named = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's text is advice to execute it
-    why = f"it names {named[1]}, which no checkpoint is made of" if named else "it is no plain value"
+    named = re.search(r"GLOBAL (\S+)", str(error))  # the rest of torch's message recommends to execute the file
+    why = f"it references {named[1]}, which is not allowed in checkpoints" if named else "it is not plain data"
     return RoleError(printable(f"{what} is damaged, or was not written by RLRun: {why}"), exit_codes.DATA)
 
 
 def _refuse_table(path: Path, why: str) -> RoleError:
-    message = f"{path} is damaged, or was not written by RLRun: {why}; nothing of this checkpoint is used"
+    message = f"{path} is damaged, or was not written by RLRun: {why}; this checkpoint is not used"
     return RoleError(printable(message), exit_codes.DATA)
 
 
 def _check_table(metadata: Any, folder: Path) -> None:
-    """Hold the table against the files.
+    """Compare the table with the files.
 
     Raises:
-        ValueError: they do not go together.
+       ValueError: they do not match.
     """
     if type(metadata) is not Metadata or type(metadata.storage_meta) is not StorageMeta:
-        raise ValueError("it holds no table")
+        raise ValueError("it does not contain a table")
     entries, stored = metadata.state_dict_metadata, metadata.storage_data
     if type(entries) is not dict or type(stored) is not dict:
-        raise ValueError("its table is none")
+        raise ValueError("its table is not a dictionary")
     sizes, lengths = _file_sizes(folder), dict[tuple[str, Any], int]()
     for index, place in stored.items():
         if type(index) is not MetadataIndex or index.fqn not in entries:
-            raise ValueError("it has a place for what it does not hold")
+            raise ValueError("it has a location for an unknown entry")
         _check_place(index.fqn, place, sizes)
         lengths[index.fqn, index.offset] = place.length
     for name, entry in entries.items():
@@ -193,11 +195,11 @@ def _file_sizes(folder: Path) -> Mapping[str, int]:
 def _check_place(name: str, place: object, sizes: Mapping[str, int]) -> None:
     file, offset, length = (getattr(place, field, None) for field in ("relative_path", "offset", "length"))
     if type(file) is not str or file not in sizes:
-        raise ValueError(f"{name} is in {file!r}, which is none of its files")
+        raise ValueError(f"{name} is in {file!r}, which is not a file of the checkpoint")
     if not (type(offset) is type(length) is int and 0 <= offset <= offset + length <= sizes[file]):
         raise ValueError(f"{name} is at {offset!r}, {length!r} bytes, of {file}, which has {sizes[file]}")
     if getattr(place, "transform_descriptors", None):
-        raise ValueError(f"{name} is transformed, which no checkpoint of ours is")
+        raise ValueError(f"{name} is transformed, which RLRun never does")
 
 
 def _check_entry(name: Any, entry: Any, lengths: Mapping[tuple[str, Any], int]) -> None:
@@ -210,8 +212,8 @@ def _check_entry(name: Any, entry: Any, lengths: Mapping[tuple[str, Any], int]) 
         return
     if type(entry.properties) is not TensorProperties or type(entry.size) is not torch.Size:
         raise ValueError(f"{name} has no shape")
-    # Tensors are stored as they are: a shape that needs more than its bytes is made up, and would take memory.
+    # Tensors are stored uncompressed. A shape that needs more than the stored bytes is forged and would allocate memory.
     wanted = math.prod(entry.size) * entry.properties.dtype.itemsize
     there = sum(lengths[name, offset] for offset in offsets)
     if min(entry.size, default=0) < 0 or wanted > there:
-        raise ValueError(f"{name} would have {wanted} bytes, where {there} are stored")
+        raise ValueError(f"{name} needs {wanted} bytes, but {there} are stored")

@@ -1,6 +1,6 @@
-"""A run's checkpoints: begun when they are due, tried again when the volume refused one, complete once the orchestrator has added its part.
+"""Checkpoints of a run: save, retry after a refusal of the volume, complete with the orchestrator's part.
 
-The same on every rank but for the completing, which is rank 0's.
+Every rank runs the same code, except for the completion on rank 0.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 from rlrun.trainer.ranks.group import Group
 
 COMPLETION_SECONDS = 600.0
-"""Longest wait for the manifest of the last checkpoint once nothing else is left to do."""
+"""Longest wait for the manifest of the last checkpoint at the end of the run."""
 
 
 class Checkpoints:
-    """Checkpoints of one attempt; loads the one that it starts from.
+    """Checkpoints of one attempt. The constructor loads the base checkpoint.
 
     Args:
-        config: the run's.
-        attempt: which has begun.
-        parts: what is trained, by name.
-        paths: of the run.
-        group: the ranks.
-        channel: to the run's orchestrator, on rank 0.
-        volume: reports what it refuses.
-        say: logs on rank 0.
+       config: configuration of the run.
+       attempt: attempt that has started.
+       parts: trained modules and optimizers, by name.
+       paths: paths of the run.
+       group: all ranks.
+       channel: channel to the run's orchestrator, on rank 0.
+       volume: receiver of the volume's refusals.
+       say: logger of rank 0.
 
     Raises:
-        RoleError: the base checkpoint cannot be loaded; with the exit code of storage if the volume fails.
+       RoleError: the base checkpoint cannot be loaded; with the exit code for storage if the volume fails.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class Checkpoints:
     ) -> None:
         self._config, self._attempt, self._paths, self._channel = config, attempt, paths, channel
         self.step = attempt.base_step
-        """The last one whose checkpoint was begun."""
+        """Step of the last started checkpoint."""
         self.base = self._load(parts, leads=group.leads)
-        """Progress of the training before this attempt."""
+        """Progress of training at the start of this attempt."""
         self._volume, self._retry = volume, Retry(volume)
         self._saver = Saver(parts, group, background=config.checkpoint.save_async)
         self._completer = self._start_completer(volume, say) if group.leads else None
@@ -75,7 +75,8 @@ class Checkpoints:
         if attempt.origin is not None:
             origin = Path(attempt.origin.path)
             with storage_errors(origin, "load the checkpoint"):
-                dcp.load_parts(parts, origin, say=say)  # the progress is the other run's
+                # This run starts from step 0, so the other run's progress is ignored.
+                dcp.load_parts(parts, origin, say=say)
         return Progress()
 
     def _start_completer(self, volume: Volume, say: Callable[[str], None]) -> Completer:
@@ -102,7 +103,7 @@ class Checkpoints:
     # ---- saving, on all ranks
 
     def save(self, progress: Progress) -> None:
-        """Begin to save this rank's shards; waits for the save before this one.
+        """Start to save this rank's shards, after the previous save has finished.
 
         Raises:
             RoleError: see `Saver.save`.
@@ -111,11 +112,11 @@ class Checkpoints:
         self.step = progress.step
 
     def tell(self) -> None:
-        """Report the save that was begun last once it is durable on all ranks: the rest of the checkpoint follows."""
+        """Report the last save as soon as it is durable on all ranks; its completion follows."""
         self._saver.then(self._written)
 
     def _written(self, written: Written) -> None:
-        """Report the save; on rank 0 the rest of the checkpoint follows. Called in the saver's thread."""
+        """Report the save, and on rank 0 start its completion. Called in the saver's thread."""
         self._retry.written()
         if self._channel is not None:
             self._channel.emit("checkpoint_saved", written.step, path=written.path)
@@ -123,25 +124,25 @@ class Checkpoints:
             self._completer.saved(written.step, written.path, written.files)
 
     def seconds(self) -> float | None:
-        """Seconds that the last save took to write, once, after it has been written."""
+        """Return the duration of the last write in seconds, once after the write."""
         written = self._saver.finished()
         return written.seconds if written is not None else None
 
     def settle(self) -> bool:
-        """Wait until nothing is being written; true if the volume has taken the last save.
+        """Wait for the running write; return whether the volume accepted the last save.
 
         Raises:
-            RoleError: it failed.
+           RoleError: the save failed.
         """
         self._saver.wait()
         self._saver.check()
         return self._saver.refused is None
 
     def complete(self, step: int) -> bool:
-        """Wait until the checkpoint of `step` is complete, where that can still be; true if it is, which rank 0 alone knows.
+        """Wait until the checkpoint of `step` is complete or cannot become complete; return on rank 0 whether it is complete.
 
         Raises:
-            RoleError: saving it failed.
+           RoleError: the save failed.
         """
         taken = self.settle()
         if self._completer is not None and taken and self.step == step > self._attempt.base_step:
@@ -149,15 +150,15 @@ class Checkpoints:
         return step == self._attempt.base_step
 
     def close(self, *, wait: bool) -> None:
-        """Give up what is not complete. `wait` for what is being written, unless it has failed."""
+        """Stop saving and completing. `wait`: wait for running writes, unless they have failed."""
         self._saver.close(wait=wait)
         if self._completer is not None:
             self._completer.close(COMPLETION_SECONDS if wait else 0.0)
 
-    # ---- what rank 0 sees of it
+    # ---- rank 0 reads the state
 
     def failure(self) -> RoleError | None:
-        """Reason why no checkpoint can be saved any more."""
+        """Return the error that prevents further checkpoints, or None."""
         try:
             self._saver.check()
         except RoleError as error:
@@ -165,7 +166,7 @@ class Checkpoints:
         return self._completer.failure if self._completer is not None else None
 
     def unsaved(self) -> Refused | None:
-        """The last checkpoint, when the volume would not take it."""
+        """Return the last checkpoint if the volume refused it, else None."""
         assert self._completer is not None
         refused = self._completer.refused
         if refused is not None and refused.step == self.step and self._saver.idle:
@@ -173,22 +174,22 @@ class Checkpoints:
         return self._saver.refused
 
     def again(self, *, blocks: bool) -> bool:
-        """True if the last checkpoint was refused, and it is time to save one again.
+        """Return whether the last checkpoint was refused and its retry is due.
 
         Args:
-            blocks: whether nothing else is left to do.
+           blocks: true if training waits for the checkpoint.
         """
         refused = self.unsaved()
         return refused is not None and self._retry.due(refused, blocks=blocks)
 
     def wanted(self, step: int) -> bool:
-        """True if `step` is trained and not saved, and its checkpoint can be completed. False on other ranks than rank 0."""
+        """Return whether `step` is not saved and its checkpoint can be completed; always False on ranks other than 0."""
         if self._completer is None or not self._config.checkpoint.enabled or step == self._attempt.base_step:
             return False
         return (step > self.step or self.unsaved() is not None) and self._can_complete()
 
     def pending(self) -> bool:
-        """True if something is being written, or the manifest of what was saved last may still come."""
+        """Return whether a write is running, or the manifest of the last save may still be written."""
         assert self._completer is not None
         if not self._saver.idle:
             return True
@@ -196,7 +197,7 @@ class Checkpoints:
         return incomplete and self._can_complete() and self.unsaved() is None
 
     def end(self) -> RoleError | None:
-        """Wait for the last manifest of a run that is over; returns why there is none."""
+        """Wait for the last manifest of an ended run; return an error if it is missing."""
         assert self._completer is not None
         if not self._completer.close(COMPLETION_SECONDS):
             trouble = self._volume.trouble()

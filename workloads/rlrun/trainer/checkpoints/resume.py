@@ -1,4 +1,4 @@
-"""Base of an attempt and retention of checkpoints: decided from the disk alone."""
+"""Base checkpoint of an attempt, and retention of checkpoints; both depend only on the files on the volume."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from rlrun.protocol.files.paths import Artifact, RunPaths
 from rlrun.runtime import exit_codes
 
 Verify = Callable[[Path, Manifest], None]
-"""Compares the files of a checkpoint's folder with its manifest, and raises ManifestError or OSError where they differ."""
+"""Function that compares the files of a checkpoint with its manifest and raises ManifestError or OSError on a difference."""
 
 
 UNREADABLE_SECONDS = 120.0
-"""Longest time for which a checkpoint that the volume fails to read is tried again, before an older one is taken."""
+"""Time limit of retries for a checkpoint that the volume cannot read, before an older one is used."""
 
 
 class Beginning:
-    """Begin of an attempt over several tries, where the volume refuses or fails.
+    """State of an attempt's start over several tries on a faulty volume.
 
     Args:
-        clock: seconds, monotonic.
+       clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._unreadable_since: dict[Path, float] = {}
         self.written: Attempt | None = None
-        """Content of the attempt's file in the try before, whose name may be there although its last flush failed."""
+        """Content of the attempt's file in the previous try; the file may exist although its fsync failed."""
 
     def gives_up(self, checkpoint: Path) -> bool:
-        """True if the checkpoint could not be read for `UNREADABLE_SECONDS`: one that is away for a while has lost nothing."""
+        """Return whether the checkpoint has been unreadable for `UNREADABLE_SECONDS`; a shorter failure may be temporary."""
         return self._clock() - self._unreadable_since.setdefault(checkpoint, self._clock()) >= UNREADABLE_SECONDS
 
 
 @dataclass(frozen=True)
 class Base:
-    """The checkpoint that an attempt starts from, and the lineage up to it."""
+    """Base checkpoint of an attempt, and the lineage that contains it."""
 
     checkpoint: Artifact
     lineage: Attempt
@@ -77,32 +77,32 @@ def choose_base(
     check: Verify = verify_files,
     beginning: Beginning | None = None,
 ) -> Base | None:
-    """Newest complete checkpoint of the newest attempt's lineage that matches its manifest; None: start from the model.
+    """Return the newest complete checkpoint of the newest attempt's lineage that matches its manifest, or None to start from the model.
 
     Args:
-        paths: of the run.
-        resume: the policy.
-        with_orchestrator: whether a checkpoint needs the orchestrator's part (in a replay there is none).
-        required: do not start from the model if there are complete checkpoints and all are damaged.
-        log: gets every checkpoint that is passed over, and why.
-        check: reads the files.
-        beginning: time for a volume that fails to read a checkpoint; None: none.
+       paths: paths of the run.
+       resume: policy of the run.
+       with_orchestrator: the checkpoint needs the orchestrator's part; false in a replay.
+       required: raise an error instead of returning None if all complete checkpoints are damaged.
+       log: receiver of a message about each skipped checkpoint.
+       check: comparison of the files with the manifest.
+       beginning: state of retries on a faulty volume. Default: no retries.
 
     Raises:
-        RoleError: the policy forbids what was found, or asks for a step that is not there; or all checkpoints are damaged, or unreadable.
-        OSError, ManifestError: the volume fails to read a checkpoint, and may read it at the next try.
+       RoleError: the policy forbids the found files, the requested step does not exist, or all checkpoints are damaged or unreadable.
+       OSError, ManifestError: the volume cannot read a checkpoint now; retry later.
     """
     attempts = paths.attempts_on_disk()
     if resume.policy == "Never" and attempts:
         raise RoleError(
-            f"checkpoint.resume.policy is Never, but {paths.root} holds a run (attempt {attempts[-1]}): "
+            f"checkpoint.resume.policy is Never, but {paths.root} contains a run (attempt {attempts[-1]}); "
             "choose another folder, or the policy Latest",
             exit_codes.CONFIGURATION,
         )
     if not attempts:
         if resume.policy == "Step":
             raise RoleError(
-                f"checkpoint.resume.step is {resume.step}, but {paths.root} holds no run", exit_codes.CONFIGURATION
+                f"checkpoint.resume.step is {resume.step}, but {paths.root} contains no run", exit_codes.CONFIGURATION
             )
         return None
     lineage = newest_attempt(paths, log)
@@ -118,7 +118,7 @@ def choose_base(
         problem = _find_problem(wanted[-1], with_orchestrator, check, beginning)
         if problem:
             raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
-        assert lineage is not None  # it owns the candidate
+        assert lineage is not None  # a candidate exists only with a lineage
         return Base(wanted[-1], lineage)
     is_unreadable = False
     for candidate in reversed(candidates):
@@ -126,17 +126,17 @@ def choose_base(
         if problem is None and lineage is not None:
             return Base(candidate, lineage)
         is_unreadable |= isinstance(problem, _Unreadable)
-        log(f"not resuming from step {candidate.step}: {problem}; trying the one before")
-    if is_unreadable:  # it may be whole: no reason to start from the model
+        log(f"cannot resume from step {candidate.step}: {problem}; trying the previous checkpoint")
+    if is_unreadable:  # the checkpoint may be intact, so do not start from the model
         raise RoleError(
-            f"no complete checkpoint of {paths.root} can be used or read, so nothing is resumed; the last problem: {problem}; "
-            "repair the storage, or the way to it",
+            f"cannot resume, because no complete checkpoint of {paths.root} can be used or read; last problem: {problem}; "
+            "repair the storage or the connection to it",
             exit_codes.STORAGE,
         )
     if candidates and required:
         steps = ", ".join(str(c.step) for c in candidates)
         raise RoleError(
-            f"none of the complete checkpoints (of steps {steps}) can be used, so nothing is resumed; that of step "
+            f"cannot resume, because no complete checkpoint (steps {steps}) can be used; step "
             f"{candidates[0].step}: {problem}; restore its files from a copy, or start a new run in another --output-dir",
             exit_codes.DATA,
         )
@@ -146,23 +146,25 @@ def choose_base(
 def choose_origin(
     paths: RunPaths, resume: ResumeConfig, *, log: Callable[[str], None] = print, check: Verify = verify_files
 ) -> Origin | None:
-    """The checkpoint of another run that `resume.from_run` names; None: start from the model.
+    """Return the checkpoint of another run that `resume.from_run` names, or None to start from the model.
 
-    An earlier attempt that began with one pins it: the other run may have gone on since. The other run's retention does not know of this
-    run: where the pinned one is deleted, and `from_step` does not demand it, the newest is taken.
+    An earlier attempt of this run pins its origin, because the other run may have continued. The other run's retention does not protect
+    the pinned checkpoint: if it is deleted and `from_step` does not require it, the newest checkpoint is used.
 
     Raises:
-        RoleError: there is no such run, or no complete checkpoint in it.
+       RoleError: the other run does not exist, or has no complete checkpoint.
     """
     if resume.from_run is None:
         return None
     field = f"checkpoint.resume.fromRun is {resume.from_run}"
     other = RunPaths(paths.root.parent / resume.from_run)
     if other.root.resolve() == paths.root.resolve():
-        raise RoleError(f"{field}, which is this run itself; to go on with it set nothing", exit_codes.CONFIGURATION)
+        raise RoleError(
+            f"{field}, which is this run itself; omit the field to resume this run", exit_codes.CONFIGURATION
+        )
     attempts = other.attempts_on_disk()
     if not attempts:
-        raise RoleError(f"{field}, but {other.root} holds no run", exit_codes.CONFIGURATION)
+        raise RoleError(f"{field}, but {other.root} contains no run", exit_codes.CONFIGURATION)
     lineage = newest_attempt(other, log)
     candidates = lineage.owned(complete_checkpoints(other)) if lineage is not None else []
     if not candidates or resume.from_step not in (None, *(c.step for c in candidates)):
@@ -179,14 +181,14 @@ def choose_origin(
         problem = _find_problem(candidate, False, check)
         if problem is None:
             return Origin(str(candidate.path), candidate.step, candidate.attempt)
-        log(f"not starting from step {candidate.step} of {other.root}: {problem}")
+        log(f"cannot start from step {candidate.step} of {other.root}: {problem}")
     raise RoleError(
-        f"{field}, but every checkpoint that could be used is damaged; the last problem: {problem}", exit_codes.DATA
+        f"{field}, but all of its matching checkpoints are damaged; last problem: {problem}", exit_codes.DATA
     )
 
 
 class _Unreadable(str):
-    """Problem of a checkpoint that the volume fails to read."""
+    """Problem of a checkpoint that the volume cannot read."""
 
 
 def _find_problem(
@@ -202,7 +204,7 @@ def _find_problem(
             raise
         return _Unreadable(error)
     if (manifest.step, manifest.attempt) != (checkpoint.step, checkpoint.attempt):
-        return f"{checkpoint.path.name} holds the manifest of step {manifest.step}, attempt {manifest.attempt}"
+        return f"{checkpoint.path.name} contains the manifest of step {manifest.step}, attempt {manifest.attempt}"
     if with_orchestrator and not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
         return f"{checkpoint.path.name} has no {ORCHESTRATOR_PART} part"
     return None
@@ -221,10 +223,10 @@ def start_attempt(
     check: Verify = verify_files,
     beginning: Beginning | None = None,
 ) -> Attempt:
-    """Decide from the disk where an attempt starts, and write its file; called on rank 0 alone.
+    """Choose the start of an attempt and write its file; called only on rank 0.
 
     Raises:
-        RoleError: as `choose_base`, `choose_origin` and `begin_attempt`, or the volume refuses to write.
+       RoleError: see `choose_base`, `choose_origin` and `begin_attempt`; or the volume refuses the write.
     """
     resume = config.checkpoint.resume
     with storage_errors(paths.attempts, "write the attempt's file"):
@@ -264,21 +266,21 @@ def begin_attempt(
     """Write the attempt's file.
 
     Args:
-        paths: of the run.
-        base: the checkpoint of this run that it starts from; None: it starts at step 0.
-        attempt: its number.
-        world_size: ranks of the group.
-        config_hash: of the run's configuration.
-        uid: of the run.
-        origin: without a base, what version 0 is; None: the model.
-        beginning: earlier tries of this process.
+        paths: paths of the run.
+        base: base checkpoint of this run, or None to start at step 0.
+        attempt: number of the attempt.
+        world_size: number of ranks of the group.
+        config_hash: hash of the run's configuration.
+        uid: unique identifier of the run.
+        origin: origin of version 0 if there is no base. Default: the model.
+        beginning: state of earlier tries of this process.
 
     Raises:
-        RoleError: the number was used before, or is not above those on the disk: another group of this run lives or has lived.
+        RoleError: the number is in use or not above those on the volume, because another group of this run is or was active.
     """
     before = beginning.written if beginning is not None else None
     if before is not None and paths.attempt_file(attempt).exists():
-        write_attempt(paths, before)  # completes that try; a file of another group is refused
+        write_attempt(paths, before)  # completes the previous try; raises if another group wrote the file
         return before
     check_number(paths, attempt)
     if base is None:
@@ -300,8 +302,11 @@ def begin_attempt(
 def checkpoints_to_delete(
     checkpoints: Iterable[Artifact], *, complete: Iterable[Artifact], attempt: Attempt, config: CheckpointConfig
 ) -> list[Artifact]:
-    """Checkpoints to delete: complete ones beyond `keep_last` that no `keep_interval` holds, and unfinished ones that are older than
-    the newest complete one. What a later attempt wrote is never touched."""
+    """Return the checkpoints to delete.
+
+    These are complete checkpoints beyond `keep_last` that `keep_interval` does not keep, and incomplete checkpoints older than the newest
+    complete one. Files of later attempts are never deleted.
+    """
     mine = [c for c in checkpoints if c.attempt <= attempt.attempt]
     usable = attempt.owned([c for c in complete if c.attempt <= attempt.attempt])
     if not usable:
@@ -314,12 +319,12 @@ def checkpoints_to_delete(
 
 
 def delete_superfluous(paths: RunPaths, *, attempt: Attempt, config: CheckpointConfig) -> None:
-    """Delete old checkpoints, as computed from what is on the disk."""
+    """Delete the checkpoints that `checkpoints_to_delete` selects from the files on the volume."""
     for checkpoint in checkpoints_to_delete(
         paths.checkpoints_on_disk(), complete=complete_checkpoints(paths), attempt=attempt, config=config
     ):
         reach("retention.before_remove")
-        # The manifest first, so that a part of a checkpoint is never taken for one.
+        # Delete the manifest first, so that a partly deleted checkpoint never counts as complete.
         (checkpoint.path / MANIFEST).unlink(missing_ok=True)
         reach("retention.manifest_removed")
         shutil.rmtree(checkpoint.path, ignore_errors=True)

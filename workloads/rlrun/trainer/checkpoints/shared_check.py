@@ -1,7 +1,7 @@
-"""Check of a checkpoint by all ranks together: each reads the files that it is about to load, and the others' not at all.
+"""Verification of a checkpoint by all ranks: each rank reads only the files that it will load.
 
-One machine that reads the whole checkpoint alone, while the others wait, takes as many times as long as there are machines. And what
-a rank has read for its checksum is in its machine's page cache when the checkpoint is loaded.
+If one machine read the whole checkpoint while the others wait, the check would take longer by a factor of the number of machines. After
+the check, the files of a rank are in its machine's page cache for the load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LOOK_SECONDS = 0.2
 
 
 class Ranks(Protocol):
-    """The part of a `Group` that this needs."""
+    """Required methods of a `Group`."""
 
     @property
     def rank(self) -> int:
@@ -35,43 +35,43 @@ class Ranks(Protocol):
 
     @property
     def leads(self) -> bool:
-        """True on rank 0."""
+        """Whether this is rank 0."""
 
     def broadcast(self, document: object, *, root: int = 0) -> Any:
-        """The JSON document of one rank, on every rank."""
+        """Return the JSON document of one rank on every rank."""
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Maxima over all ranks."""
+        """Return the maxima over all ranks."""
 
 
 def share_files(files: Iterable[FileEntry], rank: int, world_size: int) -> list[FileEntry]:
-    """Files that a rank checks: those of the rank of its number, which it loads; what is no rank's is rank 0's.
+    """Return the files that a rank checks: shards with its number, which it will load. Rank 0 also checks files that belong to no rank.
 
     Args:
-        files: of the checkpoint, by whichever number of ranks it was written.
-        rank: of `world_size`.
-        world_size: ranks that check.
+       files: files of the checkpoint, written with any number of ranks.
+       rank: number of the checking rank.
+       world_size: number of checking ranks.
     """
     found = ((entry, _SHARD.search(entry.path)) for entry in files)
     return [entry for entry, shard in found if (int(shard[1]) if shard else 0) % world_size == rank]
 
 
 class SharedCheck:
-    """The check, on every rank: rank 0 calls `verify` as often as it likes, then all of them call `end`.
+    """Check on every rank: rank 0 calls `verify` any number of times and then `end`; other ranks only call `end`.
 
     Args:
-        group: all ranks.
-        patience: seconds that a file may be missing here which rank 0 has seen: a network file system remembers what was not there.
+       group: all ranks.
+       patience: seconds to wait for a file that rank 0 has seen, because network file systems cache missing entries.
     """
 
     def __init__(self, group: Ranks, patience: float = 60.0) -> None:
         self._group, self._patience = group, patience
 
     def verify(self, checkpoint: Path, manifest: Manifest) -> None:
-        """Compare every file with its entry; on rank 0, while the others are in `end`.
+        """Compare every file with its entry; called on rank 0 while the other ranks are in `end`.
 
         Raises:
-            ManifestError: a file is missing, has another size or another checksum, or a rank cannot read it; names it.
+           ManifestError: a file is missing, has another size or checksum, or cannot be read; the message contains its name.
         """
         check_sizes(checkpoint, manifest.files)
         entries = [asdict(entry) for entry in manifest.files]
@@ -79,7 +79,7 @@ class SharedCheck:
         self._check(checkpoint, manifest.files)
 
     def end(self) -> None:
-        """Wait until rank 0 has chosen, and check for it until then."""
+        """Serve checks for rank 0 until it has chosen a checkpoint."""
         if self._group.leads:
             self._group.broadcast({"checkpoint": None})
             return
@@ -87,10 +87,10 @@ class SharedCheck:
             try:
                 self._check(Path(order["checkpoint"]), [FileEntry(**entry) for entry in order["files"]])
             except ManifestError:
-                continue  # rank 0 has it too, and goes on with another one
+                continue  # rank 0 has the same error and tries another checkpoint
 
     def _check(self, checkpoint: Path, files: Iterable[FileEntry]) -> None:
-        """Check this rank's share; raises on all ranks together."""
+        """Check this rank's files; raises on all ranks together."""
         group, problem = self._group, ""
         try:
             self._read(checkpoint, share_files(files, group.rank, group.world_size))
@@ -113,4 +113,4 @@ class SharedCheck:
             time.sleep(_LOOK_SECONDS)
             for folder in {(checkpoint / entry.path).parent for entry in files}:
                 with suppress(OSError):
-                    os.listdir(folder)  # noqa: PTH208  # asks the server anew
+                    os.listdir(folder)  # noqa: PTH208  # forces a new lookup at the server

@@ -1,4 +1,4 @@
-"""A checkpoint that the volume refuses is not lost for good: training goes on, and it is tried again at a later step."""
+"""Retries of checkpoints that the volume refused: training continues, and a later step is saved."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlrun.protocol.files.volume_faults import Trouble, Volume
 
 SAVING = "save a checkpoint"
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 120.0
-"""Backoff before a refused checkpoint is tried again, doubled each time: on GPUs each try stops the loop for a copy."""
+"""Backoff of retries, doubled each time, because on GPUs each try blocks the loop for a copy."""
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The volume has refused a checkpoint, which is not there; the same on all ranks."""
+    """Checkpoint that the volume refused and that does not exist; the same on all ranks."""
 
     step: int
     trouble: Trouble
@@ -29,11 +29,11 @@ def _retry_pauses() -> Iterator[float]:
 
 
 class Retry:
-    """Time of the next try of a refused checkpoint, and the report meanwhile.
+    """Time of the next try of a refused checkpoint, and the report of the fault until then.
 
     Args:
-        volume: reports the refusals.
-        clock: seconds, monotonic.
+       volume: receiver of the refusals.
+       clock: monotonic clock in seconds.
     """
 
     def __init__(self, volume: Volume, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -43,11 +43,11 @@ class Retry:
         self._at = 0.0
 
     def due(self, refused: Refused, *, blocks: bool) -> bool:
-        """True if it is to be tried again now.
+        """Report the refusal and return whether a retry is due.
 
         Args:
-            refused: the last try.
-            blocks: whether nothing else is left to do.
+           refused: refused checkpoint of the last try.
+           blocks: true if training waits for the checkpoint.
         """
         if refused is not self._known:
             self._known, self._at = refused, self._clock() + next(self._pauses)
@@ -55,6 +55,6 @@ class Retry:
         return self._clock() >= self._at
 
     def written(self) -> None:
-        """A checkpoint is durable."""
+        """Report that a checkpoint is durable, and reset the backoff."""
         self._known, self._pauses = None, _retry_pauses()
         self._volume.accept(SAVING)

@@ -1,4 +1,4 @@
-"""Requests of other runs for a slot, and the answers: rank 0's side of `protocol.files.shared`."""
+"""Requests of other runs for a slot, and their answers: rank 0's part of `protocol.files.shared`."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import resume
 
 LOOK_SECONDS = 0.5
-"""Interval at which the folder of requests is listed."""
+"""Seconds between listings of the folder of requests."""
 _FINAL: tuple[SlotState, ...] = ("Refused", "Left", "Failed")
 
 
 @dataclass(frozen=True)
 class Guest:
-    """A run that may join: its attempt has begun on the disk."""
+    """Run that may join; its attempt has been started on the volume."""
 
     config: TrainerConfig
     attempt: Attempt
@@ -39,21 +39,21 @@ class Guest:
 
 @dataclass(frozen=True)
 class Change:
-    """Change that a request means for a run that has a slot."""
+    """Required change for a run that has a slot."""
 
     run: str
     at_once: bool
-    """Another attempt of it asks, so this one is over; otherwise it saves first."""
+    """Remove the run immediately, because a later attempt of it requested a slot; otherwise it saves first."""
     reason: str
 
 
 class Guests:
-    """All requests in the host's folder.
+    """Requests in the host's folder.
 
     Args:
-        host: configuration of the trainer's own run.
-        world_size: ranks of the trainer.
-        api_key: of the host.
+       host: configuration of the trainer's own run.
+       world_size: number of ranks of the trainer.
+       api_key: key of the host.
     """
 
     def __init__(self, host: TrainerConfig, *, world_size: int, api_key: str) -> None:
@@ -63,37 +63,37 @@ class Guests:
         self._requests: list[Join] = []
         self._waiting: set[tuple[str, int]] = set()
         self._final: set[tuple[str, int]] = set()
-        """Attempts that are answered for good."""
+        """Attempts with a final answer."""
 
     def look(self) -> None:
-        """List the requests, unless that was done a moment ago."""
+        """List the requests, at most once per `LOOK_SECONDS`."""
         if time.monotonic() - self._looked < LOOK_SECONDS:
             return
         self._looked = time.monotonic()
         try:
             self._requests = shared.read_requests(self._paths)
-        except OSError as error:  # a volume that does not answer for a moment makes no run leave
+        except OSError as error:  # a short fault of the volume must not remove runs
             logger.warning(f"cannot list {self._paths.shared}: {error}")
 
     def changes(self, joined: Mapping[str, int]) -> Iterator[Change]:
-        """Results of the requests of the runs that have a slot.
+        """Compare the requests with the runs that have a slot.
 
         Args:
-            joined: the attempt of each guest.
+           joined: attempt of each guest.
         """
         asked = {join.run: join.attempt for join in self._requests}
         for run, attempt in joined.items():
             if run not in asked:
-                yield Change(run, at_once=False, reason="it has asked to leave")
+                yield Change(run, at_once=False, reason="the run requested to leave")
             elif asked[run] > attempt:
-                yield Change(run, at_once=True, reason=f"its attempt {asked[run]} has asked for a slot")
+                yield Change(run, at_once=True, reason=f"its attempt {asked[run]} requested a slot")
 
     def next(self, joined: Mapping[str, int], *, free: bool) -> Guest | None:
-        """The next run to join, whose attempt is begun here; those that cannot are answered.
+        """Return the next run to join after starting its attempt, and answer requests that must wait or are refused.
 
         Args:
-            joined: the attempt of each guest.
-            free: whether a slot is free.
+           joined: attempt of each guest.
+           free: true if a slot is free.
         """
         for join in self._requests:
             if join.run in joined or self._is_final(join):
@@ -102,7 +102,7 @@ class Guests:
                 if (join.run, join.attempt) not in self._waiting:
                     self._waiting.add((join.run, join.attempt))
                     taken = ", ".join([self._host.name, *joined])
-                    self.answer(join.run, join.attempt, "Waiting", reason=f"all slots are taken: {taken}")
+                    self.answer(join.run, join.attempt, "Waiting", reason=f"all slots are in use: {taken}")
                 continue
             self._waiting.discard((join.run, join.attempt))
             if (guest := self._prepare(join)) is not None:
@@ -110,7 +110,7 @@ class Guests:
         return None
 
     def pending(self) -> bool:
-        """True if another run may still join."""
+        """Return whether a request has no final answer yet."""
         self._looked = 0.0
         self.look()
         return not all(self._is_final(join) for join in self._requests)
@@ -134,10 +134,10 @@ class Guests:
         reason: str = "",
         exit_code: int = exit_codes.OK,
     ) -> None:
-        """Report to the run's orchestrator, and the log.
+        """Report the state of a request to the run's orchestrator and the log.
 
         Raises:
-            RoleError: the volume refuses to write.
+           RoleError: the volume refuses the write.
         """
         logger.info(f"run {run}, attempt {attempt}: {state}{f' ({reason})' if reason else ''}")
         told = SharedState(
@@ -154,7 +154,7 @@ class Guests:
             shared.write_answer(self._paths, told)
 
     def _proof(self, run: str, attempt: int) -> str:
-        """Confirmation of the key that the request was made with; none where the request was taken back meanwhile."""
+        """Return the proof of the request's key, or an empty string if the request was withdrawn."""
         asked = (join for join in self._requests if (join.run, join.attempt) == (run, attempt))
         return next((guest_proof(self._key, run, join.key_digest) for join in asked), "")
 
@@ -163,7 +163,7 @@ class Guests:
         try:
             self._check_place(paths, join)
             if join.attempt in paths.attempts_on_disk():
-                reason = f"the trainer of attempt {join.attempt} has ended; ask again with a higher attempt"
+                reason = f"the trainer of attempt {join.attempt} has ended; request a slot with a higher attempt"
                 self.answer(join.run, join.attempt, "Left", reason=reason, exit_code=exit_codes.ATTEMPT_TAKEN)
                 return None
             self._check_past(join)
@@ -183,26 +183,26 @@ class Guests:
         except RoleError as error:
             self.answer(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:  # the guest's files are not what they should be
+        except (OSError, ValueError, KeyError, TypeError) as error:  # the guest's files are invalid
             reason = f"{join.folder} cannot be used: {type(error).__name__}: {error}"
             self.answer(join.run, join.attempt, "Refused", reason=reason, exit_code=exit_codes.DATA)
             return None
         return Guest(config, attempt, paths.root)
 
     def _check_past(self, join: Join) -> None:
-        """Refuse the attempt after one that ended the trainer of all runs: the run must not do so again by itself."""
+        """Refuse the attempt after one that ended the trainer, so that an automatic restart does not end it again."""
         last = shared.last_state(self._paths, join.run)
         if last is not None and last.ended_trainer and last.attempt < join.attempt:
             raise RoleError(
-                f"attempt {last.attempt} of it failed on some ranks alone and ended the trainer of all runs: {last.reason}; mend that, "
-                "and start the run again",
+                f"its attempt {last.attempt} failed on only some ranks and ended the trainer of all runs: {last.reason}; repair the cause, "
+                "then restart the run",
                 exit_codes.DATA,
             )
 
     def _check_place(self, paths: RunPaths, join: Join) -> None:
         if paths.root.resolve() != (self._paths.root.parent / join.run).resolve() or join.run == self._host.name:
             raise RoleError(
-                f"the folder {join.folder} of run {join.run} has to be {self._paths.root.parent / join.run}, beside the host's: "
+                f"the folder of run {join.run} is {join.folder}, but must be {self._paths.root.parent / join.run}; "
                 "put both runs on one volume",
                 exit_codes.CONFIGURATION,
             )
@@ -218,5 +218,5 @@ def _read_request(paths: RunPaths, run: str) -> TrainerConfig:
     except ConfigError as error:
         raise RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION) from None
     if config.name != run:
-        raise RoleError(f"{paths.run_json} is of run {config.name}, not of {run}", exit_codes.CONFIGURATION)
+        raise RoleError(f"{paths.run_json} belongs to run {config.name}, not to {run}", exit_codes.CONFIGURATION)
     return config

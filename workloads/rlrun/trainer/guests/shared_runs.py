@@ -1,6 +1,6 @@
-"""The runs of a shared trainer: the host, and guests that join and leave. The same on every rank.
+"""Runs of a shared trainer: the host, and guests that join and leave. Every rank runs the same code.
 
-An exception in a guest's work ends the guest, in the host's it ends the process. Rank 0 alone reads the requests and answers them.
+An exception in a guest's work ends the guest; an exception in the host's work ends the process. Only rank 0 reads and answers requests.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from rlrun.trainer.run import Run
 from rlrun.trainer.runs import OneRun, Order, drop_order, start_of
 
 SILENCE_SECONDS = 120.0
-"""A guest whose orchestrator sends no request for this long is evicted."""
+"""Time without a request of its orchestrator after which a guest is evicted."""
 
 
 class SharedRuns(OneRun):
     """The host and its guests.
 
     Args:
-        host: the run that the process was started for.
-        process: what all runs share.
-        agreement: counts the places that the ranks have passed together.
-        size: most runs at the same time.
-        api_key: of the host.
+        host: run for which the process was started.
+        process: objects shared by all runs.
+        agreement: stop point of all ranks, which counts its passes.
+        size: maximum number of concurrent runs.
+        api_key: key of the host.
     """
 
     def __init__(self, host: Run, process: Process, agreement: Agreement, *, size: int, api_key: str) -> None:
         super().__init__(host)
         self._process, self._agreement, self._size = process, agreement, size
         self._slots: dict[str, int] = {}
-        """Number of each guest's place in the trainer, from 1."""
+        """Slot of each guest, from 1."""
         group = process.policy.group
         self._isolation = Isolation(group)
         self._requests = Guests(host.config, world_size=group.world_size, api_key=api_key) if group.leads else None
@@ -55,17 +55,17 @@ class SharedRuns(OneRun):
     # ---- rank 0 decides
 
     def failed(self, run: Run, error: RoleError) -> Order:
-        """Drop a guest.
+        """Return the order to drop a guest after a failure.
 
         Raises:
-            RoleError: it is the host's.
+           RoleError: `error`, if the run is the host.
         """
         if run is self.host:
             raise error
         return drop_order(run, "Failed", str(error), error.code)
 
     def requested(self) -> Order | None:
-        """The order to let a run leave or join; None: there is none."""
+        """Return the next order to let a run leave or join, or None."""
         assert self._requests is not None
         self._requests.look()
         guests = {run.name: run for run in self.runs if run is not self.host}
@@ -78,7 +78,7 @@ class SharedRuns(OneRun):
                 return {"do": "leave", "run": run.name}
         for run in guests.values():
             if run.stage == "training" and run.silence() > SILENCE_SECONDS:
-                logger.warning(f"run {run.name}: its orchestrator has asked for nothing for {run.silence():.0f} s")
+                logger.warning(f"run {run.name}: no request from its orchestrator for {run.silence():.0f} s")
                 return {"do": "leave", "run": run.name}
         found = self._requests.next(joined, free=len(joined) + 1 < self._size)
         if found is None:
@@ -87,17 +87,17 @@ class SharedRuns(OneRun):
         return {"do": "join", "config": config, "attempt": asdict(found.attempt), "folder": str(found.folder)}
 
     def awaited(self) -> bool:
-        """True if a request is not answered for good."""
+        """Return whether a request has no final answer yet."""
         return self._requests is not None and self._requests.pending()
 
     # ---- all ranks carry it out
 
     def work(self, run: Run, act: Callable[[Run], None]) -> bool:
-        """Let one run do something; an exception in a guest's work ends the guest.
+        """Call `act` for one run and return whether the run continues; an exception in a guest's work ends the guest.
 
         Raises:
-            StopAgreed: all ranks are to stop.
-            Exception: of the host's work, or not the same on all ranks.
+           StopAgreed: all ranks stop.
+           Exception: error of the host's work, or an error that differs between ranks.
         """
         try:
             act(run)
@@ -112,30 +112,30 @@ class SharedRuns(OneRun):
         return True
 
     def close(self, run: Run) -> None:
-        """Take a run away that is over; a guest's orchestrator gets an answer."""
+        """Remove an ended run; a guest's orchestrator gets an answer."""
         if run is self.host:
             super().close(run)
         else:
-            self._part(run, "Left", "it is over")
+            self._part(run, "Left", "the run has ended")
 
     def change(self, order: Order) -> None:
-        """Let a run join, or drop a guest."""
+        """Carry out an order to join or drop a guest."""
         if order["do"] == "join":
             self._join(order)
         else:
             self._part(self.named(order["run"]), order["state"], order["reason"], order["code"])
 
     def stopped(self, run: Run, why: str) -> None:
-        """Report to a guest's orchestrator, which would wait for a trainer that does not come back."""
+        """Report the end of the trainer to a guest's orchestrator, which would otherwise wait for it."""
         if run is not self.host:
             code, step = exit_codes.ATTEMPT_TAKEN, run.progress.step
-            self._answer(run.name, run.number, "Left", step=step, reason=f"it was {why}", exit_code=code)
+            self._answer(run.name, run.number, "Left", step=step, reason=f"the trainer was {why}", exit_code=code)
 
     def _contain(self, name: str, attempt: int, error: Exception) -> RoleError:
-        """Make the model fit for the other runs again; returns the error for a person.
+        """Reset the model for the other runs and return the error for the user.
 
         Raises:
-            RoleError: the ranks are not at the same place, so no run can go on here.
+           RoleError: the ranks are at different places, so all runs must end.
         """
         failure = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
         if not isinstance(error, RoleError):
@@ -144,7 +144,7 @@ class SharedRuns(OneRun):
             if to_blame(error):
                 tell_all(self.host.paths, name, attempt, failure)
             raise RoleError(
-                f"run {name} failed on some ranks alone, so that all runs have to start again: {failure}", failure.code
+                f"run {name} failed on only some ranks, so all runs must restart: {failure}", failure.code
             ) from error
         self._process.policy.reset()
         return failure
@@ -173,14 +173,14 @@ class SharedRuns(OneRun):
                 logger.info(f"{run.name}: from {start_of(attempt)}")
 
     def _link(self, name: str, attempt: int, paths: RunPaths) -> Link:
-        """A guest's orchestrator talks to the host's server."""
+        """Create the channel of a guest at the host's server."""
         if self.host.channel is None:
             return Link()
         channel = self.host.channel.beside(name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt))
         return Link(channel, LiveFeed(channel))
 
     def _part(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
-        """Take a guest's place away."""
+        """Answer a guest's orchestrator and remove the guest."""
         self._answer(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
         self.runs.remove(run)
         self._slots.pop(run.name, None)

@@ -1,4 +1,4 @@
-"""Forward passes without a gradient over a batch before it is trained on."""
+"""Forward passes without a gradient over a batch, before the first update of a step."""
 
 from __future__ import annotations
 
@@ -15,40 +15,43 @@ from rlrun.trainer.modeling.shard import fsdp_modules
 
 @dataclass(frozen=True)
 class Signals:
-    """Auxiliary inputs for one row. All `[T]` fp32, 0 outside the loss mask; None where the objective does not read it."""
+    """Auxiliary inputs of one row, each `[T]` fp32 and 0 outside the loss mask, or None if the objective does not read it."""
 
     proximal_logprobs: Tensor | None = None
-    """Log-probs under the policy at the start of the step, or its stand-in."""
+    """Log-probs of the proximal policy."""
     reference_logprobs: Tensor | None = None
     advantages: Tensor | None = None
-    """Advantages that a critic makes of the rewards, instead of those of the batch."""
+    """Advantages that replace the batch's, computed by a critic or with a KL reward."""
     values: Tensor | None = None
-    """Values of the critic at the start of the step."""
+    """Critic's values at the start of the step."""
     returns: Tensor | None = None
-    """Targets that the critic learns."""
+    """Targets of the critic."""
 
 
 class ReferenceSource(Protocol):
-    """Source of log-probs of a reference or teacher. The trainer itself is one source; an engine can be another."""
+    """Source of log-probs of a reference or teacher: a model in the trainer, or an engine."""
 
     def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
-        """Log-prob of every loss token of each row, at the temperature it was sampled with; `[T]` fp32 each, 0 outside the mask.
+        """Return the log-probs of the loss tokens of each row at their sampling temperature, `[T]` fp32, 0 outside the mask.
 
-        Every rank calls it together, with the same number of rows.
+        All ranks call it together, with the same number of rows.
         """
         ...
 
 
 def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
-    """Log-probs of the loss tokens of all rows under `model`, `[T]` fp32 each, 0 outside the mask."""
+    """Return the log-probs of the loss tokens of each row under `model`, `[T]` fp32, 0 outside the mask."""
     found = rows_logprobs(model, rows)
     release_gathered(model)
     return found
 
 
 def release_gathered(model: nn.Module) -> None:
-    """Free what a forward pass without a backward pass has left gathered: FSDP keeps the root's parameters for the backward pass, and
-    on a single rank those of layers may stay as well. The next pass would compute with them, whatever the optimizer did meanwhile."""
+    """Free the parameters that FSDP has gathered for a forward pass without a backward pass.
+
+    FSDP keeps the root's parameters for the backward pass, and on a single rank also those of layers. Without this call the next pass
+    computes with these old values, even after an optimizer step.
+    """
     units: list[Any] = fsdp_modules(model)
     for unit in units:
         unit.reshard()

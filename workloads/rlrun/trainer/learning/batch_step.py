@@ -1,4 +1,4 @@
-"""Work of one run on a batch: read it, deal it out, train on it or measure it."""
+"""One run's work on a batch: read it, distribute it over ranks, train on it or validate."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlrun.trainer.modeling.shared_model import Policy
 
 
 class Steps:
-    """Computes one run's steps; the policy has to hold this run's values. The same on every rank."""
+    """Training steps of one run. The policy must contain the run's parameters; every rank runs the same code."""
 
     def __init__(self, config: TrainerConfig, policy: Policy, learner: Learner) -> None:
         self._config, self._policy, self._learner, self._group = config, policy, learner, policy.group
 
     def read(self, path: Path, step: int, *, written_by: int | None) -> Batch:
-        """The batch of a step.
+        """Read and check the batch of a step.
 
         Raises:
-            RoleError: it cannot be trained on; says why.
+           RoleError: the batch is invalid.
         """
         return read_checked(
             path,
@@ -41,18 +41,18 @@ class Steps:
         )
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        """Measure the policy as it is on the held-out samples."""
-        # Step 0 is of no policy's, so neither who sampled its tokens nor who wrote them is checked.
+        """Compute the loss of the current policy on the held-out samples."""
+        # The held-out samples have step 0 and no sampling policy, so versions and attempt are not checked.
         held_out = self.read(Path(validation.path), 0, written_by=None)
         return validate_batch(self._policy.module, held_out, self._rows(held_out), group=self._group)
 
     def updates(self, batch: Batch) -> list[Update]:
-        """The updates of a step, with this rank's rows."""
+        """Divide a batch into the updates of a step, with this rank's rows."""
         parts = mini_batches(batch, self._config.updates_per_step, seed=self._config.seed)
         return [Update(part, self._rows(part)) for part in parts]
 
     def train(self, step: int, batch: Batch, agree: Callable[[], None]) -> dict[str, float]:
-        """All updates of a step; returns its metrics."""
+        """Run all updates of a step and return its metrics."""
         config = self._config
         updates = self.updates(batch)
         seed_step(config.seed, step)
@@ -70,7 +70,7 @@ class Steps:
         )
 
     def _rows(self, batch: Batch) -> tuple[Row, ...]:
-        """This rank's micro-batches."""
+        """Plan the micro-batches of all ranks and return this rank's."""
         lengths = [len(sample) for sample in batch.samples]
         return plan(
             lengths,
@@ -80,7 +80,7 @@ class Steps:
         ).ranks[self._group.data_rank]
 
     def _performance(self, lengths: list[int], seconds: float) -> dict[str, float]:
-        """Throughput in tokens/s over the time of forward, backward and optimizer; MFU and memory (bytes) on CUDA."""
+        """Compute the throughput in tokens/s of forward, backward and optimizer; on CUDA also MFU and peak memory in bytes."""
         performance, device = {"perf/throughput": sum(lengths) / seconds}, self._group.device
         if device.type == "cuda":
             performance["perf/peak_memory"] = float(torch.cuda.max_memory_allocated(device))

@@ -1,8 +1,8 @@
-"""The critic of PPO: the policy's body with a value head, trained beside the policy on the returns of the same batches.
+"""The critic of PPO: the policy's body with a value head, trained on the returns of the policy's batches.
 
-The value of position `j` is that of the text before token `j`, as the log-prob of `j` is given that text; tokens outside the loss mask
-have none. For advantage `gae` the batch's column `advantages` holds the rewards, shaped as the run's filters say; a sample's reward
-arrives at its last loss token.
+The value at position `j` is the value of the text before token `j`, just as the log-prob of token `j` is conditional on that text. Tokens
+outside the loss mask have no value. For advantage `gae` the batch's column `advantages` contains rewards, shaped by the run's filters;
+the reward of a sample is at its last loss token.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group
 
 CRITIC = "critic"
-"""Name of the critic's part of a checkpoint."""
+"""Name of the critic in a checkpoint."""
 
 
 @dataclass(frozen=True)
 class Critic:
-    """A value model and what trains it."""
+    """Value model with its optimizer and clipping limits."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
@@ -50,29 +50,29 @@ class Critic:
 
 @dataclass(frozen=True)
 class Estimates:
-    """Estimates for all rows of a step, in their order."""
+    """Values, advantages and returns of all rows of a step, in their order."""
 
     values: list[Tensor]
     advantages: list[Tensor]
     returns: list[Tensor]
     metrics: dict[str, float]
-    """`explained_variance`, `value_mean` and `return_mean`, over the loss tokens of all ranks."""
+    """`explained_variance`, `value_mean` and `return_mean` over the loss tokens of all ranks."""
 
 
 def make_critic(
     config: CriticConfig, trainer: TrainerConfig, source: str, *, group: Group, check: ArchitectureCheck
 ) -> Critic:
-    """Load the policy's body from `source`, give it a value head, shard it like the policy.
+    """Load the policy's body from `source`, add a value head and shard the model like the policy.
 
     Args:
-        config: of the critic.
-        trainer: for everything that it shares with the policy.
-        source: of the policy's model.
-        group: every rank takes part.
-        check: see `load_sharded`.
+       config: options of the critic.
+       trainer: options shared with the policy.
+       source: source of the policy's model.
+       group: all ranks; all call this function together.
+       check: architecture check, see `load_sharded`.
 
     Raises:
-        RoleError: it cannot be loaded or divided.
+       RoleError: the model cannot be loaded or divided.
     """
     check_layout(trainer)
     module = load_sharded(
@@ -89,25 +89,25 @@ def make_critic(
 
 
 def critic_around(module: Any, config: CriticConfig, trainer: TrainerConfig, *, group: Group) -> Critic:
-    """A fresh critic out of what `to_critic` made, sharded; arguments as of `make_critic`."""
+    """Create a new critic from a sharded module of `to_critic`; for the arguments see `make_critic`."""
     head = module.get_output_embeddings().weight
-    fill_parameter(head, torch.zeros(head.shape))  # it had no memory when it was made
+    fill_parameter(head, torch.zeros(head.shape))  # the head was created without memory
     optimizer = make_optimizer(module, trainer.optimizer.model_copy(update={"lr": config.lr}), group.device)
     return Critic(module, optimizer, config.value_clip, trainer.optimizer.max_grad_norm)
 
 
 def check_layout(trainer: TrainerConfig) -> None:
-    """Raises `RoleError` when the run divides the model into stages."""
+    """Raise `RoleError` if the run divides the model into pipeline stages."""
     if trainer.parallelism.pp > 1:
         raise RoleError(f"trainer.parallelism.pp ({trainer.parallelism.pp}) {CRITIC_PROBLEM}", exit_codes.CONFIGURATION)
 
 
 def to_critic(model: nn.Module) -> nn.Module:
-    """Replace the LM head by a value head, in place. Its weights are 0, so that a fresh critic values every text at 0."""
+    """Replace the LM head with a value head, in place. Its weights are 0, so that a new critic assigns value 0 to every text."""
     config: Any = model.config
-    config.tie_word_embeddings = False  # the embedding stays what it is
+    config.tie_word_embeddings = False  # the embedding must not become the value head
     if getattr(config, "final_logit_softcapping", None) is not None:
-        config.final_logit_softcapping = None  # it is for logits
+        config.final_logit_softcapping = None  # the soft cap applies to logits only
     embedding = model.get_input_embeddings().weight
     head = nn.Linear(
         config.get_text_config().hidden_size, 1, bias=False, dtype=embedding.dtype, device=embedding.device
@@ -118,17 +118,17 @@ def to_critic(model: nn.Module) -> nn.Module:
 
 
 def row_values(critic: nn.Module, row: MicroBatch) -> Tensor:
-    """The value before each loss token, `[T]` fp32, differentiable; 0 elsewhere. Ranks that share the row have all of it.
+    """Return the value before each loss token, `[T]` fp32, differentiable, 0 elsewhere; complete on all ranks that share the row.
 
-    A row without a loss token sends its first position through, so that every rank runs the same collectives.
+    For a row without loss tokens the first position is computed, so that every rank runs the same collectives.
     """
     return _values_before(critic, row, row.predicted, len(row.input_ids))
 
 
 def row_values_and_ends(critic: nn.Module, row: MicroBatch, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """`row_values`, and the value after each of the positions `ends` `[N]` int64, `[N]` fp32, by the same pass.
+    """Return `row_values`, and the values after the positions `ends` (`[N]` int64) as `[N]` fp32, from one pass.
 
-    Each of them is a sequence's last loss token, so that no loss token follows it.
+    Each position must be the last loss token of its sequence, because value `j + 1` belongs to the next position.
     """
     tokens = len(row.input_ids)
     found = _values_before(critic, row, torch.cat([row.predicted, ends + 1]), tokens + 1)
@@ -136,7 +136,7 @@ def row_values_and_ends(critic: nn.Module, row: MicroBatch, ends: Tensor) -> tup
 
 
 def _values_before(critic: nn.Module, row: MicroBatch, positions: Tensor, length: int) -> Tensor:
-    """The value of the text before each of the positions, `[length]` fp32; 0 elsewhere."""
+    """Return the value of the text before each of the positions, `[length]` fp32; 0 elsewhere."""
     part = row_part(critic, row.input_ids, row.position_ids, row.packed, positions)
     output = critic(
         input_ids=part.input_ids[None],
@@ -149,7 +149,7 @@ def _values_before(critic: nn.Module, row: MicroBatch, positions: Tensor, length
 
 
 def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
-    """`[T]` fp32: each sample's reward at its last loss token, 0 elsewhere."""
+    """Return a row of rewards, `[T]` fp32: each sample's reward at its last loss token, 0 elsewhere."""
     rewards = torch.zeros(row.mask.shape)
     start = 0
     for sample in samples:
@@ -161,7 +161,7 @@ def token_rewards(samples: Sequence[Sample], row: MicroBatch) -> Tensor:
 
 
 def last_tokens(samples: Sequence[Sample]) -> dict[int, int]:
-    """Positions in a row of the last loss token of each truncated sample, by the sample's place in the row."""
+    """Return the position in the row of the last loss token of each truncated sample, by index of the sample."""
     found, start = {}, 0
     for place, sample in enumerate(samples):
         trained = sample.loss_mask.nonzero()[0]
@@ -185,7 +185,7 @@ def estimate_values(
     group: Group,
     more_rewards: Sequence[Tensor] | None = None,
 ) -> Estimates:
-    """Values, advantages (GAE) and returns of all rows, before the first update of a step. Every rank takes part.
+    """Compute values, advantages (GAE) and returns of all rows before the first update of a step. All ranks call it together.
 
     Args:
         critic: the value model.

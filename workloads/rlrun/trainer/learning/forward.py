@@ -1,4 +1,4 @@
-"""From samples to log-probabilities: one packed row at a time, and only the positions that are trained on."""
+"""Forward passes of packed rows to log-probabilities, for trained positions only."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 
 
 class TokenStatistics(NamedTuple):
-    """Statistics of a row under the model, `[T]` fp32 each; 0 outside the loss mask."""
+    """Statistics of a row under the model, each `[T]` fp32 and 0 outside the loss mask."""
 
     logprobs: Tensor
     """Log-probability of the token; differentiable."""
     entropy: Tensor
-    """Entropy of the distribution that the token was drawn from, in nats; differentiable only when asked for."""
+    """Entropy of the token's distribution in nats; differentiable only if requested."""
 
 
 def token_statistics(
     model: nn.Module, row: MicroBatch, *, entropy_gradient: bool = False, received: Tensor | None = None
 ) -> TokenStatistics:
-    """Log-probability and entropy of every token in the loss mask, at the temperature it was sampled with.
+    """Compute log-probability and entropy of every loss token at its sampling temperature.
 
-    Only the positions before such a token go through the LM head, and their logits exist for a few tokens at a time
-    (`trainer.lm_head`). A row without a loss token sends its first position through, so that every rank runs the same collectives,
-    and uses nothing of it. `received` is what the stage before made of the row, on the last stage of a pipeline.
+    Only the positions before loss tokens pass through the LM head, and their logits exist for a few tokens at a time (`lm_head`). For a
+    row without loss tokens the first position is computed and ignored, so that every rank runs the same collectives. `received` is the
+    previous stage's output for the row, on the last stage of a pipeline.
     """
     return _target_statistics(model, row, "gradient" if entropy_gradient else "value", received)
 
 
 def token_logprobs(model: nn.Module, row: MicroBatch, *, received: Tensor | None = None) -> Tensor:
-    """The log-probabilities of `token_statistics` alone, which need fewer passes over the logits."""
+    """Compute only the log-probabilities of `token_statistics`, with fewer passes over the logits."""
     return _target_statistics(model, row, "none", received).logprobs
 
 
 def rows_logprobs(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
-    """`token_logprobs` of all rows, without gradients; with a pipeline on the ranks of every stage."""
+    """Compute `token_logprobs` of all rows without gradients; in a pipeline the ranks of all stages get the result."""
     stage = stage_of(model)
     with torch.no_grad():
         if stage is None:
@@ -71,13 +71,13 @@ def rows_logprobs(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
 
 
 def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None, number: int) -> Tensor:
-    """Hidden states of this rank's part of a row after a stage's layers, `[P, D]`, on all stages but the last.
+    """Compute the hidden states of this rank's part of a row after a stage's layers, `[P, D]`; not for the last stage.
 
     Args:
-        model: this rank's stages.
-        row: whole.
-        received: `[P, D]` of the stage before; None on the first.
-        number: of the stage.
+       model: stages of this rank.
+       row: complete row.
+       received: output of the previous stage, `[P, D]`; None on the first stage.
+       number: number of the stage.
     """
     part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
     _prepare_once(model)
@@ -88,9 +88,9 @@ def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None, num
 def weighted_statistics(
     model: nn.Module, row: MicroBatch, coefficients: Tensor, *, received: Tensor | None = None
 ) -> tuple[Tensor, TokenStatistics]:
-    """The sum of `coefficients * logprobs` over this rank's targets, differentiable, and the statistics as constants.
+    """Return the differentiable sum of `coefficients * logprobs` over this rank's targets, and the statistics as constants.
 
-    What a constant multiplies may be pulled back while the logits exist (`lm_head.weighted_logprobs`). `coefficients` is `[T]` fp32.
+    With constant coefficients (`[T]` fp32) the backward pass can run while the logits exist (`lm_head.weighted_logprobs`).
     """
     total, chosen, found, part = _compute_targets(model, row, "value", coefficients, received)
     tokens = len(row.input_ids)
@@ -109,7 +109,7 @@ def _target_statistics(model: nn.Module, row: MicroBatch, entropy: Entropy, rece
 def _compute_targets(
     model: nn.Module, row: MicroBatch, entropy: Entropy, coefficients: Tensor | None, received: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, RowPart]:
-    """The weighted sum, log-probability and entropy of this rank's targets, and its part of the row."""
+    """Compute the weighted sum, log-probability and entropy of this rank's targets; also return its part of the row."""
     part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
     _prepare_once(model)
     if coefficients is not None:
@@ -118,12 +118,12 @@ def _compute_targets(
 
 
 def _prepare_once(model: nn.Module) -> None:
-    if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the type when it shards
+    if model.__dict__.get("_prepared_for") is not type(model):  # FSDP changes the class of the model when it shards
         _prepare_model(model)
 
 
 def _prepare_model(model: PreTrainedModel) -> None:
-    """Give the model forward methods that FSDP gathers parameters for as for its own."""
+    """Add forward methods to the model, and register them so that FSDP gathers parameters for them."""
     stage = stage_of(model)
     model._prepared_for = type(model)
     if stage is not None:
@@ -133,7 +133,7 @@ def _prepare_model(model: PreTrainedModel) -> None:
         return
     model._head = find_head(model)
     if model._head is None:
-        logger.warning(f"{type(model).__name__} treats its logits in a way that is not known: its LM head is not fused")
+        logger.warning(f"{type(model).__name__} transforms its logits in an unknown way; the fused LM head is disabled")
     elif stage is not None:
         model._head = replace(model._head, waits=True)
     model.row_statistics = MethodType(_row_statistics, model)
@@ -141,7 +141,8 @@ def _prepare_model(model: PreTrainedModel) -> None:
 
 
 class _Wanted:
-    """A row and this rank's part of it, and no dataclass: FSDP looks into those, and would round temperatures to the compute dtype."""
+    """Arguments of the added forward methods. Not a dataclass, because FSDP casts fields of dataclasses, so temperatures would lose
+    precision."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class _Wanted:
 
     @property
     def inputs(self) -> dict[str, object]:
-        """Keywords of the decoder."""
+        """Keyword arguments of the decoder."""
         start = {"input_ids": self.part.input_ids[None]}
         if self.received is not None:
             start = {"inputs_embeds": self.received[None]}
@@ -169,14 +170,14 @@ class _Wanted:
 
 
 def _row_hidden(model: PreTrainedModel, wanted: _Wanted, number: int) -> Tensor:
-    """Hidden states of this rank's part of the row after a stage that is not the last, `[1, P, D]`."""
+    """Compute the hidden states of this rank's part of the row after a stage before the last, `[1, P, D]`."""
     with one_stage(model, number):
         hidden: Tensor = model.get_decoder()(**wanted.inputs, use_cache=False).last_hidden_state
     return hidden
 
 
 def _row_statistics(model: PreTrainedModel, wanted: _Wanted) -> tuple[Tensor, Tensor, Tensor]:
-    """Weighted sum (0 without coefficients), log-probability and entropy of this rank's targets in the row, `[K]` fp32 each."""
+    """Compute the weighted sum (0 without coefficients), and log-probability and entropy of this rank's targets, `[K]` fp32 each."""
     row, part, coefficients = wanted.row, wanted.part, wanted.coefficients
     targets, temperatures = row.input_ids[part.targets], row.temperatures[part.targets]
     head: Head | None = model._head

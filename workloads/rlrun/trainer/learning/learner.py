@@ -1,4 +1,4 @@
-"""One step of learning: the passes without a gradient over the whole batch, then one or several updates of policy and critic."""
+"""A training step: passes without a gradient over the whole batch, then one or several updates of policy and critic."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlrun.trainer.ranks.group import Group
 
 @dataclass(frozen=True)
 class Learner:
-    """The policy, what stands beside it, and how it learns; the same on every rank."""
+    """Policy, reference and critic with their optimizers and objective. Every rank runs the same code."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -44,18 +44,18 @@ class Learner:
         critic_lr: float = 0.0,
         agree: Callable[[], None] = lambda: None,
     ) -> dict[str, float]:
-        """Train on all updates in turn; what the passes say is of the models before the first of them.
+        """Run all updates in order. The passes without a gradient use the parameters before the first update.
 
         Args:
-            updates: one or more.
-            lr: the policy's learning rate in this step.
-            critic_lr: the critic's.
-            agree: called by all ranks together, until the first update; when it raises, on all of them, the step is abandoned and
-                nothing is updated. From then on a step is finished: what is half updated is of no version.
+           updates: data of one or more updates.
+           lr: learning rate of the policy in this step.
+           critic_lr: learning rate of the critic in this step.
+           agree: stop point that all ranks call together until the first update; if it raises (on all ranks), the step is abandoned
+               without an update. Later it is not called: a partly updated model is not a valid version.
 
         Returns:
-            The step's metrics, equal on all ranks, see `train_step` and `critic_step`. Over several updates `tokens`, `loss_tokens`,
-            `sequences`, `skipped`, `critic_skipped` and times add up, `*_max` are maxima, all others are means over the updates.
+           Metrics of the step, equal on all ranks, see `train_step` and `critic_step`. Over several updates, `tokens`, `loss_tokens`,
+           `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means.
         """
         samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
         rows = micro_batches(samples, self.group.device)
@@ -88,7 +88,7 @@ class Learner:
         rows: Sequence[MicroBatch],
         agree: Callable[[], None],
     ) -> tuple[list[list[Signals]], dict[str, float]]:
-        """Signals of every row of every update."""
+        """Run the passes that the objective needs, and return the signals of the rows of each update."""
         if not self._needs_passes(len(updates)):
             return [[Signals()] * len(update.rows) for update in updates], {}
         signals: list[dict[str, object]] = [{} for _ in rows]
@@ -98,7 +98,7 @@ class Learner:
         if self._needs_proximal_pass(len(updates)):
             agree()
             began = time.perf_counter()
-            # A pass that overflowed is not finite. The update that follows overflows as well, and is left out for it.
+            # If this pass overflows, the update overflows too and is skipped, so the values do not matter.
             start = [
                 torch.where(torch.isfinite(logprobs).all(), logprobs, 0)
                 for logprobs in logprobs_without_gradient(self.model, rows)
@@ -142,11 +142,11 @@ class Learner:
         return [[next(complete) for _ in update.rows] for update in updates], metrics
 
     def _needs_proximal_pass(self, updates: int) -> bool:
-        """True if a pass is needed before the first update."""
+        """Return whether a policy pass is needed before the first update."""
         return self._reads_proximal(updates) or self.loss.rewards_kl
 
     def _reads_proximal(self, updates: int) -> bool:
-        """True if the updates read the pass: a step's only update computes the log-probs of the policy at its start anyway."""
+        """Return whether the updates read the pass. A single update computes the log-probs at the start of the step itself."""
         return self.loss.recomputes and updates > 1
 
     def _needs_passes(self, updates: int) -> bool:
@@ -163,22 +163,22 @@ def make_learner(
     group: Group,
     check: ArchitectureCheck,
 ) -> Learner:
-    """Load what stands beside the policy.
+    """Load the reference and the critic, and create the learner.
 
-    A reference comes from its source in every attempt, as it never changes. So does a critic at first: a checkpoint that has one
-    fills it afterwards, one that has none leaves it fresh.
+    The reference is loaded from its source in every attempt, because it never changes. The critic is loaded from the policy's source too;
+    a checkpoint with a critic replaces its parameters later.
 
     Args:
-        config: of the trainer.
-        model: the policy, sharded.
-        optimizer: of the policy.
-        loss: what a step minimises, bound.
-        source: where the policy's model is loaded from.
-        group: every rank takes part.
-        check: see `load_sharded`.
+       config: configuration of the trainer.
+       model: sharded policy.
+       optimizer: optimizer of the policy.
+       loss: training objective, with the run's options bound.
+       source: source of the policy's model.
+       group: all ranks; all call this function together.
+       check: architecture check, see `load_sharded`.
 
     Raises:
-        RoleError: a model cannot be loaded, or the reference has another vocabulary.
+       RoleError: a model cannot be loaded, or the reference has a different vocabulary.
     """
     algorithm = config.algorithm
     reference = critic = None
@@ -207,7 +207,7 @@ def make_learner(
 
 
 def combine_updates(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of several updates as one step's. An update without a token of an environment has none of its metrics."""
+    """Combine the metrics of several updates of a step. An update without tokens of an environment lacks its metrics."""
     if len(updates) == 1:
         return dict(updates[0])
     names = dict.fromkeys(name for update in updates for name in update)

@@ -1,9 +1,9 @@
-"""The LM head, fused with what is needed of its logits: log-probability of the chosen token and entropy, without the logits of a row.
+"""LM head fused with the computation of log-probability and entropy, so that the logits of a row never exist at once.
 
-The logits `[K, V]` of a row are the largest tensor of a step. Here they exist for a chunk of tokens at a time, in float32. The first
-chunks are kept for the backward pass, as far as a fixed number of bytes reaches; the others are made again there. `head.fused` has the
-few passes that a log-probability's gradient needs. What follows here is the general path: for an entropy with a gradient, a bias, a soft
-cap, and dtypes without a kernel. With z = logits / temperature, p = softmax(z), y the chosen token and H the entropy:
+The logits `[K, V]` of a row are the largest tensor of a step. Here they exist in float32 for a chunk of tokens at a time. The first
+chunks are kept for the backward pass, up to a fixed number of bytes; the others are recomputed there. `head.fused` is the fast path for
+gradients of log-probabilities. This module has the general path: for an entropy with a gradient, a bias, a soft cap, and dtypes without a
+kernel. With z = logits / temperature, p = softmax(z), chosen token y and entropy H:
 
     d log p_y / d z_j = 1[j = y] - p_j            d H / d z_j = -p_j (log p_j + H)
 """
@@ -25,13 +25,13 @@ from transformers.modeling_outputs import MoeModelOutputWithPast
 from rlrun.trainer.learning.head.fused import FusedHead, Plan, add_product, float32_product, fused_kernel
 
 Entropy = Literal["none", "value", "gradient"]
-"""Part of the entropy that is wanted: nothing (0 where it costs something), its value, or its gradient too."""
+"""Requested part of the entropy: nothing (may return 0), its value, or value and gradient."""
 CHUNK_BYTES = {"cpu": 64 * 2**20, "cuda": 2**30}
-"""Size of one chunk of float32 logits; about three of them exist at a time."""
+"""Bytes of one chunk of float32 logits, by device; about three chunks exist at a time."""
 KEPT_BYTES = {"cpu": 320 * 2**20}
-"""Most bytes of log-probabilities that wait for the backward pass. On CPU a matrix product costs more than this memory is worth."""
+"""Limit of bytes of log-probabilities kept for the backward pass. On CPU recomputing the matrix product costs more than this memory."""
 LEFT_SHARE = 6
-"""Part of a GPU's memory that residuals leave for the backward pass, when they are kept in what no activation needs."""
+"""Inverse share of a GPU's memory that kept residuals must leave free for the backward pass."""
 
 
 def head_statistics(
@@ -46,22 +46,22 @@ def head_statistics(
     entropy: Entropy = "value",
     waits: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Statistics of `softmax((hidden @ weight.T + bias) / temperatures)` without its logits.
+    """Compute statistics of `softmax((hidden @ weight.T + bias) / temperatures)` without all logits at once.
 
     Args:
-        hidden: `[K, D]`, float32 or bfloat16.
-        weight: `[V, D]`, of the same dtype.
-        targets: `[K]` int64, the chosen tokens.
-        temperatures: `[K]` fp32, greater than 0.
-        bias: `[V]`, added to the logits.
+        hidden: hidden states, `[K, D]` float32 or bfloat16.
+        weight: weight of the head, `[V, D]` of the same dtype.
+        targets: chosen tokens, `[K]` int64.
+        temperatures: sampling temperatures, `[K]` fp32, greater than 0.
+        bias: bias of the head, `[V]`.
         softcap: logits become `softcap * tanh(logits / softcap)` before the temperature (Gemma 2, arXiv:2408.00118, 2.2).
-        chunk_tokens: tokens per chunk; default: as many as `CHUNK_BYTES` of logits hold.
-        entropy: how much of it is wanted.
-        waits: whether other rows go forward before the gradient of this one is pulled back: on a GPU nothing is kept for it then.
+        chunk_tokens: tokens per chunk. Default: the number whose logits take `CHUNK_BYTES`.
+        entropy: requested part of the entropy.
+        waits: true if other rows run forward before this row's backward pass; on a GPU nothing is kept for this row then.
 
     Returns:
-        Log-probability of each target and entropy in nats, `[K]` fp32; gradients reach `hidden`, `weight` and `bias`, and those of the
-        entropy only where `entropy` says so.
+        Log-probability of each target and entropy in nats, `[K]` fp32 each, differentiable in `hidden`, `weight` and `bias`; the entropy
+        only for `entropy="gradient"`.
     """
     if bias is None and softcap is None and entropy != "gradient":
         plan = _plan_head(hidden, weight, chunk_tokens, entropy=entropy != "none", waits=waits)
@@ -83,14 +83,15 @@ def weighted_logprobs(
     *,
     chunk_tokens: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The sum of `coefficients * logprobs`, whose gradients are formed as the logits are: nothing of them is kept or made again.
+    """Compute the sum of `coefficients * logprobs` and its gradients in one pass over the logits, without keeping or recomputing them.
 
     Args:
-        hidden, weight, targets, temperatures, chunk_tokens: of `head_statistics`.
-        coefficients: `[K]` fp32, constants.
+        hidden, weight, targets, temperatures, chunk_tokens: see `head_statistics`.
+        coefficients: constant factors, `[K]` fp32.
 
     Returns:
-        The sum, a differentiable scalar, and log-probabilities and entropies as constants, `[K]` fp32. None: no kernel can do so here.
+        Differentiable scalar sum, and log-probabilities and entropies as constants, `[K]` fp32 each; or None if no kernel supports the
+        inputs.
     """
     plan = _plan_head(hidden, weight, chunk_tokens, entropy=True)
     if plan is None:
@@ -106,18 +107,18 @@ def _plan_head(
     if kernel is None or weight.dtype != hidden.dtype:
         return None
     device = hidden.device.type
-    # Beside the logits there is one residual in the weight's dtype: in bfloat16 chunks of twice the size need no more than the general
-    # path's three, and the weight's gradient is added to half as often.
+    # The fused path has the logits and one residual in the weight's dtype. In bfloat16, chunks of twice the size take no more memory than
+    # the general path's three chunks, and the weight's gradient is accumulated half as often.
     larger = 2 if device == "cuda" and hidden.dtype != torch.float32 else 1
     tokens = chunk_tokens or larger * _chunk_tokens(hidden, weight)
     return Plan(kernel, tokens, _kept_bytes(hidden.device, waits=waits), entropy, reuses_memory=device == "cpu")
 
 
 def _kept_bytes(device: torch.device, *, waits: bool = False) -> int:
-    """Bytes for residuals that wait for the backward pass.
+    """Return the bytes available for residuals that are kept for the backward pass.
 
-    On a GPU what is free now, when all activations are there: the more tokens a row has, the less it is, and nothing runs out for it.
-    Of a row that waits for others (in a pipeline) nothing: the activations of these are not there yet.
+    On a GPU this is the free memory at this moment, after all activations are allocated; longer rows leave less, so the memory is never
+    exhausted. A row that waits for other rows (in a pipeline) gets 0, because their activations are not allocated yet.
     """
     if device.type != "cuda":
         return KEPT_BYTES.get(device.type, 0)
@@ -134,7 +135,7 @@ def _chunk_tokens(hidden: Tensor, weight: Tensor) -> int:
 
 
 def logits_statistics(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of logits `[K, V]` that exist already."""
+    """Compute log-probability and entropy from existing logits `[K, V]`."""
     distribution = (logits.float() / temperatures[:, None]).log_softmax(-1)
     chosen = -nn.functional.nll_loss(distribution, targets, reduction="none")
     return chosen, -(distribution.exp() * distribution).sum(-1)
@@ -163,7 +164,7 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
                 ctx.kept[start] = log_p
             logprobs[part] = log_p.gather(1, targets[part, None])[:, 0]
             entropy[part] = -torch.linalg.vecdot(log_p.exp(), log_p)
-            del log_p  # before the next chunk is made
+            del log_p  # free the chunk before the next one is allocated
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, entropy)
         ctx.softcap, ctx.chunk_tokens = softcap, chunk_tokens
         ctx.set_materialize_grads(False)
@@ -182,7 +183,7 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
             log_p, slope = ctx.kept.pop(start, None), None
             if log_p is None:
                 log_p, slope = _log_softmax(hidden[part], weight, bias, temperatures[part], ctx.softcap)
-            scale = temperatures[part, None].reciprocal()  # rows are scaled once: with the gradient that they are given
+            scale = temperatures[part, None].reciprocal()  # scaling the incoming gradient scales the whole row
             d_logits = _d_logits(
                 log_p,
                 targets[part],
@@ -213,8 +214,9 @@ class _HeadStatistics(torch.autograd.Function):  # type: ignore[misc]  # torch i
 def _log_softmax(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatures: Tensor, softcap: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities of a chunk, `[C, V]` fp32, and the slope of the soft cap, if there is one."""
-    if bias is None and softcap is None and hidden.dtype == torch.float32:  # as exact, and V/D times less to divide
+    """Compute the log-probabilities of a chunk, `[C, V]` fp32, and the derivative of the soft cap, or None."""
+    # Equally exact, and divides K·D instead of K·V numbers.
+    if bias is None and softcap is None and hidden.dtype == torch.float32:
         return (hidden / temperatures[:, None] @ weight.T).log_softmax(-1), None
     logits = float32_product(hidden, weight.T)
     if bias is not None:
@@ -230,7 +232,7 @@ def _log_softmax(
 def _d_logits(
     log_p: Tensor, targets: Tensor, of_logprobs: Tensor | None, of_entropy: Tensor | None, entropy: Tensor
 ) -> Tensor:
-    """Gradient on the logits; both gradients are divided by the temperature already. Takes `log_p` as its own memory."""
+    """Compute the gradient on the logits. Both incoming gradients are already divided by the temperature; `log_p` is overwritten."""
     if of_entropy is None:
         gradient = log_p.exp_().mul_(0 if of_logprobs is None else -of_logprobs)
     else:
@@ -249,16 +251,16 @@ class Head:
     linear: nn.Linear
     scale: float = 1.0
     softcap: float | None = None
-    """Without one the cap is the identity; with one the scale is 1."""
+    """Soft cap, or None for the identity; with a soft cap, `scale` is 1."""
     waits: bool = False
-    """See `head_statistics`."""
+    """Other rows run before the backward pass, see `head_statistics`."""
 
     def statistics(
         self, hidden: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: Entropy = "value"
     ) -> tuple[Tensor, Tensor]:
-        """Statistics of hidden states `[K, D]`; called where FSDP has gathered the head's parameters."""
+        """Compute `head_statistics` of hidden states `[K, D]`; FSDP must have gathered the head's parameters."""
         weight = self.linear.weight
-        if isinstance(weight, DTensor):  # tensor parallel: only the head's own hooks know how to join the ranks' parts
+        if isinstance(weight, DTensor):  # tensor parallel: the hooks of the head join the ranks' parts
             logits = self.linear(hidden[None])[0].float()
             if self.softcap is not None:
                 logits = self.softcap * (logits / self.softcap).tanh()
@@ -277,7 +279,7 @@ class Head:
     def weighted(
         self, hidden: Tensor, targets: Tensor, temperatures: Tensor, coefficients: Tensor
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """`weighted_logprobs` of hidden states `[K, D]`; None where this head has no kernel for it."""
+        """Compute `weighted_logprobs` of hidden states `[K, D]`, or return None if no kernel supports this head."""
         weight = self.linear.weight
         if isinstance(weight, DTensor) or self.linear.bias is not None or self.softcap is not None:
             return None
@@ -285,9 +287,10 @@ class Head:
 
 
 def find_head(model: Any) -> Head | None:
-    """The head of a Hugging Face causal LM; None when the model treats its logits in a way that is not known here.
+    """Find the head of a Hugging Face causal LM; return None if the model transforms its logits in an unknown way.
 
-    Asks the model itself: its `forward` runs once with a decoder that returns zeros and a head that returns known logits.
+    The function calls the model's `forward` once, with a decoder that returns zeros and a head that returns known logits, and compares
+    the result.
     """
     linear, decoder = model.get_output_embeddings(), model.get_decoder()
     if (
@@ -317,7 +320,7 @@ def find_head(model: Any) -> Head | None:
 
 @contextmanager
 def _forward_is(module: nn.Module, replacement: Callable[..., Any]) -> Iterator[None]:
-    """`module` computes something else, and its hooks (of tensor parallelism, say) do not run."""
+    """Replace the forward method of `module` and disable its hooks, such as those of tensor parallelism."""
     changed = {"forward": replacement, "_forward_hooks": OrderedDict(), "_forward_pre_hooks": OrderedDict()}
     before = {name: module.__dict__[name] for name in changed if name in module.__dict__}
     module.__dict__.update(changed)

@@ -1,4 +1,4 @@
-"""The learning rate as a pure function of the step, so that a resumed run needs no scheduler state."""
+"""Learning rate as a pure function of the step, so that a resumed run does not need scheduler state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlrun.config.models.learning import SchedulerConfig
 
 
 def learning_rate(config: SchedulerConfig, peak: float, step: int, max_steps: int) -> float:
-    """The rate of step `step` (from 1 to `max_steps`).
+    """Return the learning rate of step `step` (from 1 to `max_steps`).
 
     Warm-up reaches `peak` at step `warmup_steps`; linear and cosine then fall to `min_lr_ratio * peak` at `max_steps`.
     """

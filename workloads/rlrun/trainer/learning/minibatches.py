@@ -1,4 +1,4 @@
-"""Division of a step's batch among its optimizer updates. Pure."""
+"""Division of a step's batch into its optimizer updates."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Update:
     """Data of one optimizer update."""
 
     batch: Batch
-    """The samples of this update, of all ranks: the denominators count these."""
+    """Samples of this update on all ranks; the denominators count them."""
     rows: Sequence[Row]
-    """This rank's micro-batches, as indices into `batch.samples`; every rank has the same number."""
+    """Micro-batches of this rank as indices into `batch.samples`; every rank has the same number."""
 
 
 def mini_batches(batch: Batch, count: int, *, seed: int) -> list[Batch]:
-    """Divide the samples that have a loss token into `count` parts of nearly equal number, drawn at random.
+    """Divide the samples with a loss token randomly into `count` parts of nearly equal size.
 
-    The draw is a function of `seed` and the batch's step, the same on every rank and after a resume. With one part it is the batch
-    itself; with fewer samples than parts there are as many parts as samples.
+    The division depends only on `seed` and the batch's step, so it is the same on every rank and after a resume. For `count` 1 the result
+    is the batch itself. With fewer samples than `count`, each sample is one part.
     """
     if count == 1:
         return [batch]

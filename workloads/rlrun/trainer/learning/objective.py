@@ -1,4 +1,4 @@
-"""Binding of a run's objective: from its resolved configuration to the one object that every step calls."""
+"""Construction of a run's objective from its resolved configuration."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlrun.runtime import exit_codes
 
 
 def bind_objective(config: TrainerConfig) -> Mixture:
-    """The run's objective, those of its environments that learn otherwise, and the options of a critic's advantages.
+    """Create the run's objective, with the objectives of environments and the options of a critic's advantages.
 
     Raises:
-        RoleError: as of `step_objective`.
+       RoleError: see `step_objective`.
     """
     algorithm, gae = config.algorithm, None
     if algorithm.critic is not None:
@@ -34,7 +34,7 @@ def bind_objective(config: TrainerConfig) -> Mixture:
 
 
 def _rewarded_kl(algorithm: AlgorithmConfig) -> RewardedKl | None:
-    """KL in the reward of an objective, with the options of its advantage that come after it; None: there is no such KL."""
+    """Return the KL penalty in the reward of an objective and the advantage options to apply after it, or None."""
     terms, advantage = algorithm.regularizers, algorithm.effective_advantage
     if terms.kl_reward == 0:
         return None
@@ -51,7 +51,7 @@ def _rewarded_kl(algorithm: AlgorithmConfig) -> RewardedKl | None:
 
 
 def log_band_warnings(config: TrainerConfig) -> None:
-    """Log a warning for each band of a loss that rounding alone leaves, with the block that it is of; for one rank of a run."""
+    """Log a warning for each loss whose bounds are narrower than rounding errors; called on one rank of a run."""
     warnings = {"algorithm": config.algorithm.band_warning} | {
         f"environmentAlgorithms.{name}": own.over(config.algorithm).band_warning
         for name, own in config.environment_algorithms.items()
@@ -62,15 +62,15 @@ def log_band_warnings(config: TrainerConfig) -> None:
 
 
 def step_objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algorithm") -> Objective:
-    """Objective of a step: the preset's parts, unless the run replaces them.
+    """Create the objective of a step from a preset and the run's overrides.
 
     Args:
-        config: the run's objective.
-        seq_len: tokens that `constant_length` divides by, unless the run says otherwise.
-        where: the block that an error names.
+       config: resolved algorithm of the run or of an environment.
+       seq_len: default of the number of tokens for `constant_length`.
+       where: name of the configuration block in error messages.
 
     Raises:
-        RoleError: the loss does not exist, does not take an option, or cannot be imported.
+       RoleError: the loss is unknown, does not accept an option, or cannot be imported.
     """
     aggregation = config.effective_aggregation
     terms, correction = config.regularizers, config.effective_correction
@@ -91,7 +91,7 @@ def step_objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algor
 
 
 def _try_function(objective: Objective) -> None:
-    """Call a user's function with one token, which is enough to find that it cannot be called, before a model is loaded."""
+    """Call the loss with one token, to detect a user's function that fails before a model is loaded."""
     zeros = torch.zeros(2)
     objective(
         zeros.clone().requires_grad_(),

@@ -1,4 +1,4 @@
-"""The optimizers, on float32 master weights that may be sharded: AdamW, Muon and SGD."""
+"""Construction of optimizers on float32 master weights, which may be sharded: AdamW, Muon and SGD."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlrun.trainer.modeling.shard import decoder_layers
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Optimizer of a model's parameters; every step sets the rate of every group.
+    """Create the optimizer of a model's trained parameters. Every step sets the learning rate of all groups.
 
-    A group whose `matrices` is true is what Muon orthogonalises: the weight matrices of the decoder layers.
+    Muon orthogonalizes the parameter group with `matrices` true: the weight matrices of the decoder layers.
     """
     made = _resident_optimizer(model, config, device)
     return HostMoments(made, device) if config.offload else made
 
 
 def _resident_optimizer(model: nn.Module, config: OptimizerConfig, device: torch.device) -> torch.optim.Optimizer:
-    """The optimizer with its states on the device."""
+    """Create an optimizer with its states on the device."""
     if config.name == "sgd":
         return torch.optim.SGD(
             _trained_parameters(model.parameters()),
@@ -41,7 +41,7 @@ def _resident_optimizer(model: nn.Module, config: OptimizerConfig, device: torch
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,
         "weight_decay": config.weight_decay,
-        # One operation for all parameters: of sharded ones each is costly to dispatch.
+        # One fused operation for all parameters, because dispatching one per sharded parameter is slow.
         "fused": device.type in ("cpu", "cuda"),
     }
     if config.name == "adamw":
@@ -56,7 +56,7 @@ def _make_adamw8bit(model: nn.Module, config: OptimizerConfig) -> AdamW8bit:
     trained = _trained_parameters(model.parameters())
     if not all(map(divides_rows, trained)):
         raise RoleError(
-            "optimizer.moments (int8) keeps blocks of rows, which this layout divides; set moments: float32",
+            "optimizer.moments (int8) stores blocks of complete rows, but this layout divides rows; set moments: float32",
             exit_codes.CONFIGURATION,
         )
     betas = (config.beta1, config.beta2)

@@ -1,4 +1,4 @@
-"""A frozen model beside the policy: the reference of a KL term, or the teacher of a distillation."""
+"""Frozen reference model: the reference of a KL term, or the teacher of a distillation."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from rlrun.trainer.ranks.group import Group
 
 
 def freeze_reference(model: nn.Module, group: Group, *, vocabulary: int) -> None:
-    """Make a loaded model a reference, before it is divided: nothing is trained, and parameters are rounded where that saves memory.
+    """Turn a loaded model into a reference before sharding: disable gradients, and on CUDA convert parameters to bfloat16.
 
     Args:
-        model: changed in place.
-        group: whose device it will be on.
-        vocabulary: size of the policy's.
+       model: loaded model, changed in place.
+       group: ranks; their device decides on the conversion.
+       vocabulary: number of tokens in the policy's vocabulary.
 
     Raises:
-        RoleError: its vocabulary has another size.
+       RoleError: the vocabulary has a different size.
     """
     found = int(model.config.get_text_config().vocab_size)
     if found != vocabulary:
         raise RoleError(
-            f"model ({model.config.name_or_path}) has a vocabulary of {found} tokens, the policy one of {vocabulary}: "
-            "they must be the same; choose a model of the same family",
+            f"model ({model.config.name_or_path}) has a vocabulary of {found} tokens, but the policy has {vocabulary}; "
+            "choose a model of the same family",
             exit_codes.CONFIGURATION,
         )
     model.requires_grad_(False)
@@ -44,7 +44,7 @@ def freeze_reference(model: nn.Module, group: Group, *, vocabulary: int) -> None
 
 
 class FrozenReference:
-    """Log-probs of a model that the trainer holds itself, sharded like the policy; on CUDA in bfloat16."""
+    """Reference model in the trainer's memory, sharded like the policy; in bfloat16 on CUDA."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -61,19 +61,19 @@ class FrozenReference:
         group: Group,
         check: ArchitectureCheck,
     ) -> FrozenReference:
-        """Load it from its source, again in every attempt: no checkpoint holds it.
+        """Load the model from its source in every attempt, because checkpoints do not contain it.
 
         Args:
-            config: which model.
-            policy: the run's model, which `initial` means.
-            initial: where the run's model is loaded from.
-            vocabulary: size of the policy's.
-            seq_len: longest sequence of the run, in tokens.
-            group: every rank takes part.
-            check: see `load_sharded`.
+           config: selected reference model.
+           policy: configuration of the run's model.
+           initial: source of the run's model.
+           vocabulary: number of tokens in the policy's vocabulary.
+           seq_len: longest sequence of the run, in tokens.
+           group: all ranks; all call this function together.
+           check: architecture check, see `load_sharded`.
 
         Raises:
-            RoleError: it cannot be loaded, or its vocabulary has another size.
+           RoleError: the model cannot be loaded, or its vocabulary has a different size.
         """
         chosen = config.resolved(policy)
 
@@ -89,22 +89,22 @@ class FrozenReference:
         return cls(model.eval())
 
     def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
-        """See `ReferenceSource.logprobs`.
+        """Return the log-probs of the loss tokens, see `ReferenceSource.logprobs`.
 
         Raises:
-            RoleError: the model overflows.
+           RoleError: a log-prob is not finite.
         """
         found = logprobs_without_gradient(self.model, rows)
         if not all_finite(found):
             raise RoleError(
-                "algorithm.reference: the model gives log-probabilities that are not finite; its weights are damaged, or "
-                "do not fit bfloat16",
+                "algorithm.reference: the model's log-probabilities are not finite; its weights are damaged or overflow in "
+                "bfloat16",
                 exit_codes.DATA,
             )
         return found
 
 
 def round_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Keep the parameters in `dtype`, in place. Buffers stay as they are: rotary frequencies bear no rounding."""
+    """Convert the parameters to `dtype` in place. Buffers keep their dtype, because rotary frequencies need full precision."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

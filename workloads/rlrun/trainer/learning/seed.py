@@ -1,4 +1,4 @@
-"""Seed of the random generators for one step."""
+"""Seeding of the random generators per step."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import torch
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Seed the generators for a step: a resumed run draws what the uninterrupted one drew."""
-    torch.manual_seed(zlib.crc32(f"{seed}/{step}".encode()))  # the CPU's generator looks at 32 bits only
+    """Seed torch's generators for a step, so that a resumed run draws the same numbers as an uninterrupted one."""
+    torch.manual_seed(zlib.crc32(f"{seed}/{step}".encode()))  # the CPU generator uses only 32 bits of the seed

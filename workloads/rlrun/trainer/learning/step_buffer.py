@@ -1,6 +1,6 @@
-"""All rows of a step on the device by one copy out of one buffer, which is pinned where there is a GPU.
+"""Copy of all rows of a step to the device in one buffer, which is pinned for a GPU.
 
-Whatever depends on lengths and masks alone is made of numpy arrays on the host, where the samples are: the device is never asked.
+Everything that depends only on lengths and masks is computed with numpy on the host, so the host never waits for the device.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.modeling.packed_attention import Layout, row_layout
 
 _ALIGNMENT = 16
-"""Bytes at whose multiples the arrays start."""
+"""Alignment of the arrays in the buffer, in bytes."""
 _IDLE_TOKENS = 2
-"""Length of the row that a rank without work runs, so that it takes part in every collective."""
+"""Length of the dummy row of a rank without samples, which runs it to take part in all collectives."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One packed row. Tensors are `[T]` unless stated; position `j` belongs to token `j` given those before it."""
+    """One packed row. Tensors are `[T]` unless stated otherwise; values at `j` belong to token `j` given the tokens before it."""
 
     input_ids: Tensor
     position_ids: Tensor
-    """Restart at 0 with every sequence."""
+    """Position in the sequence, starting from 0."""
     mask: Tensor
     inference_logprobs: Tensor
     advantages: Tensor
@@ -37,21 +37,21 @@ class MicroBatch:
     temperatures: Tensor
     packed: Layout
     predicted: Tensor
-    """`[N]` int64: where the mask is true."""
+    """Positions of the loss tokens, `[N]` int64."""
     sequence_ids: Tensor
-    """Number of the token's sequence in the row, int64."""
+    """Index of the token's sequence in the row, int64."""
 
 
 Columns = dict[str, npt.NDArray[np.generic]]
 
 
 def micro_batch(samples: Sequence[Sample], device: torch.device) -> MicroBatch:
-    """Put samples end to end; none of them gives a row without a loss token."""
+    """Concatenate samples to one row; an empty list results in a row without loss tokens."""
     return micro_batches([samples], device)[0]
 
 
 def micro_batches(rows: Sequence[Sequence[Sample]], device: torch.device) -> list[MicroBatch]:
-    """A row of each of the lists of samples, all of them by one copy to the device."""
+    """Build one row from each list of samples, with one copy to the device for all rows."""
     lengths = [[len(sample) for sample in samples] or [_IDLE_TOKENS] for samples in rows]
     columns = [
         _row_columns(samples, own) if samples else _idle_columns() for samples, own in zip(rows, lengths, strict=True)
@@ -67,7 +67,7 @@ def _make_row(columns: Columns, found: Iterator[Tensor], lengths: Sequence[int],
 
 
 def _row_columns(samples: Sequence[Sample], lengths: Sequence[int]) -> Columns:
-    """Arrays of one row, by the name of the tensor."""
+    """Build the arrays of one row by names of the tensors."""
 
     def joined(name: str) -> npt.NDArray[np.generic]:
         return np.concatenate([getattr(sample, name) for sample in samples])
@@ -89,7 +89,7 @@ def _row_columns(samples: Sequence[Sample], lengths: Sequence[int]) -> Columns:
 
 
 def _idle_columns() -> Columns:
-    """Arrays of a row that nothing is learned from."""
+    """Build the arrays of the dummy row of a rank without samples."""
     zeros = np.zeros(_IDLE_TOKENS, np.float32)
     ids = np.zeros(_IDLE_TOKENS, np.int64)
     return {
@@ -107,9 +107,9 @@ def _idle_columns() -> Columns:
 
 
 def _copy_to_device(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> Iterator[Tensor]:
-    """The arrays as tensors on the device, in their order: views of one buffer.
+    """Copy the arrays to the device in one buffer and return views of it, in order.
 
-    The host goes on while the copy runs. torch's allocator of pinned memory gives the buffer to nobody else until it is done.
+    The copy is asynchronous. torch's allocator of pinned memory does not reuse the host buffer before the copy has finished.
     """
     starts = np.cumsum([0, *(-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays)]).tolist()
     buffer = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")

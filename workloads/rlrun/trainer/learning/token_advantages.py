@@ -1,4 +1,4 @@
-"""Advantages per token that the trainer makes before the first update of a step: KL in the reward, normalization over tokens."""
+"""Advantages per token, computed before the first update of a step: KL penalty in the reward, normalization over tokens."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rlrun.trainer.ranks.group import Group
 
 @dataclass(frozen=True)
 class KlInputs:
-    """Rows of all updates of a step on this rank, and the log-probs that their KL rewards are made of."""
+    """Rows of all updates of a step on this rank, with the log-probs for their KL rewards."""
 
     loss: Mixture
     rows: Sequence[MicroBatch]
     samples: Sequence[Sequence[Sample]]
-    """Members of each row."""
+    """Samples of each row."""
     logprobs: Sequence[Tensor]
-    """`[T]` of each row, of the policy at the start of the step."""
+    """Log-probs of the policy at the start of the step, `[T]` per row."""
     reference: Sequence[Tensor]
-    """`[T]` of each row."""
+    """Log-probs of the reference, `[T]` per row."""
 
     def parts(self, index: int) -> list[tuple[RewardedKl, Tensor]]:
-        """KL in the reward of a row's environments, with the loss mask `[T]` of the tokens that it is for."""
+        """Return the KL penalties of a row's environments, each with the loss mask `[T]` of its tokens."""
         row, kls = self.rows[index], self.loss.kl_rewards
         environments = [sample.environment for sample in self.samples[index]] or [""]
         masks = self.loss.masks(row.mask, row.packed.lengths, environments, row.sequence_ids)
@@ -40,7 +40,7 @@ class KlInputs:
 
 
 def kl_token_rewards(inputs: KlInputs) -> list[Tensor]:
-    """KL rewards of the tokens of each row, `[T]` fp32, 0 where an environment has none."""
+    """Return the KL rewards of the tokens of each row, `[T]` fp32; 0 for environments without a KL penalty."""
     found = []
     for index, row in enumerate(inputs.rows):
         total = torch.zeros_like(row.advantages)
@@ -51,14 +51,15 @@ def kl_token_rewards(inputs: KlInputs) -> list[Tensor]:
 
 
 def kl_advantages(inputs: KlInputs, *, groups: Sequence[int], group: Group) -> list[Tensor]:
-    """Advantages of the batch plus the returns of the KL rewards, normalized and clipped as the advantage's options say; `[T]` fp32.
+    """Return the batch's advantages plus the returns of the KL rewards, normalized and clipped by the advantage's options, `[T]` fp32 per
+    row.
 
-    The batch then holds advantages before these options (`AlgorithmConfig.batch_advantage`). Every rank takes part.
+    With a KL penalty the batch contains advantages before normalization (`AlgorithmConfig.batch_advantage`). All ranks call it together.
 
     Args:
         inputs: rows and log-probs of this rank.
-        groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
-        group: the ranks.
+        groups: distinct group numbers of all samples of the step, in the same order on all ranks.
+        group: all ranks.
     """
     rows = inputs.rows
     advantages = [row.advantages for row in rows]
@@ -67,7 +68,7 @@ def kl_advantages(inputs: KlInputs, *, groups: Sequence[int], group: Group) -> l
             advantages[index] = advantages[index] + kl.reward.returns(
                 inputs.logprobs[index], inputs.reference[index], mask=mask, sequence_lengths=row.packed.lengths
             )
-    # In the order of the objectives, which is that of all ranks: each normalization is a sum over ranks.
+    # Each normalization is a collective sum, so all ranks must use the same order: the order of the objectives.
     for settings in dict.fromkeys(kl.batch for kl in inputs.loss.kl_rewards if kl is not None):
         advantages = _finish_advantages(inputs, advantages, settings, groups, group)
     return advantages
@@ -76,7 +77,7 @@ def kl_advantages(inputs: KlInputs, *, groups: Sequence[int], group: Group) -> l
 def _finish_advantages(
     inputs: KlInputs, advantages: Sequence[Tensor], settings: str, groups: Sequence[int], group: Group
 ) -> list[Tensor]:
-    """The advantages, normalized and clipped where an environment's have these settings."""
+    """Normalize and clip the advantages of environments with the given settings."""
     chosen = next(kl for kl in inputs.loss.kl_rewards if kl is not None and kl.batch == settings)
     masks = []
     for index, row in enumerate(inputs.rows):
@@ -96,7 +97,7 @@ def _finish_advantages(
 
 
 def group_places(samples: Sequence[Sample], groups: Sequence[int], row: MicroBatch) -> Tensor:
-    """`[T]`, the place in `groups` of each token's group."""
+    """Return the index in `groups` of each token's group, `[T]`."""
     places = {number: place for place, number in enumerate(groups)}
     found = torch.zeros(row.mask.shape, dtype=torch.long)
     start = 0
@@ -116,10 +117,10 @@ def normalize_tokens(
     std: str,
     group: Group,
 ) -> list[Tensor]:
-    """The values of all rows less their mean, divided by their standard deviation, each at its level, over the ranks' masked tokens."""
+    """Subtract the mean and divide by the standard deviation of the masked tokens of all ranks, each at its level."""
 
     def sums(terms: Sequence[Tensor]) -> Floats:
-        """Sums of each group, over all ranks, `[num_groups]`."""
+        """Sum the terms of each group over all ranks, `[num_groups]`."""
         mine = torch.zeros(num_groups, dtype=torch.float64)
         for term, mask, which in zip(terms, masks, ids, strict=True):
             mine.index_add_(0, which[mask].cpu(), term[mask].double().cpu())
@@ -141,7 +142,7 @@ def normalize_tokens(
 
 
 def token_moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> Moments:
-    """Moments over the masked tokens of all rows of all ranks, on the CPU."""
+    """Compute the moments of the masked tokens of all rows of all ranks, on the CPU."""
     parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
     names = ("count", "total", "squares")
     mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}

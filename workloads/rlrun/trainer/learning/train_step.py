@@ -1,7 +1,7 @@
 """One optimizer step over this rank's part of a batch.
 
 The loss of every micro-batch is a sum divided by a count over the *whole* batch (loss tokens, or sequences), and gradients are summed
-over micro-batches and ranks: the step is exactly the objective's mean over the batch, however it is packed, cut and dealt.
+over micro-batches and ranks. Therefore a step is exactly the objective's mean over the batch, for every packing and distribution.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rlrun.trainer.modeling.shard import counts_here, local_part
 from rlrun.trainer.ranks.group import Group
 
 Objective = Callable[[int, Tensor | None], Tensor]
-"""Scalar that is pulled back for a row: its number and, with a pipeline, what the stage before the last made of it."""
+"""Function from the number of a row, and in a pipeline the previous stage's output, to the scalar for the backward pass."""
 _IDLE = ""
-"""Environment of a row without samples: none has this name."""
+"""Environment name of a row without samples; real environments have nonempty names."""
 
 
 def train_step(
@@ -102,7 +102,7 @@ def train_step(
 def _run_backward(
     model: nn.Module, inputs: Sequence[MicroBatch], objective: Objective, agree: Callable[[], None]
 ) -> None:
-    """Add the gradients of all micro-batches; with a pipeline those of the stages, the last of which computes the objective."""
+    """Accumulate the gradients of all micro-batches; in a pipeline the last stage computes the objective."""
     stage = stage_of(model)
     if stage is None:
         for index in range(len(inputs)):
@@ -116,7 +116,7 @@ def _run_backward(
             return objective(index, received)
         return stage_output(model, inputs[index], received, number)
 
-    agree()  # not between rows, which ranks of different stages do not reach together
+    agree()  # only once, because ranks of different stages do not reach the boundaries between rows together
     tokens = [part_tokens(model, len(row.input_ids)) for row in inputs]
     run_rows(model, stage, tokens, compute, backward=True)
     add_shared_gradients(model)
@@ -133,7 +133,7 @@ def _row_objective(
     policy_version: int,
     received: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Scalar that is pulled back for one micro-batch, and its metrics as sums. `received`: see `token_statistics`."""
+    """Compute the scalar for the backward pass of one micro-batch, and its metrics as sums. `received`: see `token_statistics`."""
     bound = partial(
         loss,
         environments=environments,
@@ -146,30 +146,30 @@ def _row_objective(
         versions=inputs.versions,
         policy_version=policy_version,
         sequence_ids=inputs.sequence_ids,
-        checked=True,  # `read_checked` has looked at every value, on the host
+        checked=True,  # `read_checked` has checked every value on the host
     )
     if loss.is_linear:
         return _linear_objective(model, inputs, bound, received)
     statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy, received=received)
-    # A forward pass that overflowed still takes part in the collectives; its gradient is not finite, so the update is left out.
+    # After an overflow the backward pass still runs its collectives. Its gradient is not finite, so the update is skipped.
     finite = torch.isfinite(statistics.logprobs).all()
     output = bound(
         torch.where(finite, statistics.logprobs, 0),
         mask=inputs.mask & finite,
         entropy=torch.where(finite, statistics.entropy, 0),
     )
-    # Chosen on the device: the host does not wait for it.
+    # Selected on the device, so that the host does not wait.
     return torch.where(finite, output.loss, statistics.logprobs.sum()), output.metrics
 
 
 def _linear_objective(
     model: nn.Module, inputs: MicroBatch, loss: Callable[..., LossOutput], received: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The same for a loss whose gradient on the log-probs is known before they are: they are pulled back as they are made."""
+    """Compute the same for a loss whose gradient on the log-probs is known in advance, in one pass over the logits."""
     start = torch.zeros_like(inputs.advantages).requires_grad_()
     (coefficients,) = torch.autograd.grad(loss(start, mask=inputs.mask, entropy=start.detach()).loss, start)
     total, statistics = weighted_statistics(model, inputs, coefficients, received=received)
-    finite = torch.isfinite(statistics.logprobs).all()  # where it has overflowed the gradient is not finite either
+    finite = torch.isfinite(statistics.logprobs).all()  # after an overflow the gradient is not finite either
     return total, loss(
         torch.where(finite, statistics.logprobs, 0),
         mask=inputs.mask & finite,
@@ -178,7 +178,7 @@ def _linear_objective(
 
 
 def _check_versions(batch: Batch, loss: Mixture) -> None:
-    """Look on the host at what the loss would otherwise ask the device for. Only a replay brings versions of the future."""
+    """Check the versions on the host, because the loss would need a copy from the device. Only a replay can contain later versions."""
     reads_versions = any(objective.proximal == "log_linear" for objective in loss.objectives)
     if reads_versions and batch.max_version >= batch.step:
         raise ValueError(f"versions must be at most policy_version ({batch.step - 1}), got {batch.max_version}")
@@ -191,8 +191,8 @@ def _loss_divisors(batch: Batch, loss: Mixture) -> Divisors:
 
 
 def _over_ranks(values: Mapping[str, float], group: Group) -> dict[str, float]:
-    """Token sums and maxima of this rank -> those of the whole batch."""
-    if group.dims.pp > 1:  # the last stage alone has any
+    """Combine the sums and maxima of all ranks."""
+    if group.dims.pp > 1:  # only the last stage has values
         names = group.broadcast(list(values), root=group.dims.head_place * group.dims.stage_size)
         values = {name: values.get(name, -math.inf if name.endswith("_max") else 0.0) for name in names}
     sums = group.data_sums({name: value for name, value in values.items() if not name.endswith("_max")})
@@ -200,14 +200,15 @@ def _over_ranks(values: Mapping[str, float], group: Group) -> dict[str, float]:
 
 
 _BLOCK_WORDS = {"cpu": 2**16, "cuda": 2**22}
-"""Elements that the checksum takes at a time, by device: what is between stays in its cache."""
+"""Elements per block of the checksum, by device; intermediate results of a block fit into its cache."""
 
 
 def parameter_checksum(model: nn.Module) -> float:
-    """A fingerprint of the trained parameters' bits that does not depend on how they are sharded: equal bits give equal numbers.
+    """Return a checksum of the bits of all trained parameters, which does not depend on the sharding.
 
-    The sum of w(2w + 1) mod 2^32 over all 32-bit words w. This polynomial is one-to-one (Rivest 2001, Permutation polynomials modulo 2^w)
-    and not linear, so that changes do not cancel each other. Sums of integers are exact in any order; 52 bits of it fit a float64.
+    It is the sum of w(2w + 1) mod 2^32 over all 32-bit words w. This polynomial is one-to-one (Rivest 2001, Permutation polynomials
+    modulo 2^w) and not linear, so that changes do not cancel. Sums of integers are exact in any order; the result has 52 bits, which fit
+    into a float64.
     """
     sums = []
     for parameter in model.parameters():
@@ -216,7 +217,7 @@ def parameter_checksum(model: nn.Module) -> float:
         words = local_part(parameter.detach()).contiguous().view(torch.int32).flatten()
         blocks = words.split(_BLOCK_WORDS.get(words.device.type, max(words.numel(), 1)))
         sums += [torch.addcmul(block, block, block, value=2).sum(dtype=torch.int64) for block in blocks]
-    # One copy to the host, however many parameters there are.
+    # One copy to the host for all parameters.
     total = torch.stack(sums).sum().cpu() if sums else torch.zeros((), dtype=torch.int64)
     if dist.is_initialized():
         dist.all_reduce(total)

@@ -1,4 +1,4 @@
-"""The held-out loss: forward passes over a batch, no gradient and no update."""
+"""Loss on held-out samples: forward passes over a batch without gradients and updates."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from rlrun.trainer.ranks.group import Group
 
 
 def validate_batch(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Group) -> dict[str, float]:
-    """Mean negative log-probability of a batch's loss tokens, in nats, each weighed by its advantage as the loss `sft` does.
+    """Return the mean negative log-probability of a batch's loss tokens in nats, weighted by the advantages like the loss `sft`.
 
     Args:
-        model: the policy; dropout is off while it is measured.
-        batch: the held-out samples.
-        rows: this rank's micro-batches; every rank has the same number of them.
-        group: all ranks call this together.
+        model: policy; dropout is disabled during the computation.
+        batch: held-out samples.
+        rows: micro-batches of this rank; every rank has the same number.
+        group: all ranks; all call this function together.
 
     Returns:
-        `validation/loss`, `validation/loss_tokens` and `time/validate` in seconds, equal on all ranks but for the time.
+        `validation/loss`, `validation/loss_tokens` and `time/validate` in seconds, equal on all ranks, except for the time.
     """
     began = time.perf_counter()
     was_training = model.training

@@ -1,1 +1,1 @@
-"""Models built by transformers, and the trainer's assumptions about them."""
+"""Models of transformers: loading, sharding, attention over packed rows, adapters."""

@@ -1,7 +1,7 @@
-"""Activations of a decoder layer that are kept for backward: all, its input alone, results of some operations, or all elsewhere.
+"""Activation checkpointing of decoder layers: keep all activations, only the input, results of some operations, or all in host memory.
 
-Changes memory and time, never numbers. The layer's `forward` is replaced inside of FSDP's hooks, so that a layer's parameters are
-gathered once for backward and its second forward alike.
+It changes memory and time, never numbers. The layer's `forward` is replaced inside of FSDP's hooks, so that the layer's parameters are
+gathered only once for backward and recomputation.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ _KEPT: dict[ActivationMode, tuple[str, ...]] = {
     "selective": (*_PRODUCTS, *_ATTENTION),
     "attention": _ATTENTION,
 }
-"""Operations whose results a mode keeps; those that this installation does not have are left out."""
+"""Operations whose results a mode keeps; missing operations of this installation are ignored."""
 
 
 def keep_activations(layer: nn.Module, mode: ActivationMode, offload: Offload | None = None) -> None:
-    """Make a decoder layer keep its activations so, in place.
+    """Apply an activation mode to a decoder layer, in place.
 
     Args:
-        layer: of the model.
-        mode: what is kept where.
-        offload: shared by the layers of a model, for mode `offload`; default: one of this layer.
+       layer: decoder layer of the model.
+       mode: activation mode.
+       offload: object shared by all layers of a model, for mode `offload`. Default: a new one for this layer.
     """
     if mode == "none":
         return
@@ -66,16 +66,16 @@ def _recompute_again(forward: Forward, options: dict[str, object], *inputs: obje
 
 
 def find_operations(names: Iterable[str]) -> frozenset[object]:
-    """The operations of these names (`namespace::name`) that are registered, with every overload of each."""
+    """Return the registered operations of the given names (`namespace::name`), with all overloads."""
     with suppress(ImportError):
-        import torch.nn.attention.varlen  # registers its operation when it is imported
+        import torch.nn.attention.varlen  # the import registers the operation
     packets = [getattr(getattr(torch.ops, space), name, None) for space, name in (full.split("::") for full in names)]
     return frozenset(
         getattr(packet, overload)
         for packet in packets
         if packet is not None
         for overload in packet.overloads()
-        if "out" not in overload  # such a one writes to a tensor that it is given
+        if "out" not in overload  # overloads `out` write to an argument
     )
 
 

@@ -1,4 +1,4 @@
-"""Choices when a model is divided: the activation mode by what fits (the arithmetic of `rlrun fit`), and whether layers are compiled."""
+"""Automatic choices before a model is sharded: the activation mode by memory (the arithmetic of `rlrun fit`), and compilation of layers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 def activation_mode(
     asked: ActivationCheckpointing, run: TrainerConfig | None, config: PreTrainedConfig, group: Group
 ) -> ActivationMode:
-    """The mode that was asked for; for `auto` rank 0 decides, and says it in the log. Every rank takes part.
+    """Return the configured mode; for `auto`, rank 0 chooses and logs a mode. All ranks call it together.
 
     Args:
-        asked: value of `trainer.activationCheckpointing`.
-        run: whose memory is added up; None: nothing is known of it, and auto is none.
-        config: of the model.
-        group: the ranks; they have the same devices.
+       asked: value of `trainer.activationCheckpointing`.
+       run: configuration whose memory is estimated; None disables the estimate, and auto becomes `none`.
+       config: configuration of the model.
+       group: all ranks, with equal devices.
     """
     if asked != "auto":
         return asked
@@ -46,18 +46,18 @@ NO_COMPILER = "this machine has neither g++ nor clang++"
 
 
 def has_compiler() -> bool:
-    """True if torch's compiler finds the C++ compiler that it calls."""
+    """Return whether torch's compiler finds a C++ compiler."""
     return os.environ.get("CXX") is not None or any(shutil.which(name) for name in ("g++", "c++", "clang++"))
 
 
 def compiled_layers(asked: bool | None, mode: ActivationMode, model: PreTrainedModel, group: Group) -> bool:
-    """Value of `trainer.compile`; where it has none rank 0 decides, and says it in the log. Every rank takes part.
+    """Return `trainer.compile`; if it is not set, rank 0 chooses and logs a value. All ranks call it together.
 
     Args:
-        asked: the field.
-        mode: activations that are kept.
-        model: its kernel of attention is chosen.
-        group: the ranks; they have the same devices.
+       asked: value of `trainer.compile`.
+       mode: activation mode.
+       model: model with its attention kernel set.
+       group: all ranks, with equal devices.
     """
     if asked is not None:
         return asked
@@ -71,20 +71,18 @@ def compiled_layers(asked: bool | None, mode: ActivationMode, model: PreTrainedM
 
 
 def _against_compiling(mode: ActivationMode, model: PreTrainedModel, group: Group) -> str | None:
-    """Reason why layers are not compiled unless it is asked for; None: they are."""
+    """Return the reason against automatic compilation, or None."""
     if group.device.type != "cuda":
         return "the trainer computes on a CPU"
     if group.dims.tp > 1:
-        return f"parallelism.tp ({group.dims.tp}) shares every layer, and torch compiles no such layer for rows of all lengths"
+        return f"parallelism.tp ({group.dims.tp}) divides every layer, and torch cannot compile such a layer for rows of all lengths"
     if group.dims.schedule in ZERO_BUBBLE:
-        return (
-            f"parallelism.schedule ({group.dims.schedule}) divides the gradients of a layer, which a compiled one joins"
-        )
+        return f"parallelism.schedule ({group.dims.schedule}) splits the backward pass of a layer, which compilation does not allow"
     if not has_compiler():
         return NO_COMPILER
     if mode == "selective" and not is_traced(model):
         return (
-            f"attention {kernel_of(model)} is computed between compiled parts, which would hide the products from "
+            f"attention {kernel_of(model)} runs between compiled parts, which would hide the products from "
             "activationCheckpointing (selective)"
         )
     return None
@@ -94,31 +92,28 @@ def _choose_saved(run: TrainerConfig | None, config: PreTrainedConfig, group: Gr
     if group.device.type != "cuda":
         return "none", "the trainer computes on a CPU"
     if run is None:
-        return "none", "nothing is known of the run"
+        return "none", "the configuration of the run is not available"
     try:
         found = choose_for(run, config, device_memory(group.device))
     except ShapeError as error:
-        return "none", f"the memory of such a model is not known here: {error}"
+        return "none", f"cannot estimate the memory of this model: {error}"
     return found.mode, found.why
 
 
 def choose_for(run: TrainerConfig, config: PreTrainedConfig, memory: int) -> ChosenMode:
-    """The mode of a run.
+    """Choose the activation mode of a run.
 
     Args:
-        run: the trainer's configuration.
-        config: of its model.
-        memory: of a GPU, in bytes.
-
-    Raises:
-        ShapeError: the configuration does not describe a decoder.
+       run: configuration of the trainer.
+       config: configuration of the model.
+       memory: memory of a GPU, in bytes.
     """
     model = from_config(config.to_dict())
     return chosen_mode(run, model, _reference_shape(run, model), memory=memory, colocated=run.colocated)
 
 
 def _reference_shape(run: TrainerConfig, model: Architecture) -> Architecture | None:
-    """Shape of the frozen model; where it is not at hand, the policy's."""
+    """Return the shape of the reference model, or the policy's shape if it is unknown."""
     if run.algorithm.reference is None:
         return None
     chosen = run.algorithm.reference.resolved(run.model)

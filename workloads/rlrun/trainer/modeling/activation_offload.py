@@ -1,11 +1,11 @@
-"""Activations in host memory between forward and backward: copies beside the computation, into buffers that are used again.
+"""Offload of activations to host memory between forward and backward: concurrent copies into reused buffers.
 
     forward   layer 1     layer 2     layer 3            backward  layer 3     layer 2     layer 1
     copies          1 out       2 out       3 out                  3 in  2 in  1 in
 
-All copies run on one stream of their own, in order, so that a buffer that is written again has been read before. A tensor on the device
-is let go when the computation has waited for its copy: `AHEAD` layers after it was saved, so that no more than those wait to leave. The
-backward pass of a layer asks for the tensors of the one before while it computes.
+All copies run in order on a separate stream, so that a buffer is read before it is overwritten. A device tensor is freed after the
+computation has waited for its copy, `AHEAD` layers after it was saved; this limits the tensors that wait for a copy. The backward pass of
+a layer prefetches the tensors of the previous layer.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 AHEAD = 2
-"""Layers whose activations may wait on the device for their copy."""
+"""Number of layers whose activations may wait on the device for their copy."""
 SMALLEST = 4096
-"""Bytes below which a tensor stays where it is: a copy costs more than it frees."""
+"""Smallest size of offloaded tensors in bytes; copying smaller ones costs more than it frees."""
 _STEP = 2 << 20
-"""Sizes of large buffers are multiples of this, so that rows of about the same length share them."""
+"""Granularity of large buffers in bytes, so that rows of similar lengths share buffers."""
 
 
 class Link(Protocol):
-    """Copies between a device and host memory, in order, beside the computation."""
+    """Ordered copies between a device and host memory, concurrent with the computation."""
 
     def buffer(self, size: int) -> Tensor:
-        """Host memory of `size` bytes, uint8."""
+        """Allocate host memory of `size` bytes, uint8."""
 
     def out(self, tensor: Tensor, host: Tensor) -> None:
-        """Copy to the host, after everything that the computation was asked for so far."""
+        """Copy to the host, after all computation queued so far."""
 
     def back(self, host: Tensor, tensor: Tensor) -> None:
         """Copy to the device."""
 
     def mark(self) -> object:
-        """Moment after all copies that were asked for so far."""
+        """Return a mark after all copies queued so far."""
 
     def wait(self, mark: object) -> None:
-        """Let what the computation is asked for from now on begin after that moment."""
+        """Delay later computation until the copies before the mark have finished."""
 
     def settle(self) -> None:
-        """Wait, on the host, for all copies that were asked for so far."""
+        """Wait on the host for all copies queued so far."""
 
 
 class CUDALink:
-    """A stream for copies, and pinned memory."""
+    """Link with a CUDA stream for copies, and pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)
@@ -70,7 +70,8 @@ class CUDALink:
 
     def back(self, host: Tensor, tensor: Tensor) -> None:
         """See `Link`."""
-        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))  # its memory may still be read
+        # Previous computation may still read its memory.
+        self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             tensor.copy_(host, non_blocking=True)
         tensor.record_stream(self._stream)
@@ -91,7 +92,7 @@ class CUDALink:
 
 
 class HostLink:
-    """Copies within host memory, at once."""
+    """Link for models on CPU: synchronous copies in host memory."""
 
     def buffer(self, size: int) -> Tensor:
         """See `Link`."""
@@ -116,16 +117,16 @@ class HostLink:
 
 
 class Buffers:
-    """Host memory that is taken and given back; nothing is freed before the process ends."""
+    """Pool of host buffers; buffers are never freed."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._free: list[Tensor] = []
         self.allocated = 0
-        """Bytes so far."""
+        """Total bytes of all buffers."""
 
     def take(self, size: int) -> Tensor:
-        """A buffer of at least `size` bytes: the smallest that is free, if it is at most twice as large, or a new one."""
+        """Take the smallest free buffer of `size` to 2 * `size` bytes, or allocate one."""
         fits = [index for index, one in enumerate(self._free) if size <= one.numel() <= 2 * size]
         if fits:
             return self._free.pop(min(fits, key=lambda index: self._free[index].numel()))
@@ -134,12 +135,12 @@ class Buffers:
         return self._link.buffer(size)
 
     def give(self, buffer: Tensor) -> None:
-        """Let it be used again, by copies after those that were asked for so far."""
+        """Return a buffer to the pool; later copies may overwrite it."""
         self._free.append(buffer)
 
 
 class Saved:
-    """A tensor in host memory. Its buffer is free again when the graph lets it go."""
+    """Tensor in host memory. Its buffer returns to the pool when the autograd graph deletes this object."""
 
     def __init__(self, tensor: Tensor, layer: SavedLayer) -> None:
         self._layer = layer
@@ -153,14 +154,14 @@ class Saved:
         self.uses = self._taken = 0
 
     def fetch(self) -> None:
-        """Ask for the copy to the device."""
+        """Start the copy to the device."""
         if self._here is None:
             size, stride, dtype, device = self._shape
             self._here = torch.empty_strided(size, stride, dtype=dtype, device=device)
             self._layer.link.back(self._host, self._here)
 
     def take(self) -> Tensor:
-        """The tensor on the device. It stays there until it was taken as often as it was saved."""
+        """Return the tensor on the device. It stays there until each saved use has taken it."""
         self._layer.need()
         if self._here is None:  # a second backward pass over the same graph
             self.fetch()
@@ -175,19 +176,19 @@ class Saved:
 
 @dataclass(frozen=True)
 class Kept:
-    """A tensor as the graph has it: the shape of contiguous elements, or as they were saved."""
+    """Saved use of a tensor in the graph, with its own shape."""
 
     saved: Saved
     shape: torch.Size
 
     def take(self) -> Tensor:
-        """The tensor, on the device."""
+        """Return the tensor on the device."""
         tensor = self.saved.take()
         return tensor if tensor.shape == self.shape else tensor.view(self.shape)
 
 
 class SavedLayer:
-    """Tensors that one layer's forward pass has saved, and the layer before it."""
+    """Tensors saved by one layer's forward pass, and a reference to the previous layer."""
 
     def __init__(self, link: Link, buffers: Buffers, before: SavedLayer | None) -> None:
         self.link, self.buffers = link, buffers
@@ -200,11 +201,11 @@ class SavedLayer:
         self._asked = self._needed = False
 
     def save(self, tensor: Tensor) -> Kept:
-        """A tensor's copy; the same for elements that were saved before, in whatever shape."""
+        """Copy a tensor to the host; elements that were saved before, in any shape, are copied once."""
         shape, tensor = tensor.shape, tensor.detach()
         if tensor.is_contiguous():
             tensor = tensor.view(-1)
-        # Until the forward pass ends all tensors are held, so that an address is that of one of them.
+        # All tensors are referenced until the end of the forward pass, so an address identifies a tensor.
         key = (tensor.data_ptr(), tensor._version, hash(tensor.dtype), *tensor.shape, *tensor.stride())
         saved = self._known.get(key)
         if saved is None:
@@ -215,18 +216,18 @@ class SavedLayer:
         return Kept(saved, shape)
 
     def end(self) -> None:
-        """The forward pass is done."""
+        """End the forward pass."""
         self._known.clear()
         self._left = self.link.mark()
 
     def leave(self) -> None:
-        """Let the tensors on the device go once they are copied."""
+        """Free the tensors on the device after they are copied."""
         if self._leaving:
             self.link.wait(self._left)
             self._leaving.clear()
 
     def ask(self) -> None:
-        """Ask for all tensors, for the backward pass that comes."""
+        """Start to copy all tensors to the device for the backward pass."""
         if self._asked:
             return
         self._asked = True
@@ -238,7 +239,7 @@ class SavedLayer:
         self._coming = self.link.mark()
 
     def need(self) -> None:
-        """The backward pass is here: wait for the tensors, and ask for those of the layer before."""
+        """Wait for the tensors in the backward pass, and prefetch those of the previous layer."""
         if self._needed:
             return
         self._needed = True
@@ -250,7 +251,7 @@ class SavedLayer:
 
 
 class Offload:
-    """Offload of a model's layers. One for all of them, since they share buffers and stream."""
+    """Offload of a model's layers; one object for all layers, which share buffers and stream."""
 
     def __init__(self, link: Link | None = None) -> None:
         self._link = link
@@ -258,7 +259,7 @@ class Offload:
         self._layers: deque[SavedLayer] = deque(maxlen=AHEAD)
 
     def run(self, forward: Forward, layer: nn.Module, *inputs: object, **keywords: object) -> Tensor:
-        """The forward pass of a layer, whose saved tensors go to the host; parameters do not."""
+        """Run the forward pass of a layer and offload its saved tensors, except for parameters."""
         if not torch.is_grad_enabled():
             return forward(*inputs, **keywords)
         link, buffers = self._open(layer.parameters())
@@ -266,13 +267,11 @@ class Offload:
             self._layers[0].leave()
         saved = SavedLayer(link, buffers, self._layers[-1] if self._layers else None)
         self._layers.append(saved)
-        # Parameters are saved for backward too, and FSDP frees and gathers them itself.
+        # Parameters are saved for backward too, but FSDP frees and gathers them itself.
         weights = {_local_tensor(parameter).untyped_storage().data_ptr() for parameter in layer.parameters()}
 
         def pack(tensor: Tensor) -> Kept | Tensor:
-            if isinstance(
-                tensor, AsyncCollectiveTensor
-            ):  # the sum over tensor ranks, still on its way, has no memory of its own
+            if isinstance(tensor, AsyncCollectiveTensor):  # a running sum over tensor ranks has no memory yet
                 tensor = tensor.wait()
             stays = isinstance(tensor, nn.Parameter | DTensor) or tensor.untyped_storage().data_ptr() in weights
             return tensor if stays or tensor.numel() * tensor.element_size() < SMALLEST else saved.save(tensor)
@@ -287,7 +286,7 @@ class Offload:
             saved.end()
 
     def _open(self, parameters: Iterable[Tensor]) -> tuple[Link, Buffers]:
-        """Link and buffers, made by the first forward pass: only then the parameters are on their device."""
+        """Create link and buffers at the first forward pass, when the parameters are on their device."""
         if self._link is None:
             device = next((parameter.device for parameter in parameters), torch.device("cpu"))
             self._link = CUDALink(device) if device.type == "cuda" else HostLink()
@@ -297,10 +296,10 @@ class Offload:
 
 
 class Forward(Protocol):
-    """`forward` of a decoder layer, whose inputs are the architecture's."""
+    """Forward method of a decoder layer; its inputs depend on the architecture."""
 
     def __call__(self, *inputs: object, **keywords: object) -> Tensor:
-        """Output of the layer."""
+        """Return the output of the layer."""
 
 
 def _local_tensor(parameter: Tensor) -> Tensor:

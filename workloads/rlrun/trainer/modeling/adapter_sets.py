@@ -1,8 +1,8 @@
-"""The trained parameters of several runs around one model that is sharded once.
+"""Trained parameters of several runs that share one sharded model.
 
-FSDP shards a model's parameters when it starts, so a run that joins cannot add any. Instead the model has one set of adapters, and each run
-keeps its own values of this rank's shards beside it: before a run computes, the values of the run before are taken out and its own put in.
-A copy changes no bit, and no parameter, gradient or optimizer state of one run is ever an input of another's step.
+FSDP shards the parameters once, so a joining run cannot add parameters. Therefore the model has one set of adapters, and each run has its
+own copy of this rank's shards: before a run computes, the values of the previous run are copied out and its own are copied in. Copies are
+bitwise exact, and no parameter, gradient or optimizer state of one run affects another run.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rlrun.trainer.modeling.shard import local_part
 
 
 class Adapters:
-    """Exchange of the runs' values in the model, which holds one run's at a time. A model that one run alone trains is never copied.
+    """Exchange of adapter values in a model, which has the values of one run at a time. With only one run nothing is copied.
 
     Args:
-        model: sharded, with its adapters if there are any.
+       model: sharded model, with adapters if the run has any.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -30,7 +30,7 @@ class Adapters:
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def hold(self, run: str, config: LoRAConfig | None) -> None:
-        """Let the model be this run's, with its numbers. The values of a run that was never held are left to be filled."""
+        """Load the values of a run into the model. For a new run the values are undefined; the caller must initialize them."""
         if self._held == run:
             return
         shards = [local_part(parameter.detach()) for parameter in self._parameters]
@@ -44,7 +44,7 @@ class Adapters:
         self._held = run
 
     def forget(self, run: str) -> None:
-        """The run has left: its values are gone."""
+        """Delete the values of a run."""
         self._kept.pop(run, None)
         if self._held == run:
             self._held = None

@@ -1,4 +1,4 @@
-"""The tiny model's tokenizer: one token per character and per role. Imports neither torch nor transformers, and tokenizers late."""
+"""Tokenizer of the tiny model: one token per character and per role. Imports neither torch nor transformers, and tokenizers lazily."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<unk>", "<system>", "<user>", "<assistant>", "<tool>")
-"""Ids 0 to 7, in this order."""
+"""Special tokens with ids 0 to 7, in this order."""
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))
 CHAT_TEMPLATE = (
     "<bos>{% for message in messages %}{{ '<' + message['role'] + '>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-"""Each message is its role's token and its text; a reply ends with `<eos>`. A conversation starts with the tokens of its beginning."""
+"""Template: each message is the token of its role and its text; a reply ends with `<eos>`. The tokens of a conversation start with the
+tokens of each of its prefixes."""
 
 
 def character_tokenizer() -> Tokenizer:
-    """The vocabulary and how a text is cut; which tokens are special is up to the caller."""
+    """Create the tokenizer; the caller marks special tokens."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *CHARACTERS))}

@@ -1,4 +1,4 @@
-"""FLOPs of a step: PRIME-RL's formula, so that MFU numbers compare, with each sequence's own length.
+"""FLOPs of a step by PRIME-RL's formula, so that MFU values are comparable, with the length of each sequence.
 
 FLOPs per token = 6 * active parameters + 12 * layers * hidden * T: forward and backward of the matrix products, and of attention.
 """
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlrun.fit.architecture import EXPERTS, EXPERTS_PER_TOKEN
 
-# Dense bf16 FLOP/s by the maker's data sheets; the first name found in the device's name counts.
+# Dense bf16 FLOP/s from the vendors' data sheets; the first key contained in the device's name applies.
 PEAK_FLOPS = {
     "B200": 2.25e15,
     "H200": 989e12,
@@ -28,31 +28,31 @@ PEAK_FLOPS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one token in a sequence of T: `6 * active_parameters + pair * T` FLOPs."""
+    """Cost of one token in a sequence of T tokens: `6 * active_parameters + pair * T` FLOPs."""
 
     active_parameters: int
     pair: int
-    """12 * layers * hidden."""
+    """Attention FLOPs per pair of tokens: 12 * layers * hidden."""
 
     def per_token(self, length: int) -> int:
-        """FLOPs of one token of a sequence of `length` tokens, forward and backward."""
+        """Return the FLOPs of one token of a sequence of `length` tokens, forward and backward."""
         return 6 * self.active_parameters + self.pair * length
 
     def of(self, lengths: Sequence[int]) -> int:
-        """FLOPs of whole sequences."""
+        """Return the FLOPs of sequences with the given lengths."""
         return sum(length * self.per_token(length) for length in lengths)
 
     @property
     def quadratic(self) -> float:
-        """Work of a pair of tokens relative to that of one token: what `protocol.packing.plan` balances with."""
+        """Cost of a pair of tokens relative to the cost of one token, used by `protocol.packing.plan`."""
         return self.pair / (6 * self.active_parameters)
 
 
 def model_cost(model: nn.Module) -> Cost:
-    """The cost of a Hugging Face causal LM.
+    """Compute the cost of a Hugging Face causal LM.
 
-    Active parameters are those of matrix products: norms and biases are not counted, a tied embedding once, an untied input
-    embedding (a look-up) not at all, and of the experts of a mixture only the share that a token visits. Parts for images are not counted.
+    Active parameters are parameters of matrix products. Norms, biases, untied input embeddings (a look-up) and image modules are not
+    counted; tied embeddings are counted once, and experts by the fraction that a token uses.
     """
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     embedding = model.get_input_embeddings().weight
@@ -69,7 +69,7 @@ def model_cost(model: nn.Module) -> Cost:
 
 
 def _of_text(model: Any, head: nn.Module | None) -> Iterator[nn.Parameter]:
-    """Parameters of decoder and head without those of models inside of it, for images or sound."""
+    """Iterate over the parameters of decoder and head, except for nested models of images or audio."""
     decoder = model.get_decoder()
     decoder = model if decoder is head else decoder
     inside = [part for part in decoder.modules() if isinstance(part, PreTrainedModel) and part is not decoder]
@@ -80,11 +80,11 @@ def _of_text(model: Any, head: nn.Module | None) -> Iterator[nn.Parameter]:
 
 
 def _visited_experts(config: Any) -> int:
-    """Experts that a token visits."""
+    """Return the number of experts per token."""
     found: int | list[int] = next((count for name in EXPERTS_PER_TOKEN if (count := getattr(config, name, None))), 1)
     return found[0] if isinstance(found, list) else found
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of a device, None when it is not in the table."""
+    """Return the dense bf16 FLOP/s of a device, or None if it is not in the table."""
     return next((flops for name, flops in PEAK_FLOPS.items() if name in device_name), None)

@@ -1,12 +1,12 @@
-"""Sums of gradients over micro-batches: in each rank's shard (`reduce`), or whole on every rank (`local`).
+"""Accumulation of gradients over micro-batches: in each rank's shard (`reduce`), or complete on every rank (`local`).
 
 | | `reduce` | `local` |
 |---|---|---|
-| between micro-batches a rank holds, in float32 | its shard | the whole gradient |
+| float32 gradient on a rank between micro-batches | its shard | complete |
 | reduce-scatter over the shards | after every micro-batch | after the last |
 | all-reduce over the replicas (HSDP) | after the last | after the last |
 
-The sums are the same up to the rounding of their order.
+The sums are equal, except for rounding by the order of additions.
 """
 
 from __future__ import annotations
@@ -27,23 +27,24 @@ from rlrun.runtime import exit_codes
 
 _ATTRIBUTE, _GATHERED = "_rlrun_gradient_accumulation", "_rlrun_stays_gathered"
 _BYTES = 4
-"""Bytes of one number of a master or of its gradient: float32."""
+"""Bytes of one element of a float32 parameter or gradient."""
 _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def attach_gradients(model: nn.Module, accumulation: GradientAccumulation, *, stays_gathered: bool = False) -> None:
-    """Remember for `prepare_backward` where a model's gradients are summed, and whether its copies serve all micro-batches of a step."""
+    """Store the options for `prepare_backward` at the model: the accumulation, and whether gathered parameters stay for all micro-batches
+    of a step."""
     object.__setattr__(model, _ATTRIBUTE, accumulation)
     object.__setattr__(model, _GATHERED, stays_gathered)
 
 
 def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module] | None = None) -> None:
-    """Set what FSDP reduces after the next backward pass; a plain model has nothing to reduce.
+    """Configure the reductions of FSDP after the next backward pass; no effect for a model without FSDP.
 
     Args:
-        model: as `shard` left it, or a plain one.
-        last: whether this is the last micro-batch before the optimizer's step.
-        layers: those that it is the last one for, beside the root's own parameters; None: all.
+       model: sharded or plain model.
+       last: true for the last micro-batch before the optimizer's step.
+       layers: layers to configure in addition to the root's own parameters. Default: all.
     """
     if not isinstance(model, FSDPModule):
         return
@@ -58,17 +59,17 @@ def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module
 def check_memory(
     model: nn.Module, accumulation: GradientAccumulation, *, shards: int, offloaded: bool, available: int
 ) -> None:
-    """Refuse `local` where the whole gradient has no place on the device.
+    """Raise an error if `local` accumulation does not fit into the device's memory.
 
     Args:
-        model: divided by layers and experts, not by FSDP yet.
-        accumulation: where gradients are summed.
-        shards: ranks that share one copy of the parameters.
-        offloaded: whether masters are in the host's memory.
-        available: memory of the device, in bytes.
+       model: model divided by layers and experts, before FSDP.
+       accumulation: configured accumulation.
+       shards: number of ranks that shard one copy of the parameters.
+       offloaded: true if float32 parameters are in host memory.
+       available: memory of the device, in bytes.
 
     Raises:
-        RoleError: the gradient and this rank's masters are more than that.
+       RoleError: the complete gradient and this rank's parameters exceed the memory.
     """
     if accumulation != "local":
         return
@@ -76,14 +77,14 @@ def check_memory(
     masters = 0 if offloaded else _BYTES * sum(map(_count_elements, model.parameters())) // shards
     if gradient + masters > available:
         raise RoleError(
-            f"trainer.gradientAccumulation (local) keeps the whole gradient on every rank, {_show_gib(gradient)} beside "
-            f"{_show_gib(masters)} of parameters, and the device has {_show_gib(available)}; set gradientAccumulation: reduce",
+            f"trainer.gradientAccumulation (local) needs {_show_gib(gradient)} for the complete gradient on every rank and "
+            f"{_show_gib(masters)} for parameters, but the device has {_show_gib(available)}; set gradientAccumulation: reduce",
             exit_codes.CONFIGURATION,
         )
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes of a GPU's memory, or of this machine's (at most its cgroup's limit)."""
+    """Return the bytes of a GPU's memory, or of this machine's memory (at most the cgroup's limit)."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -93,7 +94,7 @@ def device_memory(device: torch.device) -> int:
 
 
 def _count_elements(parameter: Tensor) -> int:
-    """Number of elements of this rank's part."""
+    """Return the number of elements of this rank's part."""
     return int((parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel())
 
 

@@ -1,4 +1,4 @@
-"""Load a model without making it whole anywhere: built on meta, divided over the ranks, and each rank reads its slices of the files."""
+"""Sharded loading: the model is built on the meta device and divided, then each rank reads only its slices of the files."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group
 
 _NAMED = 3
-"""Most tensors that an error names."""
+"""Maximum number of tensors named in an error message."""
 
 
 ArchitectureCheck = Callable[[PreTrainedModel, str, Group, int], frozenset[Feature]]
-"""Check of a model on meta: model, source, ranks, longest sequence in tokens. Returns the demands on the kernel; raises `RoleError`."""
+"""Architecture check: arguments are model (on meta), source, ranks and longest sequence in tokens; returns required features of the
+attention kernel, raises `RoleError`."""
 
 
 def load_sharded(
@@ -50,24 +51,25 @@ def load_sharded(
     kernel: AttentionKernel = "auto",
     prepare: Callable[[nn.Module], object] = lambda model: None,
 ) -> nn.Module:
-    """The model in float32, divided over the group's ranks by its layout; every rank takes part.
+    """Load a model in float32, sharded by the group's layout. All ranks call it together.
 
-    Each rank reads the slices of the files that become its own; one whose weights are quantized is loaded whole, and then divided.
+    Each rank reads only its slices of the files. A model with quantized weights is loaded completely and then sharded.
 
     Args:
-        config: which revision, and whether its code is trusted.
-        source: folder or name on the hub.
-        group: says the layout.
-        seq_len: longest sequence of the run, in tokens.
-        check: check of the architecture before weights are read: `proof.start_check.check_model`, a room above this one.
-        with_weights: False leaves them undefined, to be filled from a checkpoint; but for those that the architecture itself freezes
-            (biases of routers), which no checkpoint has.
-        memory: what is kept, recomputed and rounded; see `shard_model`.
-        kernel: what computes attention.
-        prepare: changes the model before it is divided; parameters that it adds or replaces are left undefined.
+       config: revision of the model, and trust in its code.
+       source: folder or name on the hub.
+       group: all ranks, with their layout.
+       seq_len: longest sequence of the run, in tokens.
+       check: architecture check before weights are read (`proof.start_check.check_model`, passed as an argument because `proof` imports
+       this package).
+       with_weights: read the weights. False leaves trained parameters undefined, to be loaded from a checkpoint; parameters that the
+       architecture freezes (biases of routers) are always read, because checkpoints lack them.
+       memory: options of memory, see `shard_model`.
+       kernel: configured attention kernel.
+       prepare: function that changes the model before sharding; parameters that it adds or replaces are undefined.
 
     Raises:
-        RoleError: it cannot be loaded, its architecture gives wrong numbers here, or it cannot be divided so.
+       RoleError: the model cannot be loaded or divided, or its architecture computes wrong numbers.
     """
     model, names = model_on_meta(config, source)
     features = check(model, source, group, seq_len)
@@ -80,7 +82,7 @@ def load_sharded(
         prepare(model)
 
     if with_weights and getattr(model.config, "quantization_config", None) is not None:
-        whole = load_model(config, source)  # transformers knows how its numbers are read
+        whole = load_model(config, source)  # only transformers can read its quantized weights
         remember_names(whole, names)
         finished(whole)
         return shard_model(whole, group, memory=memory)
@@ -103,13 +105,13 @@ def _by_slices(
     finish: Callable[[nn.Module], None],
     only: Collection[str] | None,
 ) -> None:
-    """Finish and divide a model on meta, and read this rank's slices of the files; without any its parameters are left undefined.
+    """Prepare and shard a model on meta, and read this rank's slices of the files.
 
-    `only`: names of the parameters that are read; None: all.
+    `only`: names of the parameters to read. Default: all. Without files the parameters are undefined.
     """
     with loading_errors(source):
         planned = plan_tensors(model, files)
-    for name, other in _tied_names(model):  # whichever of its names a parameter has in the files
+    for name, other in _tied_names(model):  # the files may have either name of a tied parameter
         if other in planned:
             planned.setdefault(name, planned[other])
     if files.where:
@@ -134,14 +136,14 @@ def _named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def model_on_meta(config: ModelConfig, source: str) -> tuple[PreTrainedModel, list[str] | None]:
-    """Build a model without memory for its tensors, which remembers the names in its files; return it and these names.
+    """Build a model without memory for its tensors; return it and the tensor names in its files.
 
     Args:
-        config: revision, and whether the model's own code may run.
+        config: revision of the model, and trust in its code.
         source: folder or name on the hub.
 
     Raises:
-        RoleError: there is no such model, or transformers cannot build it.
+        RoleError: the model does not exist, or transformers cannot build it.
     """
     options = _revision(config)
     with loading_errors(source):
@@ -166,11 +168,11 @@ def _on_meta(config: ModelConfig, source: str, options: Mapping[str, Any]) -> Pr
             model = AutoModelForCausalLM.from_config(
                 architecture, trust_remote_code=trust, dtype=torch.float32, attn_implementation=packed_attention.NAME
             )
-    except Exception as error:  # of the architecture's own code, whatever it is
+    except Exception as error:  # code of the architecture may raise any error
         lines = str(error).strip().splitlines() or ["no message"]
         reason = f"transformers cannot build it: {type(error).__name__}: {lines[0]}"
         if packed_attention.NAME in str(error):
-            reason = "its code takes no attention function but its own"
+            reason = "its code does not support other attention functions"
         raise RoleError(
             f"model {show_source(source)}: models of type {architecture.model_type} cannot be trained: {reason}",
             exit_codes.CONFIGURATION,
@@ -187,27 +189,27 @@ def _check_complete(model: nn.Module, planned: Mapping[str, Lazy], source: str) 
     if missing:
         listed = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         raise RoleError(
-            f"cannot load the model {show_source(source)}: its files lack {listed}, which would start from random numbers; "
-            "bring files of a whole causal language model",
+            f"cannot load the model {show_source(source)}: its files lack {listed}, which would be random; "
+            "use the files of a complete causal language model",
             exit_codes.DATA,
         )
 
 
 def _tied_names(model: nn.Module) -> list[tuple[str, str]]:
-    """Pairs of names of one parameter, the first of which `named_parameters` gives."""
+    """Return the names of tied parameters in pairs; the first is the name in `named_parameters`."""
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     every = model.named_parameters(remove_duplicate=False)
     return [(first[id(parameter)], name) for name, parameter in every if first[id(parameter)] != name]
 
 
 def _materialize(model: PreTrainedModel, ties: list[tuple[str, str]], group: Group, memory: Memory | None) -> None:
-    """Give every tensor memory on its device; its values are undefined."""
+    """Allocate every tensor on its device; its values are undefined."""
     offloaded = memory is not None and memory.cpu_offload
     buffers_device = group.device
     model.to_empty(device=torch.device("cpu") if offloaded else group.device)
     there = dict(model.named_parameters())
-    for name, other in ties:  # moving made two of each
-        if name not in there:  # another stage has them
+    for name, other in ties:  # `to_empty` has duplicated tied parameters
+        if name not in there:  # belongs to another stage
             continue
         path, _, attribute = other.rpartition(".")
         model.get_submodule(path).register_parameter(attribute, there[name])

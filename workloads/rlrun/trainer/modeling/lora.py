@@ -1,7 +1,7 @@
-"""Low-rank adapters in a model: W x + (alpha / r) B A x, with W frozen (Hu et al., 2021, arXiv:2106.09685; the numbers are PEFT's).
+"""Low-rank adapters: W x + (alpha / r) B A x with frozen W (Hu et al., 2021, arXiv:2106.09685; the numbers equal PEFT's).
 
-A linear layer keeps its name and its `weight`; A and B are two more parameters of it. So whatever shards, loads or publishes parameters by
-name does not change. Only what is trained has gradients, optimizer state and a place in the checkpoint.
+A linear layer keeps its name and its `weight`, and gets the parameters A and B. Therefore code that shards, loads or publishes parameters
+by name does not change. Only trained parameters have gradients, optimizer states and entries in checkpoints.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ _WEIGHT_READ = re.compile(r"self\.(\w+)\.weight\b(?!\.(?:dtype|device|shape))")
 
 
 class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
-    """A frozen linear layer with a trained low-rank update.
+    """Frozen linear layer with a trained low-rank update.
 
     Attributes:
-        lora_A: `[rank, in]` fp32, uniform in +-1/sqrt(in) at first.
-        lora_B: `[out, rank]` fp32, 0 at first: the model starts as it was.
-        rank: of the run whose adapter it is; the rows of A and columns of B beyond it are 0, and stay so: each is the other's gradient.
+        lora_A: matrix A, `[rank, in]` fp32, initially uniform in +-1/sqrt(in).
+        lora_B: matrix B, `[out, rank]` fp32, initially 0, so that the model is unchanged.
+        rank: rank of the current run. The rows of A and columns of B beyond it stay 0, because the gradient of each is a multiple of the
+            other.
         scaling: alpha / rank.
-        dropout: share of the update's inputs that is zeroed in training.
+        dropout: fraction of the update's inputs that is zeroed in training.
     """
 
-    lora_A: nn.Parameter  # noqa: N815  the names that PEFT's files have
+    lora_A: nn.Parameter  # noqa: N815  names of PEFT's files
     lora_B: nn.Parameter  # noqa: N815
     rank: int
     scaling: float
     dropout: float
     _scale: Tensor
-    """`scaling`, [] fp32: compiled code takes it as an input, and is the same for runs of all scales that take turns."""
+    """`scaling` as a tensor, `[]` fp32: an input of compiled code, which is the same for runs with different scalings."""
 
     @classmethod
     def convert(cls, layer: nn.Linear, config: LoRAConfig) -> LoRALinear:
-        """Make `layer` one of these, in place: hooks, name and weight stay."""
+        """Convert `layer` in place; hooks, name and weight are kept."""
         weight = layer.weight
         layer.__class__ = cls
         assert isinstance(layer, LoRALinear)
@@ -65,52 +66,52 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
         return layer
 
     def configure(self, config: LoRAConfig) -> None:
-        """Compute with the numbers of a run, whose rank is at most the one that the layer was converted with."""
+        """Set rank, scaling and dropout of a run; its rank must not exceed the rank of the conversion."""
         self.rank, self.scaling, self.dropout = config.rank, config.alpha / config.rank, config.dropout
         self.place()
 
     def place(self) -> None:
-        """Have the scale where the parameters are now."""
+        """Move the scale to the device of the parameters."""
         self._scale = torch.full((), self.scaling, device=self.lora_A.device)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`[..., in]` -> `[..., out]`."""
+        """Compute `[..., in]` -> `[..., out]`."""
         update = linear(linear(dropout(input, self.dropout, self.training), self.lora_A), self.lora_B)
         return linear(input, self.weight, self.bias) + self._scaled(update)
 
     def _scaled(self, update: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():  # in float32, as a product with a number is computed
+        if torch.compiler.is_compiling():  # in float32, like the product with a Python number
             return (update.float() * self._scale).to(update.dtype)
         return update * self.scaling
 
 
 @dataclass(frozen=True)
 class Update:
-    """The update of one weight matrix."""
+    """Low-rank update of one weight matrix."""
 
     a: Tensor
-    """`[rank, in]`."""
+    """Matrix A, `[rank, in]`."""
     b: Tensor
-    """`[out, rank]`."""
+    """Matrix B, `[out, rank]`."""
     scaling: float
 
 
 def merge_adapter(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
-    """W + scaling B A in float32, `[out, in]`; the caller casts it."""
+    """Return W + scaling B A in float32, `[out, in]`; the caller casts it."""
     return weight.float() + scaling * (b.float() @ a.float())
 
 
 def inject_adapters(model: nn.Module, config: LoRAConfig) -> None:
-    """Give the model its adapters and freeze the rest, in place, before it is sharded. `initialize_adapters` then sets A and B.
+    """Add adapters to the model and freeze all other parameters, in place and before sharding. `initialize_adapters` sets A and B later.
 
     Raises:
-        RoleError: a pattern matches nothing, or asks for an adapter of a layer that is trained in full; names it and what there is. Or no
-            layer can have one.
+       RoleError: no layer supports adapters, a pattern matches nothing, or all matching layers are trained completely; the message has
+       the pattern and the available names.
     """
     candidates = _candidate_layers(model)
     if not candidates:
         raise RoleError(
-            f"lora: {type(model).__name__} computes its layers without linear layers that adapters could be of; leave lora out",
+            f"lora: {type(model).__name__} has no linear layers that support adapters; remove lora",
             exit_codes.CONFIGURATION,
         )
     chosen = select_names(candidates, config.targets or ["*"], "targets", "linear layers of attention and MLP")
@@ -119,7 +120,8 @@ def inject_adapters(model: nn.Module, config: LoRAConfig) -> None:
     adapted_layers = [name for name in chosen if not any(f"{name}.".startswith(f"{full}.") for full in saved)]
     if not adapted_layers:
         raise RoleError(
-            f"lora.modulesToSave {config.modules_to_save} trains every layer of lora.targets in full; no adapter is left",
+            f"lora.modulesToSave {config.modules_to_save} trains every layer of lora.targets completely, so no adapter remains; "
+            "remove a module or add targets",
             exit_codes.CONFIGURATION,
         )
     model.requires_grad_(False)
@@ -130,10 +132,10 @@ def inject_adapters(model: nn.Module, config: LoRAConfig) -> None:
 
 
 def _candidate_layers(model: nn.Module) -> dict[str, nn.Linear]:
-    """Layers in which an adapter acts, by name: linear layers that compute as torch's do, and that their owner calls.
+    """Return the layers that support adapters, by name: linear layers with torch's `forward` that their parent module calls.
 
-    A router may be a linear layer with more in its `forward`, and code that reads a layer's weight itself (Gemma 3n's `altup`) leaves out
-    its adapter.
+    A router may be a subclass with another `forward`. Code that reads a layer's weight directly (Gemma 3n's `altup`) would ignore the
+    adapter.
     """
     layers = {id(module) for module in decoder_layers(model).modules()}
     found = {
@@ -148,18 +150,18 @@ def _candidate_layers(model: nn.Module) -> dict[str, nn.Linear]:
 
 @cache
 def _read_weights(owner: type) -> frozenset[str]:
-    """Attributes of a module whose weights its code reads, beyond their format."""
+    """Return the submodules whose weights the code of a module reads, except for dtype, device and shape."""
     try:
         return frozenset(_WEIGHT_READ.findall(inspect.getsource(owner)))
-    except (OSError, TypeError):  # there is no source
+    except (OSError, TypeError):  # the source code is not available
         return frozenset()
 
 
 def select_names(names: Iterable[str], patterns: Sequence[str], field: str, kind: str) -> list[str]:
-    """The names, in order, that end in one of the patterns (at a dot).
+    """Return the names, in order, that match one of the patterns.
 
     Raises:
-        RoleError: a pattern matches none of them.
+       RoleError: a pattern matches no name.
     """
     known = list(names)
     matches = {pattern: {name for name in known if matches_pattern(name, pattern)} for pattern in patterns}
@@ -167,30 +169,30 @@ def select_names(names: Iterable[str], patterns: Sequence[str], field: str, kind
         if not found:
             endings = sorted({name.rsplit(".", 1)[-1] for name in known if not name.rsplit(".", 1)[-1].isdigit()})
             raise RoleError(
-                f"lora.{field}: {pattern!r} matches none of the model's {kind}; their names end in {', '.join(endings)}",
+                f"lora.{field}: {pattern!r} matches no {kind} of the model; use a name or ending such as {', '.join(endings)}",
                 exit_codes.CONFIGURATION,
             )
     return [name for name in known if any(name in found for found in matches.values())]
 
 
 def matches_pattern(name: str, pattern: str) -> bool:
-    """True if the pattern is the name or the end of it after a dot; `*` stands for anything."""
+    """Return whether the pattern matches the name or its end after a dot; `*` matches any characters."""
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 
 
 def layers_with_adapter(model: nn.Module) -> dict[str, LoRALinear]:
-    """The layers that have an adapter, by name."""
+    """Return the layers with an adapter, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
 def configure_adapters(model: nn.Module, config: LoRAConfig) -> None:
-    """Let all layers compute with the numbers of a run."""
+    """Set the options of a run in all adapters."""
     for layer in layers_with_adapter(model).values():
         layer.configure(config)
 
 
 def initialize_adapters(model: nn.Module, seed: int) -> None:
-    """Set A and B to where training starts: a function of seed, layer name and rank alone, whatever the processes that hold them."""
+    """Initialize A and B. The values depend only on seed, layer name and rank, not on the number of processes."""
     for name, layer in layers_with_adapter(model).items():
         generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/lora/{name}".encode()))
         bound = 1 / math.sqrt(layer.in_features)
@@ -202,7 +204,7 @@ def initialize_adapters(model: nn.Module, seed: int) -> None:
 
 
 def fill_parameter(parameter: Tensor, whole: Tensor) -> None:
-    """Set a parameter, or this rank's shard of it, from the whole tensor that every rank has."""
+    """Set a parameter, or this rank's shard of it, from a complete tensor that every rank has."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     whole, target = whole.to(parameter.device, parameter.dtype), parameter.detach()
@@ -214,12 +216,12 @@ def fill_parameter(parameter: Tensor, whole: Tensor) -> None:
 
 
 def weight_updates(model: nn.Module) -> dict[str, Update]:
-    """The update of every adapted weight, by the weight's name."""
+    """Return the low-rank updates by names of the weights."""
     return {f"{name}.weight": Update(m.lora_A, m.lora_B, m.scaling) for name, m in layers_with_adapter(model).items()}
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A and B under the names that PEFT's files have; `cut` makes them whole tensors of the run's rank.
+    """Return A and B under PEFT's file names; `cut_to_rank` cuts the complete tensors to the run's rank.
 
     Raises:
         RoleError: see `_names_in_files`.
@@ -233,10 +235,10 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _names_in_files(model: nn.Module) -> dict[str, str]:
-    """Names of the adapted layers in the model's files, which engines go by.
+    """Return the names of the adapted layers in the model's files, which engines use.
 
     Raises:
-        RoleError: a layer's weight is a part of another tensor there, so that no engine has such a layer; names it.
+       RoleError: the weight of a layer is part of another tensor in the files, so engines do not have such a layer.
     """
     weights = {f"{name}.weight": layer.weight for name, layer in layers_with_adapter(model).items()}
     found = {}
@@ -244,8 +246,8 @@ def _names_in_files(model: nn.Module) -> dict[str, str]:
         name, stored = part.names[0].removesuffix(".weight"), next(iter(part.files)).removesuffix(".weight")
         if part.converted:
             raise RoleError(
-                f"lora.targets: {name} is another tensor ({stored}) in the model's files, so that engines take no adapter of it; "
-                "leave it out of lora.targets",
+                f"lora.targets: {name} is another tensor ({stored}) in the model's files, so engines do not support an adapter of it; "
+                "remove it from lora.targets",
                 exit_codes.CONFIGURATION,
             )
         found[name] = stored
@@ -253,17 +255,17 @@ def _names_in_files(model: nn.Module) -> dict[str, str]:
 
 
 def cut_to_rank(name: str, whole: Tensor, rank: int) -> Tensor:
-    """Part of a whole A or B in a file: its first `rank` rows or columns."""
+    """Cut a complete A or B to its first `rank` rows or columns."""
     return whole[:rank] if ".lora_A." in name else whole[:, :rank]
 
 
 def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[str, object]:
-    """PEFT's `adapter_config.json`.
+    """Return the content of PEFT's `adapter_config.json`.
 
     Args:
-        model: with its adapters.
-        config: of the adapters.
-        source: the base model's folder or hub name.
+       model: model with adapters.
+       config: options of the adapters.
+       source: folder or hub name of the base model.
     """
     return {
         "peft_type": "LORA",
@@ -282,7 +284,7 @@ def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[st
 
 
 def _short_names(model: nn.Module) -> set[str]:
-    """Last parts of the adapted layers' names in files, where they mean these layers and no others; else the whole names."""
+    """Return the last parts of the adapted layers' file names if they identify exactly these layers, otherwise the full names."""
     of_stages = of_all_stages(model, (_names_in_files(model), [name for name, _ in model.named_modules()]))
     chosen = {name: stored for found, _ in of_stages for name, stored in found.items()}
     modules = {name for _, names in of_stages for name in names}
@@ -292,5 +294,5 @@ def _short_names(model: nn.Module) -> set[str]:
 
 
 def of_adapter(parameter: str) -> bool:
-    """True if a parameter of this name is an adapter's, and none of the model's own."""
+    """Return whether a parameter belongs to an adapter, by its name."""
     return parameter.rsplit(".", 1)[-1] in PARAMETERS

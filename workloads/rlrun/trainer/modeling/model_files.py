@@ -1,4 +1,4 @@
-"""Files and tensors of a model's folder, as transformers and vLLM load it."""
+"""Files and tensors of a model folder for transformers and vLLM."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlrun.trainer.modeling.parallel.stages import second_copy
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The small files of a model folder, by name: `config.json`, `generation_config.json`, the tokenizer's."""
+    """Small files of a model folder by name: `config.json`, `generation_config.json` and the tokenizer's files."""
 
     contents: Mapping[str, bytes]
 
 
 def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFiles:
-    """Files that every version's folder repeats, read once; the configuration gives the format that weights are published in."""
+    """Read the files that all version folders contain; `config.json` gets the published number format."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = AutoTokenizer.from_pretrained(
@@ -43,7 +43,7 @@ def model_files(model: nn.Module, config: ModelConfig, source: str) -> ModelFile
 
 
 def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedConfig:
-    """The configuration as the source has it: the model's own has no dropout."""
+    """Read the original configuration, because dropout is removed from the model's configuration."""
     original = AutoConfig.from_pretrained(
         source, revision=config.revision or "main", trust_remote_code=config.trust_remote_code
     )
@@ -51,9 +51,10 @@ def _source_config(model: Any, config: ModelConfig, source: str) -> PreTrainedCo
 
 
 def published_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Tensors of a version's files, by name: each parameter once (tied ones under their first name) and persistent buffers; no adapters.
+    """Return the tensors of a version's files by name: each parameter once (tied ones under their first name) and persistent buffers,
+    without adapters.
 
-    Those of this rank's stage, with a pipeline.
+    In a pipeline these are the tensors of this rank's stages.
     """
     state, copy = model.state_dict(), second_copy(model)
     first = {name for name, one in model.named_parameters() if not lora.of_adapter(name) and one is not copy}

@@ -1,4 +1,4 @@
-"""Sources of chance in a configuration: dropouts and router jitters."""
+"""Sources of randomness in a model's configuration: dropouts and router jitters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _RANDOM = re.compile(r"dropout|drop_rate|pdrop|layerdrop|jitter")
 
 
 def remove_noise(config: PreTrainedConfig) -> None:
-    """Set every dropout and router jitter to 0, in place: log-probabilities must not depend on chance."""
+    """Set every dropout and router jitter to 0, in place: log-probabilities must be deterministic."""
     set_noise(config, dict.fromkeys(read_noise(config), 0.0))
 
 
@@ -39,11 +39,11 @@ def config_parts(config: PreTrainedConfig) -> list[PreTrainedConfig]:
 
 
 def remember_noise(model: PreTrainedModel, values: Mapping[str, float]) -> None:
-    """Keep with a model the noise of its source (`read_noise`), which its own configuration no longer has."""
+    """Store the noise of a model's source (`read_noise`) at the model, because its configuration no longer has it."""
     model._noise = dict(values)
 
 
 def source_noise(model: PreTrainedModel) -> dict[str, float]:
-    """Return the noise of a model's source: the remembered one, otherwise that of its own configuration."""
+    """Return the stored noise of a model's source, or the noise of its configuration."""
     found: dict[str, float] = getattr(model, "_noise", None) or read_noise(model.config)
     return found

@@ -1,6 +1,6 @@
-"""Attention over packed rows that never crosses a sequence's boundary, as an attention function of transformers.
+"""Attention over packed rows without attention between sequences, as an attention function of transformers.
 
-A row is `[1, T]` with several sequences end to end; `attention` has the kernels and the choice among them.
+A row is `[1, T]` and contains several concatenated sequences. The package `attention` has the kernels and their selection.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ __all__ = [
 
 NAME = "rlrun_packed"
 _NEUTRAL = frozenset({"position_ids", "cache_position", "logits_to_keep"})
-"""Keywords that models hand through to their attention and that say nothing about its numbers."""
+"""Keywords that models pass to their attention and that do not change its result."""
 _NEUTRAL_VALUES = {"is_causal": True, "return_dict": True, "dropout": 0.0}
-"""Values of other keywords that change nothing; of all that are not here, False."""
+"""Values of other keywords that do not change the result; False for all keywords that are not listed."""
 _SUFFIXES: Mapping[Kernel, str] = {
     kernel: {"sdpa": "blocks", "flash2": "fa2"}.get(kernel, kernel) for kernel in BACKENDS
 }
-"""Ends of the names that transformers knows; it takes any name with `sdpa` or `flash` in it for a kernel of its own."""
+"""Suffixes of registered names; transformers interprets names with `sdpa` or `flash` as its own kernels."""
 TRACED: frozenset[Kernel] = frozenset({"fa3", "fa4", "flash2", "varlen"})
-"""Kernels whose calls are part of a compiled layer: operations of torch that take a row's boundaries as a tensor."""
+"""Kernels that can be part of a compiled layer: operations of torch with the row's boundaries as a tensor argument."""
 _observed: ContextVar[set[Feature] | None] = ContextVar("observed", default=None)
 
 
@@ -74,32 +74,32 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence of a row.
+    """Compute causal attention within each sequence of a row.
 
     Args:
-        query: `[1, heads, T, D]`; key and value `[1, key-value heads, T, D]`. Of a part of the row, when the layout says so.
-        packed: the row's layout, passed to the model as a keyword, which it hands on.
-        kernel: what computes it; auto: see `choose_kernel`.
-        sliding_window: tokens that a query looks at, itself and those before it; None: all.
-        softcap: see `Scores`.
-        s_aux: `[heads]`, the sinks of `Scores`.
-        options: everything else that the model's attention has; none of it may change the numbers.
+        query: queries `[1, heads, T, D]`; key and value are `[1, key-value heads, T, D]`. With a context layout they are a part of the row.
+        packed: layout of the row, a keyword that the model passes on.
+        kernel: attention kernel; auto: see `choose_kernel`.
+        sliding_window: number of tokens visible to a query, including itself. Default: all.
+        softcap: soft cap, see `Scores`.
+        s_aux: sinks of `Scores`, `[heads]`.
+        options: all other arguments of the model's attention; none of them may change the result.
 
     Returns:
-        `[1, T, heads, D]`, and no weights.
+        Output `[1, T, heads, D]`, and None for the weights.
 
     Raises:
-        RoleError: the model's attention is another one; names the option.
+        RoleError: the model's attention has an unsupported option; the message contains its name.
     """
     if packed is None:
         raise RoleError(
-            f"its layers do not hand the row's layout on to their attention ({type(module).__name__})",
+            f"its layers do not pass the row's layout to their attention ({type(module).__name__})",
             exit_codes.CONFIGURATION,
         )
     _refuse_unread(module, attention_mask, options)
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     scores = Scores(scale, sliding_window, softcap or None, s_aux)
-    if torch.compiler.is_compiling() and kernel != "auto":  # neither sinks nor a part of a row: see `set_kernel`
+    if torch.compiler.is_compiling() and kernel != "auto":  # `set_kernel` excludes sinks and context parallelism here
         q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return attend(kernel, q, k, v, packed.segments, scores)[None], None
     return _run_eager(query, key, value, packed, kernel, scores), None
@@ -108,12 +108,12 @@ def packed_attention(
 def _run_eager(
     query: Tensor, key: Tensor, value: Tensor, packed: Layout, kernel: AttentionKernel, scores: Scores
 ) -> Tensor:
-    """Everything, outside of compiled code."""
+    """Compute attention outside of compiled code, with all features."""
     features = _option_features(query, value, packed, scores)
     if (observed := _observed.get()) is not None:
         observed.update(features)
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if packed.context is not None:  # keys and values come from all ranks
+    if packed.context is not None:  # gather keys and values from all context ranks
         together = gather_parts(torch.cat([k, v], dim=-1), packed.context.group)[packed.context.gather]
         k, v = together.split([key.shape[3], value.shape[3]], dim=-1)
     chosen = _of_call(query, features) if kernel == "auto" else kernel
@@ -132,7 +132,7 @@ def _option_features(query: Tensor, value: Tensor, packed: Layout, scores: Score
 
 
 def _of_call(query: Tensor, features: frozenset[Feature]) -> Kernel:
-    """Kernel of a model for which none was chosen when it was loaded."""
+    """Choose the kernel of a call for a model without a selected kernel."""
     if query.is_cuda and query.dtype == torch.float32:
         features |= {"float32"}
     return choose_kernel("auto", Needs(features, query.shape[3]), read_machine(query.device)).kernel
@@ -140,7 +140,7 @@ def _of_call(query: Tensor, features: frozenset[Feature]) -> Kernel:
 
 @contextmanager
 def observed_features() -> Iterator[set[Feature]]:
-    """Demands of the layers that are computed meanwhile on the kernel; the set fills up."""
+    """Collect the kernel features that layers need inside the block, in the yielded set."""
     found: set[Feature] = set()
     token = _observed.set(found)
     try:
@@ -150,7 +150,7 @@ def observed_features() -> Iterator[set[Feature]]:
 
 
 def _refuse_unread(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, object]) -> None:
-    """Raise `RoleError` for an option of the attention that changes its numbers and that nothing here reads."""
+    """Raise `RoleError` for an unsupported attention option that changes the result."""
     unread = {name: value for name, value in options.items() if name not in _NEUTRAL and value is not None}
     unread = {name: value for name, value in unread.items() if not _changes_nothing(name, value)}
     if attention_mask is not None:
@@ -171,21 +171,21 @@ def _changes_nothing(name: str, value: object) -> bool:
 
 
 def register_attention() -> None:
-    """Make `implementation(...)` known to transformers. It gets no mask: the layout has all that it needs."""
+    """Register the attention functions in transformers. They get no mask, because the layout replaces it."""
     for kernel in get_args(AttentionKernel):
         function = partial(packed_attention, kernel=kernel)
-        # Where the call cannot be part of a compiled layer, one break is before it, and not several inside.
+        # Disabling the compiler for the whole call causes one graph break instead of several inside.
         AttentionInterface.register(implementation_name(kernel, traced=False), torch.compiler.disable(function))
         if kernel in TRACED:
             AttentionInterface.register(implementation_name(kernel), function)
 
 
 def implementation_name(kernel: AttentionKernel, *, traced: bool = True) -> str:
-    """The name under which transformers finds it: its `attn_implementation`.
+    """Return the `attn_implementation` name of a kernel in transformers.
 
     Args:
-        kernel: what computes.
-        traced: False keeps the compiler out of the call, also where the kernel is one that it may see.
+       kernel: attention kernel.
+       traced: False excludes the call from compiled code, even for a kernel that supports it.
     """
     if kernel == "auto":
         return NAME
@@ -193,23 +193,23 @@ def implementation_name(kernel: AttentionKernel, *, traced: bool = True) -> str:
 
 
 def set_kernel(model: PreTrainedModel, kernel: Kernel, features: Collection[Feature], *, cp: int) -> None:
-    """Let a model's layers compute attention so.
+    """Set the attention kernel of a model's layers.
 
     Args:
-        model: changed in place.
-        kernel: what was chosen for it.
-        features: the demands of its attention; sinks are computed outside of compiled code.
-        cp: ranks that share a row; their exchange is outside of it as well.
+       model: model, changed in place.
+       kernel: selected kernel.
+       features: required features; sinks are computed outside of compiled code.
+       cp: number of context parallel ranks; their exchange is outside of compiled code too.
     """
     model.set_attn_implementation(implementation_name(kernel, traced="sinks" not in features and cp == 1))
 
 
 def kernel_of(model: PreTrainedModel) -> AttentionKernel:
-    """The kernel that a model computes with; auto: each call chooses."""
+    """Return the attention kernel of a model; auto means that each call chooses."""
     name = model.config._attn_implementation.removesuffix("_apart")
     return next(kernel for kernel in get_args(AttentionKernel) if implementation_name(kernel) == name)
 
 
 def is_traced(model: PreTrainedModel) -> bool:
-    """True if attention is part of a model's compiled layers."""
+    """Return whether attention can be part of a model's compiled layers."""
     return any(implementation_name(kernel) == model.config._attn_implementation for kernel in TRACED)

@@ -1,4 +1,4 @@
-"""Load a Hugging Face causal LM and shard it over the ranks (FSDP2): float32 masters, summed gradients."""
+"""Sharding of a Hugging Face causal LM over the ranks with FSDP2: float32 master parameters, summed gradients."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_source(config: ModelConfig, source: str) -> None:
-    """Look at the model's folder before anything is loaded.
+    """Check the model's folder before anything is loaded.
 
     Raises:
-        RoleError: it is missing, has no configuration or no weights, or its weights are pickles; names what is missing.
+       RoleError: the folder, its configuration or its weights are missing, or the weights are pickles.
     """
     if config.name is not None:
         return
@@ -67,10 +67,10 @@ def check_source(config: ModelConfig, source: str) -> None:
 
 
 def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -> nn.Module:
-    """The model in float32 on the CPU, with packed attention; without weights it is left random, to be filled from a checkpoint.
+    """Load a model in float32 on the CPU, with packed attention; without weights its values are random.
 
     Raises:
-        RoleError: transformers cannot load it; says why in one line.
+       RoleError: transformers cannot load the model; the message has the reason in one line.
     """
     packed_attention.register_attention()
     disable_progress_bar()
@@ -91,10 +91,10 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
 
 @contextmanager
 def loading_errors(source: str) -> Iterator[None]:
-    """Report in one line why `transformers` or safetensors cannot load a model.
+    """Convert errors of transformers and safetensors.
 
     Raises:
-        RoleError: instead of their error.
+       RoleError: the model cannot be loaded; the message has the reason in one line.
     """
     try:
         yield
@@ -104,7 +104,7 @@ def loading_errors(source: str) -> Iterator[None]:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The stack of decoder layers, wherever the architecture keeps it."""
+    """Return the list of decoder layers of any architecture."""
     count = model.config.get_text_config().num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -114,24 +114,25 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
 
 @dataclass(frozen=True)
 class Memory:
-    """Choices of memory: what is kept, recomputed, rounded and offloaded. Only `compute_dtype` changes numbers."""
+    """Options of memory: precision, recomputation, compilation, offload. Only `compute_dtype` changes numbers."""
 
     compute_dtype: torch.dtype | None = None
-    """Number format of forward and backward; masters and gradient sums are float32. None: bfloat16 on CUDA, float32 elsewhere."""
+    """Number format of forward and backward; master parameters and gradient sums are float32. Default: bfloat16 on CUDA, float32
+    elsewhere."""
     activations: ActivationCheckpointing = "none"
-    """Kept activations; auto needs `run`."""
+    """Activation mode; auto needs `run`."""
     compile: bool | None = False
-    """True if layers are compiled; None: where it serves (`activation_choice.compiled_layers`)."""
+    """Compilation of layers; None selects automatically (`activation_choice.compiled_layers`)."""
     cpu_offload: bool = False
-    """Masters, gradients and the optimizer's state stay in the host's memory."""
+    """Keep master parameters, gradients and optimizer states in host memory."""
     accumulation: GradientAccumulation = "reduce"
-    """Place where the gradients of micro-batches are summed (`learning.gradient_accumulation`)."""
+    """Accumulation of gradients over micro-batches (`gradient_accumulation`)."""
     run: TrainerConfig | None = None
-    """The whole run, for what is chosen by its memory (`activation_choice`)."""
+    """Configuration of the run, for automatic choices by memory (`activation_choice`)."""
 
     @classmethod
     def of(cls, config: TrainerSpec) -> Memory:
-        """Choices of the trainer's block."""
+        """Read the options from the trainer's configuration."""
         compute = None if config.compute_dtype == "auto" else getattr(torch, config.compute_dtype)
         return cls(
             compute,
@@ -144,7 +145,7 @@ class Memory:
 
 
 def _divide_model(model: nn.Module, layers: Sequence[nn.Module], group: Group) -> None:
-    """Divide layers over tensor ranks, experts over expert ranks and rows over context ranks."""
+    """Divide layers over tensor ranks, experts over expert ranks, and rows over context ranks."""
     dims, meshes = group.dims, group.meshes
     if dims.cp > 1:
         check_family(model, layers, "cp", dims.cp)
@@ -154,26 +155,24 @@ def _divide_model(model: nn.Module, layers: Sequence[nn.Module], group: Group) -
         return
     if meshes.tp is not None:
         divide_layers(model, layers, meshes.tp)
-    dealt = dims.pp == 1 or any(
-        experts_of(layer) is not None for layer in layers
-    )  # a stage may be of dense layers alone
+    dealt = dims.pp == 1 or any(experts_of(layer) is not None for layer in layers)  # a stage may have only dense layers
     if meshes.experts is not None and dealt:
         divide_experts(layers, meshes.experts, meshes.tp)
     rows.attach_division(model, meshes)
 
 
 def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
-    """Divide the model over the group's ranks by its layout, in place.
+    """Shard the model by the group's layout, in place.
 
-    Gradients are summed over the ranks, not averaged: each rank's loss is already divided by the global token count.
+    Gradients are summed over the ranks, not averaged, because each rank's loss is already divided by the global token count.
 
     Args:
-        model: parameters in float32, on the CPU or on meta.
-        group: says the layout.
-        memory: what is kept, recomputed and rounded; default: everything kept.
+       model: model with float32 parameters, on the CPU or on meta.
+       group: all ranks, with their layout.
+       memory: options of memory. Default: keep everything on the device.
 
     Raises:
-        RoleError: the model cannot be divided so; names the field and the model's size.
+       RoleError: the model cannot be divided by the layout; the message has the field and the model's size.
     """
     remember_names(model)
     memory = memory or Memory()
@@ -206,15 +205,15 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     outer = group.mesh if group.meshes is None else group.meshes.outer
     fully_shard(model, mesh=outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):
-        if group.world_size > 1:  # FSDP copies one rank's gradient once more to divide it by 1
+        if group.world_size > 1:  # on a single rank FSDP would copy the gradient to divide it by 1
             module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other reduction; dividing by 1 is left out
+        module.set_force_sum_reduction_for_comms(True)  # gloo supports only sums
     _move_buffers(model, group.device)
     return model.train()
 
 
 def _keep_own_stage(model: nn.Module, stack: nn.ModuleList, group: Group, dtype: torch.dtype) -> None:
-    """Leave of the layers those of this rank's pipeline stage."""
+    """Keep only the layers of this rank's pipeline stages."""
     dims, meshes = group.dims, group.meshes
     if meshes is None or dims.pp == 1:
         return
@@ -223,7 +222,7 @@ def _keep_own_stage(model: nn.Module, stack: nn.ModuleList, group: Group, dtype:
 
 
 def _check_and_sum(model: nn.Module, memory: Memory, group: Group, *, stays_gathered: bool) -> None:
-    """Refuse what the machine cannot do, then say where the gradients of micro-batches are summed."""
+    """Check that the machine supports the options, then configure gradient accumulation."""
     dims = group.dims
     if memory.compile:
         check_compiler(dims)
@@ -239,15 +238,15 @@ def _check_and_sum(model: nn.Module, memory: Memory, group: Group, *, stays_gath
 
 @dataclass(frozen=True)
 class _Recipe:
-    """Treatment of each layer before it is sharded."""
+    """Changes of each layer before sharding."""
 
     mode: ActivationMode
     offloaded: Offload
     compiles: bool
     inside: bool
-    """A layer's checkpoint is compiled with it."""
+    """Whether the compiled code of a layer contains its activation checkpoint."""
     asked: bool
-    """`trainer.compile` is true, and not chosen."""
+    """Whether `trainer.compile` is set to true, not selected automatically."""
 
 
 def _sharding_recipe(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
@@ -260,7 +259,7 @@ def _sharding_recipe(model: nn.Module, memory: Memory, group: Group) -> _Recipe:
 
 
 def _keep_and_compile(layer: nn.Module, recipe: _Recipe) -> None:
-    """Checkpoint a layer and compile it, inside its checkpoint or with it."""
+    """Apply the activation mode and compilation to a layer."""
     if recipe.compiles and not recipe.inside:
         compile_layer(layer, asked=recipe.asked)
     keep_activations(layer, recipe.mode, recipe.offloaded)
@@ -269,7 +268,7 @@ def _keep_and_compile(layer: nn.Module, recipe: _Recipe) -> None:
 
 
 def _stays_gathered(model: nn.Module, policy: MixedPrecisionPolicy, group: Group) -> bool:
-    """True if a single GPU keeps its layers' copies in the compute dtype for the backward pass instead of making them a second time."""
+    """Return whether a single GPU keeps its parameters in the compute dtype for the backward pass instead of converting them again."""
     if group.world_size > 1 or group.device.type != "cuda" or policy.param_dtype is None:
         return False
     copies: int = policy.param_dtype.itemsize * sum(parameter.numel() for parameter in model.parameters())
@@ -277,22 +276,23 @@ def _stays_gathered(model: nn.Module, policy: MixedPrecisionPolicy, group: Group
 
 
 def _warn_of_hidden_products(model: nn.Module, memory: Memory, mode: str, group: Group) -> None:
-    """Say that products are computed again which the mode is to keep, where a compiled layer does not have its checkpoint inside."""
+    """Warn that the mode `selective` recomputes products if the checkpoint is outside of compiled code."""
     if mode == "selective" and group.leads:
         logger.warning(
             f"trainer.compile (true) hides the products from activationCheckpointing ({memory.activations}) with attention "
-            f"{kernel_of(model)}: they are computed again"
+            f"{kernel_of(model)}, so they are recomputed"
         )
 
 
 def _choose_dimension(memory: Memory, ranks: int) -> Callable[[nn.Parameter], Shard | None] | None:
-    """Choice of the dimension over which a parameter is divided: the first, unless it has fewer entries than there are ranks.
+    """Return the function that selects the sharded dimension of a parameter: the first, unless it has fewer entries than ranks.
 
-    The experts of a mixture are few: with more ranks than experts every further rank would hold none of them, and the others no less.
+    A mixture has few experts: with more ranks than experts, sharding the first dimension would leave ranks without experts and save no
+    memory on others.
     """
 
     if memory.run is not None and memory.run.optimizer.moments == "int8":
-        return None  # its blocks lie in rows
+        return None  # 8-bit moments need complete rows
 
     def choose(parameter: nn.Parameter) -> Shard | None:
         if isinstance(parameter, DTensor) or parameter.shape[0] >= ranks:
@@ -303,7 +303,7 @@ def _choose_dimension(memory: Memory, ranks: int) -> Callable[[nn.Parameter], Sh
 
 
 def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    """Bring buffers to where FSDP has moved the parameters."""
+    """Move buffers to the device of the parameters."""
     if any(parameter.is_meta for parameter in model.parameters()):
         return
     for module in model.modules():
@@ -312,7 +312,7 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 
 
 def _checkpoint_inside(model: nn.Module, mode: ActivationMode) -> bool:
-    """True if a layer's checkpoint is compiled with it, which then sees every operation: one graph from end to end, without a break."""
+    """Return whether the checkpoint of a layer is compiled with it, as one graph that contains all operations."""
     return mode in ("full", "selective", "attention") and is_traced(model)
 
 
@@ -326,23 +326,24 @@ def _mixed_precision(memory: Memory, device: torch.device) -> MixedPrecisionPoli
 
 
 def check_compiler(dims: ParallelDims) -> None:
-    """Refuse to compile where the compiler cannot.
+    """Check that compilation is possible.
 
     Raises:
-        RoleError: there is no compiler, or the layout does not allow it; names the fix.
+       RoleError: the C++ compiler is missing, or the layout does not support compilation; the message contains a fix.
     """
     problem = compile_problem(dims.tp, later_weights=dims.schedule in ZERO_BUBBLE)
     if problem is not None:
         raise RoleError(f"trainer.compile (true) {problem}", exit_codes.CONFIGURATION)
     if not has_compiler():
         raise RoleError(
-            f"trainer.compile (true) needs a C++ compiler, and {NO_COMPILER}; set compile: false, or add a compiler to the trainer's image",
+            f"trainer.compile (true) needs a C++ compiler, but {NO_COMPILER}; set compile: false, or add a compiler to the trainer's image",
             exit_codes.CONFIGURATION,
         )
 
 
 def counts_here(model: nn.Module, parameter: Tensor) -> bool:
-    """True if this rank's part of a parameter counts in a sum over all ranks: of ranks with the same part, the first."""
+    """Return whether this rank's part of a parameter counts in a sum over all ranks; of several ranks with the same part only the first
+    counts."""
     if not isinstance(parameter, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     mesh = parameter.device_mesh
@@ -352,17 +353,17 @@ def counts_here(model: nn.Module, parameter: Tensor) -> bool:
     copies = [at for at, placement in zip(coordinate, parameter.placements, strict=True) if placement.is_replicate()]
     meshes = rows.meshes_of(model)
     if meshes is not None and meshes.tp is not None and mesh.size() < meshes.dims.stage_size:
-        copies.append(meshes.tp.get_local_rank())  # not divided over the tensor ranks: each has the same
+        copies.append(meshes.tp.get_local_rank())  # not divided over the tensor ranks, so each has the same part
     return not any(copies)
 
 
 def fsdp_modules(model: nn.Module) -> list[Any]:
-    """The modules that FSDP shards as a unit, the root first."""
+    """Return the modules that FSDP shards as units, the root first."""
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Shard of a distributed tensor on this rank; a plain tensor itself."""
+    """Return this rank's shard of a distributed tensor, or a plain tensor unchanged."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,4 +1,4 @@
-"""The model that all runs of a trainer compute with: loaded and sharded once."""
+"""Model shared by all runs of a trainer, loaded and sharded once."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from rlrun.trainer.ranks.group import Group
 
 @dataclass(frozen=True)
 class Policy:
-    """The sharded model, and what belongs to it whatever its trained values are."""
+    """Sharded model, with the objects that do not depend on its trained values."""
 
     module: nn.Module
     group: Group
     source: str
-    """Folder that it was loaded from."""
+    """Folder from which it was loaded."""
     files: ModelFiles
     cost: Cost
     adapters: Adapters
 
     @property
     def vocabulary(self) -> int:
-        """Token ids are below this."""
+        """Number of token ids."""
         return int(self.module.config.get_text_config().vocab_size)
 
     def reset(self) -> None:
-        """Forget a step that an exception cut off, on all ranks at the same place: gathered weights, gradients, modes."""
+        """Reset the model after an exception in a step, at the same place on all ranks: gathered parameters, gradients, train mode."""
         units = fsdp_modules(self.module)
-        if units[0]._get_fsdp_state()._is_root:  # set at the first forward pass; before it there is nothing to forget
+        if units[0]._get_fsdp_state()._is_root:  # false before the first forward pass, when there is nothing to reset
             units[0].reset_iter_state()
-        # torch leaves local sums of the micro-batches before.
+        # torch does not reset the local sums of earlier micro-batches.
         for group in (group for unit in units for group in unit._get_fsdp_state()._fsdp_param_groups):
             for sharded in group.fsdp_params:
                 sharded.unsharded_accumulated_grad = None
@@ -56,19 +56,19 @@ class Policy:
 
 
 def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
-    """Folder of the model; one of the hub is fetched, a tiny one is made on the first call. Every rank calls it.
+    """Return the folder of the model; download it from the hub, or create a tiny model at the first call. All ranks call it together.
 
     Raises:
-        RoleError: there is no such model.
+       RoleError: the model does not exist.
     """
     keep_revisions(paths)
     source = fetch.model_source(config.model, paths.model, with_weights=True, trained=True)
     if group.leads:
         if config.model.tiny is not None and not (paths.model / "config.json").exists():
             if config.model.tiny.warmup_environment is not None and (pod := os.environ.get("RLRUN_POD_NAME")):
-                # Code of the warm-up environment may not run here, next to the run's key.
+                # Code of the warm-up environment must not run in this process, which has the run's key.
                 raise RoleError(
-                    f"{paths.model} does not exist, and an init container makes it; delete the pod {pod}",
+                    f"{paths.model} does not exist, but an init container must create it; delete the pod {pod}",
                     exit_codes.DATA,
                 )
             from rlrun.trainer.modeling.tiny_model import make_tiny_model
@@ -86,17 +86,17 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
 def load_policy(
     config: TrainerConfig, source: str, group: Group, *, with_weights: bool, check: ArchitectureCheck
 ) -> Policy:
-    """Load the model and divide it. Trained values are not set yet. Every rank calls it.
+    """Load and shard the model. Trained values are not set yet. All ranks call it together.
 
     Args:
-        config: of the trainer's own run.
-        source: of the model.
-        group: the ranks.
-        with_weights: False leaves all weights to be filled from a checkpoint.
-        check: see `load_sharded`.
+       config: configuration of the trainer's own run.
+       source: source of the model.
+       group: all ranks.
+       with_weights: read the weights; False leaves them undefined, to be loaded from a checkpoint.
+       check: architecture check, see `load_sharded`.
 
     Raises:
-        RoleError: it cannot be loaded, divided, or adapted.
+       RoleError: the model cannot be loaded or divided, or does not support the adapters.
     """
     costs: list[Cost] = []
 

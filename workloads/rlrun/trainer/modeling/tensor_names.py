@@ -1,8 +1,8 @@
-"""Names of tensors in files, where transformers keeps tensors otherwise in memory: a mixture's experts, and modules that were renamed.
+"""Mapping between tensors in files and in memory, which differ for experts of mixtures and for renamed modules.
 
-In memory all experts of a layer are one tensor; in files most families have matrices for each expert, each family with names of its own.
-transformers knows, for each architecture, how files become parameters (`conversion_mapping`), and how to revert that. Which of these
-conversions were needed is known once the files' names are: `remember_names` keeps them with the model, before it is sharded.
+In memory all experts of a layer are one tensor; in most files each expert has its own matrices, with names that depend on the family.
+transformers has the conversions of each architecture (`conversion_mapping`) and can revert them. The names in the files determine the
+needed conversions: `remember_names` stores them at the model before sharding.
 """
 
 from __future__ import annotations
@@ -26,42 +26,42 @@ from transformers.core_model_loading import (
 )
 
 _ATTRIBUTE = "_weight_conversions"
-"""Attribute where transformers looks for a model's conversions when it writes it."""
+"""Attribute that transformers reads for a model's conversions when it saves the model."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Tensors in memory that become tensors in files together; mostly one, which stays itself."""
+    """Tensors in memory that are converted together to tensors in files; usually one unchanged tensor."""
 
     names: tuple[str, ...]
-    """Names in memory."""
+    """Names of the tensors in memory."""
     files: Mapping[str, torch.Size]
     """Shapes of the tensors in files, by name."""
     converted: bool = False
-    """True if more than names changes."""
+    """Whether the conversion changes more than names."""
 
 
 @dataclass(frozen=True)
 class Sources:
-    """Tensors in files that make one in memory, or several that are made together."""
+    """Tensors in files that are converted together to one or several tensors in memory."""
 
     names: Mapping[str, list[str]]
-    """Names in the files, in the order in which the converter takes them, by its pattern; without a converter a single one."""
+    """Names in the files in the converter's order, by its pattern; without a converter a single name."""
     converter: Any = None
-    """transformers' WeightConverter; None: the tensor is as in the file."""
+    """`WeightConverter` of transformers, or None for an unchanged tensor."""
 
 
 def remember_names(model: nn.Module, stored: Iterable[str] | None = None) -> None:
-    """Keep with the model which conversions its files need; called before it is sharded, which changes names of classes.
+    """Store the conversions that the model's files need at the model. Called before sharding, which changes class names.
 
     Args:
-        model: what transformers has loaded remembers them already, and is left alone.
-        stored: names of the tensors in the files; None: unknown, taken to be those that transformers writes.
+       model: model; if transformers has loaded its weights, it has them already and is not changed.
+       stored: names of the tensors in the files. Default: the names that transformers would write.
     """
     if not isinstance(model, PreTrainedModel) or getattr(model, _ATTRIBUTE, None) is not None:
         return
     conversions = get_model_conversion_mapping(model, add_legacy=stored is not None)
-    if stored is None:  # only files show whether there was a prefix
+    if stored is None:  # only the names in files show whether a prefix is used
         needed = [conversion for conversion in conversions if not isinstance(conversion, PrefixChange)]
     else:
         renamings, converters = _by_kind(conversions)
@@ -73,16 +73,16 @@ def remember_names(model: nn.Module, stored: Iterable[str] | None = None) -> Non
 
 
 def copy_names(model: nn.Module, other: nn.Module) -> None:
-    """Let `other`, a model of the same class, have files like those of `model`."""
+    """Copy the stored conversions to `other`, a model of the same class."""
     setattr(other, _ATTRIBUTE, getattr(model, _ATTRIBUTE, None))
 
 
 def tensor_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
-    """Parts of files' tensors that make the model's, in their order; each tensor is in one part.
+    """Divide the model's tensors, in their order, into parts that are converted together.
 
     Args:
-        model: that `remember_names` has seen, or transformers has loaded.
-        tensors: by their names in memory; only shapes are looked at.
+       model: model with stored conversions, from `remember_names` or from loading with transformers.
+       tensors: tensors by names in memory; only shapes are used.
     """
     reverted = [conversion.reverse_transform() for conversion in reversed(getattr(model, _ATTRIBUTE, None) or [])]
     renamings, converters = _by_kind(reverted)
@@ -97,12 +97,12 @@ def tensor_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
 
 
 def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors in files of a part's tensors in memory, by name; views where they can be.
+    """Convert a part's tensors in memory to tensors in files, by name; views if possible.
 
     Args:
-        model: as for `tensor_parts`.
-        part: of the model.
-        tensors: whole ones, by name; all of the part's.
+       model: model, see `tensor_parts`.
+       part: part of the model.
+       tensors: complete tensors by name; must contain all of the part.
     """
     own = {name: tensors[name] for name in part.names}
     if not part.converted:
@@ -112,12 +112,12 @@ def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) ->
 
 
 def source_parts(model: PreTrainedModel, stored: Iterable[str], state: Mapping[str, Tensor]) -> dict[str, Sources]:
-    """Parts that tensors in memory are made of, by their names; of those that are made together, the first one's.
+    """Return the sources of tensors in memory by name; tensors that are converted together are listed under the first name.
 
     Args:
-        model: that `remember_names` has seen.
-        stored: names of the tensors in the files; those that no tensor of the model is made of are left out.
-        state: tensors in memory by name; only names are looked at.
+       model: model with stored conversions.
+       stored: names of the tensors in the files; unused ones are ignored.
+       state: tensors in memory by name; only names are used.
     """
     renamings, converters = _by_kind(getattr(model, _ATTRIBUTE, None) or [])
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -141,13 +141,13 @@ def source_parts(model: PreTrainedModel, stored: Iterable[str], state: Mapping[s
 def convert_tensors(
     model: PreTrainedModel, name: str, one: Sources, tensors: Mapping[str, list[Tensor]]
 ) -> dict[str, Tensor]:
-    """The tensors in memory that tensors in files make, by name.
+    """Convert tensors in files to tensors in memory, by name.
 
     Args:
-        model: of the tensors.
-        name: key of `source_parts`.
-        one: its value, with a converter.
-        tensors: in files, by pattern as in `one.names`.
+       model: model of the tensors.
+       name: key of `source_parts`.
+       one: value of `source_parts` with a converter.
+       tensors: tensors in the files, by pattern as in `one.names`.
     """
     converter = copy.deepcopy(one.converter)
     for pattern, of_one in tensors.items():

@@ -1,6 +1,6 @@
-"""A Hugging Face Llama of about a million parameters with a character tokenizer, made in seconds; for tests and first steps.
+"""Tiny Hugging Face Llama with about a million parameters and a character tokenizer, created in seconds for tests and first runs.
 
-Optionally warmed up with supervision on an environment's demonstrations, so that RL finds something to reinforce.
+An optional supervised warm-up on an environment's demonstrations gives RL some successes to reinforce.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rlrun.trainer.modeling.character_tokenizer import CHAT_TEMPLATE, SPECIAL_TO
 
 WARMUP_LR = 9e-4
 WARMUP_DECAY = 0.25
-"""Share of the steps, at the end, over which the rate falls to 0: where the model lands then depends less on the seed."""
+"""Last fraction of the steps in which the learning rate falls to 0, so that the result depends less on the seed."""
 _IGNORED = -100
 
 
 def make_tokenizer() -> Any:
-    """A `PreTrainedTokenizerFast` with one token per character and per role."""
+    """Create a `PreTrainedTokenizerFast` with one token per character and per role."""
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
@@ -55,16 +55,16 @@ def make_tokenizer() -> Any:
 
 
 def make_tiny_model(folder: Path, config: TinyModelConfig, *, demonstrations: Path | None = None) -> None:
-    """Make the model at `folder`, durable and whole. The same configuration gives the same bytes.
+    """Create the model in `folder`, durable and complete. The same configuration results in the same bytes.
 
     Args:
-        folder: of the model.
-        config: of the model.
-        demonstrations: file of the warm-up's conversations; None: the warm-up environment is loaded here.
+       folder: folder of the model.
+       config: options of the model.
+       demonstrations: file with the conversations of the warm-up. Default: load the warm-up environment here.
 
     Raises:
-        ValueError: the warm-up environment has no demonstrations, or their file cannot be used.
-        rlrun.environments.registry.EnvironmentLoadError: there is no such environment, or it refuses its arguments.
+       ValueError: the warm-up environment has no demonstrations, or their file is invalid.
+       rlrun.environments.registry.EnvironmentLoadError: the environment does not exist, or its arguments are invalid.
     """
     with heap.without_collector():
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -86,7 +86,7 @@ def make_tiny_model(folder: Path, config: TinyModelConfig, *, demonstrations: Pa
         tie_word_embeddings=False,
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums in another order would give other bytes
+    torch.set_num_threads(1)  # the order of sums must not depend on the number of threads
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
@@ -109,7 +109,7 @@ def _conversations(config: TinyModelConfig, file: Path | None) -> list[list[dict
 
 
 def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig, known: Sequence[list[dict[str, Any]]]) -> None:
-    """Supervised steps on demonstrations, again from the first one after the last."""
+    """Run supervised steps on the demonstrations, repeated cyclically."""
     wanted = config.warmup_steps * WARMUP_BATCH
     if wanted and not known:
         raise ValueError(f"model.tiny.warmupEnvironment {config.warmup_environment} has no tasks to learn from")
@@ -135,7 +135,7 @@ def _warm_up(model: Any, tokenizer: Any, config: TinyModelConfig, known: Sequenc
 
 
 def encode_demonstration(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> tuple[list[int], list[int]]:
-    """Token ids of a conversation, and its labels: the assistant's characters and their `<eos>`, -100 elsewhere."""
+    """Return the token ids of a conversation, and labels for the assistant's characters and `<eos>`, -100 elsewhere."""
     ids: list[int] = tokenizer(render_template(messages), add_special_tokens=False).input_ids
     labels = [_IGNORED] * len(ids)
     assistant, eos = SPECIAL_TOKENS.index("<assistant>"), SPECIAL_TOKENS.index("<eos>")
@@ -148,7 +148,7 @@ def encode_demonstration(tokenizer: Any, messages: Sequence[dict[str, Any]]) -> 
 
 
 def render_template(messages: Sequence[dict[str, Any]]) -> str:
-    """Output of the chat template, without its engine."""
+    """Render the chat template without a template engine."""
     ends = {"assistant": "<eos>"}
     return "<bos>" + "".join(f"<{m['role']}>{m['content']}{ends.get(m['role'], '')}" for m in messages)
 
@@ -161,8 +161,8 @@ def _pad_sequences(encoded: Sequence[tuple[list[int], list[int]]]) -> tuple[Tens
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m rlrun.trainer.modeling.tiny_model --config run.json`: make the model that the run asks for; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="tiny_model", description="Make the tiny model that a run asks for.")
+    """Create the tiny model of a run and return the exit code: `python -m rlrun.trainer.modeling.tiny_model --config run.json`."""
+    parser = argparse.ArgumentParser(prog="tiny_model", description="Create the tiny model of a run.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
     config = RunConfig.model_validate_json(options.config.read_text()).trainer

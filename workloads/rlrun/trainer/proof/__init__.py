@@ -1,1 +1,1 @@
-"""Proof, before a run starts, that an architecture trains as its configuration says: small models of the same shape."""
+"""Checks of a model's architecture before a run starts, on small models with the same structure."""

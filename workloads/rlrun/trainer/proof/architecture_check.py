@@ -1,8 +1,8 @@
-"""Proof at start that the trainer computes an architecture's numbers, on a small model of it, before weights are read.
+"""Check that the trainer computes an architecture correctly, on a small model of it, before weights are read.
 
-The trainer packs sequences into rows, with an attention function of its own, and writes weights under names that others read. Whether an
-architecture's code bears that is measured, not listed: its layers may carry state past the end of a sequence, take positions from the row,
-or have options in their attention that ours does not read. The other side is transformers in evaluation mode, as engines compute.
+The trainer packs sequences into rows, replaces the attention function, and writes weights under the names of files. Whether an
+architecture supports this is tested, not listed: its layers may carry state across sequences, derive positions from the row, or use
+unsupported attention options. The reference is transformers in evaluation mode, as in engines.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LENGTHS = (LONGEST, 9, 17)
-"""Tokens of the sequences in the row."""
+"""Lengths of the sequences in the test row."""
 LOGPROB_LIMIT = 1e-3
-"""Largest difference of a log-probability, in nats. Architectures that are computed rightly reach 3e-5, others 0.3 and more."""
+"""Largest allowed difference of a log-probability, in nats. Supported architectures reach 3e-5, others 0.3 and more."""
 GRADIENT_LIMIT = 1e-2
-"""Largest difference of a parameter's gradient, as a share of its norm. Architectures that are computed rightly reach 2e-4."""
+"""Largest allowed difference of a parameter's gradient, relative to its norm. Supported architectures reach 2e-4."""
 SEEDS = (0, 1)
-"""Seeds of weights and tokens. A router may choose another expert where two are equal up to rounding; such a tie does not come twice."""
+"""Seeds of weights and tokens. A router may choose another expert if two scores are equal up to rounding; such a tie does not repeat with
+another seed."""
 _SPECIAL_TOKENS = 3
-"""Token ids below this may be padding, begin or end in a small model."""
+"""Number of first token ids that may be padding, start or end tokens in a small model."""
 _NO_GRADIENT = 1e-3
-"""Share of the largest gradient below which one counts as none: that of a key's bias is 0 but for rounding."""
+"""Fraction of the largest gradient below which a gradient counts as 0; the gradient of a key's bias is 0 except for rounding."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class Verdict:
     """Result of the check."""
 
     fault: str | None
-    """Reason why the trainer cannot train such models, for a person; None: it can."""
+    """Reason why the trainer cannot train such models, or None."""
     features: frozenset[Feature]
-    """Demands of its attention on the kernel."""
+    """Kernel features that the model's attention needs."""
 
 
 _found: dict[str, Verdict] = {}
@@ -69,25 +70,26 @@ _found: dict[str, Verdict] = {}
 @dataclass(frozen=True)
 class _Numbers:
     logprobs: Tensor
-    """`[T]`; 0 for the first token of a sequence."""
+    """Log-probabilities, `[T]`; 0 for the first token of a sequence."""
     gradients: dict[str, Tensor]
     """Gradients of a weighted sum of the log-probabilities, by parameter."""
 
 
 def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq_len: int) -> frozenset[Feature]:
-    """Refuse a model whose log-probabilities, gradients or files would be wrong. Every rank takes part; rank 0 computes.
+    """Raise an error for a model whose log-probabilities, gradients or files would be wrong. All ranks call it together; rank 0 computes.
 
     Args:
-        model: at full size, its names remembered (`tensor_names.remember_names`); only class and configuration count, it may be on meta.
-        source: folder or hub name, for the message.
-        group: the ranks.
-        seq_len: longest sequence of the run, in tokens.
+       model: model at full size with stored conversions (`tensor_names.remember_names`); only class and configuration are used, so it may
+       be on meta.
+       source: folder or hub name, for the message.
+       group: all ranks.
+       seq_len: longest sequence of the run, in tokens.
 
     Returns:
-        Demands of its attention on the kernel.
+       Kernel features that the model's attention needs.
 
     Raises:
-        RoleError: on every rank; names the architecture and the difference.
+       RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
     own = examine_model(model, seq_len=seq_len) if group.leads else None
     fault, features = group.broadcast(None if own is None else [own.fault, sorted(own.features)])
@@ -97,15 +99,15 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
 
 
 def find_fault(model: PreTrainedModel, *, seq_len: int) -> str | None:
-    """Reason why the trainer cannot train models like this one, for a person; None: it can. Arguments as of `examine_model`."""
+    """Return the reason why the trainer cannot train such models, or None; for the arguments see `examine_model`."""
     return examine_model(model, seq_len=seq_len).fault
 
 
 def examine_model(model: PreTrainedModel, *, seq_len: int) -> Verdict:
-    """Compare a small model with transformers, and note what its attention asks for. The answer is kept for the process.
+    """Compare a small model with transformers, and collect the kernel features it needs. The result is cached in the process.
 
     Args:
-        model: see `check_architecture`.
+        model: model, see `check_architecture`.
         seq_len: longest sequence of the run, in tokens.
     """
     key = (
@@ -128,7 +130,7 @@ def _find_difference(model: PreTrainedModel, seq_len: int) -> str | None:
             ids, weights = _draw_inputs(len(small.get_input_embeddings().weight), seed)
             expected = _compute_eager(_as_engines_compute(small, source_noise(model)), ids, weights)
         except Exception as error:
-            return f"a small model of it, made to check it, fails: {_error_reason(error)}{_too_long(model, seq_len)}"
+            return f"a small model of it fails in the start check: {_error_reason(error)}{_too_long(model, seq_len)}"
         try:
             fault = _describe_difference(_compute_packed(ours, ids, weights, [LENGTHS]), expected)
             if fault is None:
@@ -139,11 +141,11 @@ def _find_difference(model: PreTrainedModel, seq_len: int) -> str | None:
         except RoleError as error:
             return str(error)
         except Exception as error:
-            return f"its code does not take sequences packed into rows, which the trainer computes with: {_error_reason(error)}"
+            return f"its code does not support packed rows, which the trainer uses: {_error_reason(error)}"
         if apart is None:
-            fault = f"sequences in one row change each other's results, so that {fault}"
+            fault = f"sequences in one row influence each other, so that {fault}"
         elif trained is not None:
-            fault = f"its code computes other numbers in training than engines do, so that {fault}"
+            fault = f"its code computes differently in training mode than in evaluation mode, so that {fault}"
     if fault is not None:
         return f"{fault} (on a small model of it with random weights)"
     copy_names(model, ours)
@@ -151,7 +153,7 @@ def _find_difference(model: PreTrainedModel, seq_len: int) -> str | None:
 
 
 def _as_engines_compute(small: PreTrainedModel, values: Mapping[str, float]) -> PreTrainedModel:
-    """The small model in evaluation mode, with the noise of the source: what is none then must not be taken away either."""
+    """Return the small model in evaluation mode with the source's noise, because options that look like noise may act in evaluation too."""
     if not values:
         return small.eval()
     config = copy.deepcopy(small.config)
@@ -162,7 +164,7 @@ def _as_engines_compute(small: PreTrainedModel, values: Mapping[str, float]) -> 
 
 
 def _draw_inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Token ids `[T]`, and weights `[T]` of their log-probabilities in a sum."""
+    """Draw token ids `[T]`, and weights `[T]` of their log-probabilities in a sum."""
     generator = torch.Generator().manual_seed(seed)
     first = min(_SPECIAL_TOKENS, vocabulary - 1)
     ids = torch.randint(first, vocabulary, (sum(LENGTHS),), generator=generator)
@@ -170,7 +172,7 @@ def _draw_inputs(vocabulary: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _compute_eager(model: PreTrainedModel, ids: Tensor, weights: Tensor) -> _Numbers:
-    """Each sequence alone, by transformers."""
+    """Compute each sequence separately with transformers."""
     found = []
     for sequence in ids.split(LENGTHS):
         logits = model(input_ids=sequence[None], use_cache=False).logits[0, :-1]
@@ -180,10 +182,10 @@ def _compute_eager(model: PreTrainedModel, ids: Tensor, weights: Tensor) -> _Num
 
 
 def _compute_packed(model: PreTrainedModel, ids: Tensor, weights: Tensor, rows: Sequence[tuple[int, ...]]) -> _Numbers:
-    """Rows of these lengths, by the trainer."""
+    """Compute packed rows with the trainer's functions."""
     model.set_attn_implementation(packed_attention.NAME)
     if model.config.get_text_config()._attn_implementation != packed_attention.NAME:
-        raise RoleError("its code takes no attention function but its own", exit_codes.CONFIGURATION)
+        raise RoleError("its code does not support other attention functions", exit_codes.CONFIGURATION)
     found = [
         token_statistics(model, _make_row(tokens, lengths)).logprobs
         for tokens, lengths in zip(ids.split([sum(lengths) for lengths in rows]), rows, strict=True)
@@ -212,20 +214,20 @@ def _read_numbers(model: PreTrainedModel, logprobs: Tensor, weights: Tensor) -> 
 
 
 def _describe_difference(found: _Numbers, expected: _Numbers) -> str | None:
-    """First difference beyond rounding, as a message; None: there is none."""
+    """Describe the first difference that exceeds rounding errors, or return None."""
     error = float((found.logprobs - expected.logprobs).abs().max())
     if not error <= LOGPROB_LIMIT:
-        return f"log-probabilities differ by {error:.2g} from those of transformers (allowed: {LOGPROB_LIMIT:g})"
+        return f"log-probabilities differ by {error:.2g} from transformers (allowed: {LOGPROB_LIMIT:g})"
     least = _NO_GRADIENT * max(float(gradient.norm()) for gradient in expected.gradients.values())
     for name, gradient in expected.gradients.items():
         error = float((found.gradients[name] - gradient).norm()) / max(float(gradient.norm()), least)
         if not error <= GRADIENT_LIMIT:
-            return f"the gradient of {name} differs by {error:.2g} of its norm from that of transformers (allowed: {GRADIENT_LIMIT:g})"
+            return f"the gradient of {name} differs by {error:.2g} of its norm from transformers (allowed: {GRADIENT_LIMIT:g})"
     return None
 
 
 def _file_fault(model: PreTrainedModel) -> str | None:
-    """Write the small model as versions are written, and have transformers read it."""
+    """Write the small model like a published version, load it with transformers and compare."""
     tensors = published_tensors(model)
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -236,20 +238,20 @@ def _file_fault(model: PreTrainedModel) -> str | None:
             GenerationConfig().save_pretrained(folder)
             again = type(model).from_pretrained(folder, config=copy.deepcopy(model.config), dtype=torch.float32)
         except Exception as error:
-            return f"transformers does not read the files that the trainer writes: {_error_reason(error)}"
+            return f"transformers cannot load the files that the trainer writes: {_error_reason(error)}"
     found = dict([*again.state_dict().items(), *again.named_buffers()])
     written = dict([*model.state_dict().items(), *model.named_buffers()])
     wrong = [name for name, tensor in written.items() if name not in found or not torch.equal(found[name], tensor)]
     if not wrong:
         return None
-    return f"transformers reads {len(wrong)} of {len(written)} tensors otherwise than the trainer writes them, such as {wrong[0]}"
+    return f"transformers loads {len(wrong)} of {len(written)} tensors differently from the trainer's files, such as {wrong[0]}"
 
 
 def _too_long(model: PreTrainedModel, seq_len: int) -> str:
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if not isinstance(longest, int) or seq_len <= longest:
         return ""
-    return f" (seqLen is {seq_len}, and the model is made for {longest} positions; lower seqLen)"
+    return f" (seqLen is {seq_len}, but the model supports {longest} positions; lower seqLen)"
 
 
 def _error_reason(error: Exception) -> str:
@@ -259,10 +261,10 @@ def _error_reason(error: Exception) -> str:
 
 @contextmanager
 def _keep_state() -> Iterator[None]:
-    """Leave random state, threads and the log as they are."""
+    """Restore random state, threads and log after the block."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # small matrices: to wait for other threads costs more than they save
-    logger.disable("rlrun.trainer.learning.forward")  # it logs about the real model what it logs about the small one
+    torch.set_num_threads(1)  # synchronizing threads costs more than they save on small matrices
+    logger.disable("rlrun.trainer.learning.forward")  # its messages would be repeated for the real model
     try:
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), quiet_transformers():
             yield

@@ -1,7 +1,7 @@
-"""A model's configuration with small sizes: the same layers, options and ratios, for a model that runs in milliseconds.
+"""Reduction of a model's configuration to small sizes with the same layers, options and ratios, for a model that runs in milliseconds.
 
-Nothing here is a list of families. Sizes are found by their names, which families share, and by their values: what equals the hidden size
-stays equal to it. Sizes of heads are divided by one number, so that sums and products of them stay what they are.
+There is no list of families. Sizes are recognized by names that families share, and by values: sizes equal to the hidden size stay equal
+to it. All head sizes are divided by the same number, so that their sums and products stay consistent.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedConfig
 from rlrun.trainer.modeling.noise import config_parts
 
 LONGEST = 24
-"""Tokens of the longest sequence that a small model is run on."""
+"""Tokens of the longest sequence in the checks of small models."""
 _VOCABULARY = 96
 _HEADS = 4
 _HEAD_DIM = 16
@@ -25,18 +25,18 @@ _EXPERTS = 8
 _LENGTH = re.compile(
     r"position_embeddings$|^n_positions$|^n_ctx$|max_seq_len|max_sequence_length|model_max_length|^max_(source|target)_positions$"
     r"|sliding_window(_size)?$|attention_chunk_size|attention_window_size|^window_size$|^local_attention$|^index_topk$|context_length"
-    r"|^floor_scale$"  # positions after which queries of Llama 4 grow
+    r"|^floor_scale$"  # Llama 4 scales queries after this position
 )
 _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 def shrink_config(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig:
-    """A copy with small sizes. Depth is kept: what a layer is may depend on its number in many ways.
+    """Return a copy with small sizes and the same depth, because the kind of a layer may depend on its number.
 
     Args:
-        config: of the model.
-        seq_len: longest sequence of the run, in tokens. A length of the model (a window, say) that is below it becomes one below `LONGEST`,
-            so that it acts; any other one does not.
+       config: configuration of the model.
+       seq_len: longest sequence of the run, in tokens. A length of the model below it (such as a window) is reduced below `LONGEST`, so
+       that it has an effect; other lengths have none.
     """
     small = copy.deepcopy(config)
     for part in config_parts(small):
@@ -48,14 +48,14 @@ def shrink_config(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Old and new sizes of a configuration."""
+    """Original and reduced sizes of a configuration."""
 
     hidden: int
     small_hidden: int
     heads: int
     small_heads: int
     factor: int
-    """Divisor of every size of a head."""
+    """Divisor of all head sizes."""
     seq_len: int
 
     def head(self, size: int) -> int:
@@ -73,7 +73,7 @@ class _Sizes:
         return min(size, 2 * self.small_hidden)
 
     def state_heads(self, part: Any) -> int:
-        """Heads of a Mamba 2 layer: they make up its inner width."""
+        """Return the number of heads of a Mamba 2 layer, whose total size is its inner width."""
         inner = getattr(part, "mamba_d_ssm", None) or int(part.mamba_expand * self.hidden)
         return max(inner // self.hidden * self.small_hidden // self.head(part.mamba_d_head), 1)
 
@@ -163,7 +163,7 @@ def _first_value(part: Any, names: tuple[str, ...]) -> int | None:
 
 
 def _shrink_rotary(options: dict[str, Any], sizes: _Sizes) -> dict[str, Any]:
-    """Options of rotary positions: factors of each frequency, sections of them, lengths; also one set for each type of layer."""
+    """Reduce options of rotary positions: factors and sections of frequencies, and lengths; also for one set per layer type."""
     small: dict[str, Any] = {}
     for name, value in options.items():
         if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A small model of an architecture: narrow, as deep as it takes to have a layer of every kind, and with weights that let all of it act."""
+"""Small model of an architecture: narrow, with a layer of every kind, and with random weights that activate all parts."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 _GAIN = 1.5
 _LEAST_LAYERS = 2
 _NUMBER = ("idx", "index", "layer_id", "layer_number", "num_layers", "num_hidden_layers")
-"""Parts of names of attributes that number a layer or count them, and so say nothing of its kind."""
+"""Substrings of attribute names that number or count layers and do not describe their kind."""
 
 
 def small_model(
     kind: type[PreTrainedModel], config: PreTrainedConfig, *, attention: str, seq_len: int, seed: int
 ) -> PreTrainedModel:
-    """A model of class `kind` in float32 on the CPU, in training mode. torch's own random state stays as it is.
+    """Create a model of class `kind` in float32 on the CPU, in training mode. torch's global random state is not changed.
 
     Args:
-        kind: a causal LM of transformers, or of a model's own code.
-        config: of the model at its full size.
-        attention: name of the attention implementation.
-        seq_len: see `shrink_config`.
-        seed: of the weights.
+       kind: class of a causal LM, of transformers or of the model's own code.
+       config: configuration of the model at its full size.
+       attention: name of the attention implementation.
+       seq_len: see `shrink_config`.
+       seed: seed of the weights.
 
     Raises:
-        Exception: whatever the architecture's own code raises.
+       Exception: any error of the architecture's code.
     """
     small = shrink_config(config, seq_len=seq_len)
     remove_noise(small)
@@ -54,7 +54,7 @@ def small_model(
             _layer_kind(cut) != _layer_kind(layer)
             for cut, layer in zip(decoder_layers(model), decoder_layers(whole), strict=False)
         ):
-            # What a layer is depends on how many there are.
+            # The kind of a layer depends on the number of layers.
             model = _build_model(kind, small, attention)
         _randomize_weights(model)
     return model.train()
@@ -65,7 +65,7 @@ def _build_model(kind: type[PreTrainedModel], config: PreTrainedConfig, attentio
 
 
 def _cut_layers(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
-    """The configuration with as few of the first layers as have every kind of layer."""
+    """Reduce the configuration to the smallest number of first layers that contains every kind of layer."""
     kinds = _layer_kinds(whole)
     depth = next(n for n in range(1, len(kinds) + 1) if set(kinds[:n]) == set(kinds))
     depth = min(max(depth, _LEAST_LAYERS), len(kinds))
@@ -80,14 +80,14 @@ def _cut_layers(config: PreTrainedConfig, whole: object) -> PreTrainedConfig:
 
 
 def _layer_kinds(model: PreTrainedModel) -> list[tuple[object, ...]]:
-    """Kind of each decoder layer: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
+    """Describe each decoder layer: classes, shapes and settings of its modules, and its entries in the configuration's lists."""
     layers = decoder_layers(model)
     lists = [value for value in vars(model.config.get_text_config()).values() if _describes_layers(value, len(layers))]
     return [(_layer_kind(layer), tuple(str(values[i]) for values in lists)) for i, layer in enumerate(layers)]
 
 
 def _describes_layers(value: object, layers: int) -> bool:
-    """True if it is a list with an entry for each layer, and not one of layers' numbers."""
+    """Return whether a value is a list with one entry per layer, and not a list of layer numbers."""
     if not isinstance(value, list | tuple) or len(value) != layers:
         return False
     return not all(isinstance(entry, int) for entry in value) or len({*value}) < layers
@@ -111,7 +111,8 @@ def _tells_kind(name: str, value: object) -> bool:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _randomize_weights(model: nn.Module) -> None:
-    """Give matrices weights that keep activations near 1, and vectors (norms, biases, sinks) some noise: nothing stays neutral."""
+    """Initialize matrices so that activations stay near 1, and add noise to vectors (norms, biases, sinks), so that no parameter is
+    neutral."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0, _GAIN / math.sqrt(parameter.shape[-1]))
@@ -121,7 +122,7 @@ def _randomize_weights(model: nn.Module) -> None:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Keep transformers from warning about a generated configuration, and from showing progress."""
+    """Suppress warnings and progress bars of transformers."""
     before, shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

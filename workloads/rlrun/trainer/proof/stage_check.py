@@ -1,7 +1,7 @@
-"""Proof at start that an architecture can be cut into stages: two stages of a small model of it give what it gives whole.
+"""Check that an architecture can be divided into pipeline stages: two stages of a small model must equal the whole model.
 
-An architecture's code may do something to what enters the layers, or share a state between them, which a stage in the middle would do again
-or not have.
+The code of an architecture may transform the input of the first layer, or share state between layers, which a later stage would repeat or
+lack.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 _TOKENS = 11
 _LIMIT = 1e-4
-"""Largest difference of a hidden state, of about 1. Architectures that can be cut reach 0."""
+"""Largest allowed difference of hidden states, whose size is about 1. Supported architectures reach 0."""
 
 
 def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
-    """Refuse a pipeline for a model that cannot be cut, before its weights are read. Every rank takes part; rank 0 computes.
+    """Raise an error if a model cannot be divided into stages, before its weights are read. All ranks call it together; rank 0 computes.
 
     Args:
-        model: at full size; only class and configuration count.
-        group: says the layout.
-        seq_len: longest sequence of the run, in tokens.
+       model: model at full size; only class and configuration are used.
+       group: all ranks, with their layout.
+       seq_len: longest sequence of the run, in tokens.
 
     Raises:
-        RoleError: on every rank; names the architecture.
+       RoleError: the architecture does not support stages; raised on all ranks.
     """
     count, layers = group.dims.pp, len(decoder_layers(model))
     if count == 1:
@@ -48,13 +48,13 @@ def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
     fault = group.broadcast(fault_of_stages(model, seq_len=seq_len) if group.leads else None)
     if fault is not None:
         raise RoleError(
-            f"trainer.parallelism.pp ({count}): {type(model).__name__} cannot be cut into stages: {fault}; set pp: 1",
+            f"trainer.parallelism.pp ({count}): {type(model).__name__} cannot be divided into stages: {fault}; set pp: 1",
             exit_codes.CONFIGURATION,
         )
 
 
 def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
-    """Reason why a model like this one cannot be cut into stages, for a person; None: it can. Arguments as of `check_stages`."""
+    """Return the reason why such models cannot be divided into stages, or None; for the arguments see `check_stages`."""
     try:
         with torch.no_grad(), quiet_transformers():
             whole = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=0).eval()
@@ -65,12 +65,12 @@ def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
                 keep_stage(stage, decoder_layers(stage), index, 2)
                 found = _hidden_states(stage, ids, found)
             if find_head(stage) is None:
-                return "it treats its logits in a way that is not known"
+                return "it transforms its logits in an unknown way"
             error = float((found - expected).abs().max())
-    except Exception as caught:  # of the architecture's own code, whatever it is
+    except Exception as caught:  # the architecture's code may raise any error
         lines = str(caught).strip().splitlines() or ["no message"]
         return f"{type(caught).__name__}: {lines[0]}"
-    return None if error < _LIMIT else f"what leaves the last layer differs by {error:.1g}"
+    return None if error < _LIMIT else f"the output of the last layer differs by {error:.1g}"
 
 
 def _hidden_states(model: PreTrainedModel, ids: Tensor, received: Tensor | None) -> Tensor:

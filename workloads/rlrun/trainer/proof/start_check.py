@@ -1,4 +1,4 @@
-"""The check of a model's class that each start makes, and loading with that check."""
+"""Architecture check of each start, and loading with this check."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rlrun.trainer.ranks.group import Group
 
 
 def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int) -> frozenset[Feature]:
-    """Refuse a model that the trainer would compute, divide into stages or publish wrongly. Every rank takes part.
+    """Raise an error for a model that the trainer would compute, divide into stages or publish wrongly. All ranks call it together.
 
     Args:
-        model: the model at full size, on meta.
-        source: folder or hub name, for the message.
-        group: the ranks.
-        seq_len: longest sequence of the run, in tokens.
+       model: model at full size, on meta.
+       source: folder or hub name, for the message.
+       group: all ranks.
+       seq_len: longest sequence of the run, in tokens.
 
     Returns:
-        Features that its attention demands from a kernel.
+       Kernel features that the model's attention needs.
 
     Raises:
-        RoleError: on every rank; names the architecture and the difference.
+       RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
     features = check_architecture(model, source, group, seq_len=seq_len)
     check_stages(model, group, seq_len=seq_len)
@@ -37,19 +37,19 @@ def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int)
 
 
 load_checked = partial(load_sharded, check=check_model)
-"""`load_sharded` with the check of each start."""
+"""`load_sharded` with `check_model`."""
 
 
 def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
-    """Refuse a model folder whose architecture the trainer would compute wrongly, as `load_checked` does, without reading weights.
+    """Check the architecture of a model folder like `load_checked`, without reading weights.
 
     Args:
-        path: folder of the model.
-        trust_remote_code: whether its own code may run.
-        seq_len: longest sequence of the run, in tokens.
+       path: folder of the model.
+       trust_remote_code: true if the model's own code may run.
+       seq_len: longest sequence of the run, in tokens.
 
     Raises:
-        RoleError: the refusal of the trainer.
+       RoleError: the trainer does not support the model.
     """
     model, _ = model_on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path)
     if (fault := find_fault(model, seq_len=seq_len)) is not None:

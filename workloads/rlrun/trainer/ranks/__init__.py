@@ -1,1 +1,1 @@
-"""The group of processes: how it is launched and meets, what all ranks agree on, and how they stop together."""
+"""Group of the trainer's processes: launch, layout, collectives of small values, and a common stop."""

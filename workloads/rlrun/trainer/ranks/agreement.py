@@ -1,4 +1,4 @@
-"""The places at which all ranks agree whether to stop."""
+"""Points at which all ranks agree whether to stop."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from rlrun.trainer.ranks.stop import Stop, StopAgreed
 
 
 class Agreement:
-    """One rank's part in the agreement.
+    """Stop agreement on one rank.
 
     Args:
-        group: all ranks.
-        stop: what this rank was asked.
+       group: all ranks.
+       stop: stop requests of this rank.
     """
 
     def __init__(self, group: Group, stop: Stop) -> None:
         self._group, self.stop = group, stop
         self.place = 0
-        """Places passed so far; the same on all ranks."""
+        """Number of passed points; the same on all ranks."""
 
     def meet(self) -> None:
-        """Pass a place; all ranks call this together.
+        """Pass a point; all ranks call it together.
 
-        No rank ever leaves on its own: the others would wait for it in their next collective.
+        A rank never leaves alone, because the others would wait for it in their next collective.
 
         Raises:
-            StopAgreed: on all ranks, as soon as one was asked to stop.
+           StopAgreed: at least one rank has a request to stop; raised on all ranks.
         """
         self.place += 1
         asked = self._group.maxima({"stop": float(self.stop.asked), "signal": float(self.stop.number or 0)})

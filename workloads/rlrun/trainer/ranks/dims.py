@@ -1,4 +1,4 @@
-"""Position of a rank: the sizes of all kinds of parallelism, and the device meshes and groups that follow from them."""
+"""Layout of the ranks: the sizes of all kinds of parallelism, and their device meshes and process groups."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from rlrun.runtime import exit_codes
 
 @dataclass(frozen=True)
 class ParallelDims:
-    """Sizes. A rank is `(((stage * dp_replicate + replicate) * dp_shard + shard) * cp + context) * tp + tensor`.
+    """Sizes of all kinds of parallelism. A rank is `(((stage * dp_replicate + replicate) * dp_shard + shard) * cp + context) * tp +
+    tensor`.
 
-    So tensor groups sit on one machine, and a stage's ranks are neighbours.
+    With this order, tensor parallel groups are on one machine, and the ranks of a stage are neighbors.
     """
 
     dp_replicate: int = 1
@@ -24,18 +25,18 @@ class ParallelDims:
     cp: int = 1
     tp: int = 1
     ep: int = 1
-    """Divides `dp_shard * cp`; groups of neighbours there."""
+    """Expert parallelism; divides `dp_shard * cp` into groups of neighbors."""
     pp: int = 1
     schedule: PipelineSchedule = "1F1B"
     local_stages: int = 1
-    """Stages of each rank."""
+    """Number of pipeline stages per rank."""
 
     @classmethod
     def of(cls, config: ParallelismConfig, world_size: int) -> ParallelDims:
-        """The sizes for so many ranks; dp_shard takes what is left.
+        """Compute the sizes for a number of ranks; dp_shard gets the remaining ranks.
 
         Raises:
-            RoleError: they do not fit; names field, value and fix.
+           RoleError: the sizes do not fit; the message has field, value and fix.
         """
         problem = config.problem(world_size)
         if problem is not None:
@@ -59,30 +60,30 @@ class ParallelDims:
 
     @property
     def stage_size(self) -> int:
-        """Ranks of one stage; of all without a pipeline."""
+        """Number of ranks of one stage; all ranks without a pipeline."""
         return self.dp_replicate * self.fsdp * self.tp
 
     def stage(self, rank: int) -> int:
-        """Place of a rank, of `pp`, among those that a row passes through: the number of its first stage."""
+        """Return the position of a rank in the pipeline, from 0 to `pp` - 1: the number of its first stage."""
         return rank // self.stage_size
 
     @property
     def head_place(self) -> int:
-        """Place of the ranks that have the last stage, and compute the loss."""
+        """Position in the pipeline of the ranks with the last stage, which compute the loss."""
         return 0 if self.schedule == "ZBVZeroBubble" else self.pp - 1
 
     @property
     def fsdp(self) -> int:
-        """Ranks that share one copy of the layers' parameters."""
+        """Number of ranks that shard one copy of the layers' parameters."""
         return self.dp_shard * self.cp
 
     @property
     def data_size(self) -> int:
-        """Groups of ranks that each have rows of their own."""
+        """Number of groups of ranks with different rows."""
         return self.dp_replicate * self.dp_shard
 
     def data_rank(self, rank: int) -> int:
-        """Number of the group, of `data_size`, that a rank belongs to; all stages have the rows of all groups."""
+        """Return the number of a rank's group, from 0 to `data_size` - 1; all stages process the rows of all groups."""
         return rank % self.stage_size // (self.cp * self.tp)
 
     def __str__(self) -> str:
@@ -99,36 +100,37 @@ class ParallelDims:
 
 
 class Meshes:
-    """The meshes of a layout. All have one root, as FSDP demands of the meshes of one parameter."""
+    """Device meshes of a layout. All have the same root mesh, because FSDP requires it for the meshes of a parameter."""
 
     def __init__(self, dims: ParallelDims, device_type: str) -> None:
-        """Every rank makes them together: they open process groups."""
+        """Create the meshes and their process groups; all ranks call it together."""
         self.dims = dims
         self._world = init_device_mesh(device_type, (dims.world_size,), mesh_dim_names=("world",))
         layers = self._divided(("fsdp", dims.fsdp), ("tp", dims.tp))
         self.layers = self._data_parallel(layers, "fsdp")
-        """Mesh that FSDP divides the layers over: `(fsdp)`, or `(dp_replicate, fsdp)`. Gradients are summed over it."""
+        """Mesh over which FSDP shards the layers: `(fsdp)`, or `(dp_replicate, fsdp)`. Gradients are summed over it."""
         self.tp: DeviceMesh | None = layers["tp"] if dims.tp > 1 else None
         self.outer = self.layers
-        """Mesh that FSDP divides embedding, last norm and head over: the tensor ranks too, as each computes a part of the positions."""
+        """Mesh over which FSDP shards embedding, last norm and head. It includes the tensor ranks, because each computes a part of the
+        positions."""
         if dims.tp > 1:
             self.outer = self._data_parallel(self._divided(("all_shards", dims.fsdp * dims.tp)), "all_shards")
         self.experts = self.tp
-        """Mesh over which experts are dealt out: the expert group with its tensor ranks; None when every rank has all."""
+        """Mesh over which experts are distributed: the expert group with its tensor ranks, or None if every rank has all experts."""
         self.expert_copies = self.layers
-        """Mesh that FSDP divides each of these parts over."""
+        """Mesh over which FSDP shards the experts of one rank of `experts`."""
         if dims.ep > 1:
             spread = self._divided(("expert_fsdp", dims.fsdp // dims.ep), ("ep", dims.ep * dims.tp))
             self.experts, self.expert_copies = spread["ep"], self._data_parallel(spread, "expert_fsdp")
         self.cp: dist.ProcessGroup | None = None
         self.row: dist.ProcessGroup | None = None
-        """The ranks that share a row: those of context and tensor parallelism."""
+        """Ranks that share a row: the context and tensor parallel ranks."""
         if dims.cp > 1:
             self.cp = self._divided(("dp_shard", dims.dp_shard), ("cp", dims.cp), ("tp", dims.tp))["cp"].get_group()
         if dims.cp * dims.tp > 1:
             self.row = self._divided(("dp_shard", dims.dp_shard), ("row", dims.cp * dims.tp))["row"].get_group()
         self.pp: dist.ProcessGroup | None = None
-        """The ranks of all stages that have the same rows and the same part of their stage, in order of the stages."""
+        """Ranks of all stages with the same rows and the same part of their stage, in order of the stages."""
         if dims.pp > 1:
             self.pp = self._divided(("column", dims.fsdp * dims.tp))["pp"].get_group()
 

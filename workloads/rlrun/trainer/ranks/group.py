@@ -1,4 +1,4 @@
-"""The ranks as one group: where each computes, and the few collectives that carry values other than tensors."""
+"""Group of all ranks: device and layout of each rank, and collectives for values that are not tensors."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.ranks.dims import Meshes, ParallelDims
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Longest time that ranks wait for each other; covers one rank that reads or writes a large model alone."""
+"""Timeout of collectives; long enough for one rank to read or write a large model while the others wait."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """View of the group from this rank."""
+    """Group of all ranks, from the view of one rank."""
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh
-    """Mesh that FSDP divides the layers over."""
+    """Mesh over which FSDP shards the layers."""
     meshes: Meshes | None = None
-    """The whole layout; None: FSDP over all ranks and nothing else."""
+    """Complete layout, or None for FSDP over all ranks without other parallelism."""
 
     @property
     def dims(self) -> ParallelDims:
-        """The layout's sizes."""
+        """Sizes of the layout."""
         return self.meshes.dims if self.meshes is not None else ParallelDims(dp_shard=self.world_size)
 
     @property
     def data_rank(self) -> int:
-        """Number of this rank's share of the rows, of `data_size`: the ranks of a context and tensor group have the same."""
+        """Index of this rank's part of the rows, from 0 to `data_size` - 1; equal for the ranks of a context and tensor group."""
         return self.dims.data_rank(self.rank)
 
     @property
     def data_size(self) -> int:
-        """Number of groups of ranks that each have rows of their own."""
+        """Number of groups of ranks with different rows."""
         return self.dims.data_size
 
     @property
     def leads(self) -> bool:
-        """True if this is rank 0, the only one that talks to the orchestrator and owns the run's files."""
+        """Whether this is rank 0, the only rank that communicates with the orchestrator and owns the run's files."""
         return self.rank == 0
 
     def barrier(self) -> None:
@@ -60,7 +60,7 @@ class Group:
         self.sums({})
 
     def broadcast(self, document: object, *, root: int = 0) -> Any:
-        """The JSON document of one rank, on every rank; what the others pass is ignored."""
+        """Return the JSON document of one rank on every rank; the arguments of other ranks are ignored."""
         content = json.dumps(document).encode() if self.rank == root else b""
         size = torch.tensor([len(content)])
         dist.broadcast(size, root)
@@ -71,23 +71,23 @@ class Group:
         return json.loads(bytes(payload.numpy()))
 
     def neighbours(self) -> list[int]:
-        """Process ids of the other ranks on this rank's machine, in order of rank. All ranks call this together."""
-        mine = float(os.environ.get("GROUP_RANK", "0"))  # torchrun's number of the machine
+        """Return the process ids of the other ranks on this machine, in order of rank. All ranks call it together."""
+        mine = float(os.environ.get("GROUP_RANK", "0"))  # number of the machine in torchrun
         places = self.sums({str(r): mine if r == self.rank else 0.0 for r in range(self.world_size)})
         pids = self.sums({str(r): float(os.getpid()) if r == self.rank else 0.0 for r in range(self.world_size)})
         return [int(pids[r]) for r, place in places.items() if place == mine and int(r) != self.rank]
 
     def sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums over all ranks, in float64; every rank passes the same names in the same order."""
+        """Return the sums over all ranks in float64; every rank passes the same names in the same order."""
         return self._reduce(values, dist.ReduceOp.SUM)
 
     def data_sums(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sums of what was computed from this rank's rows: ranks with the same rows count once, the last stage's."""
+        """Sum values of rows over all ranks; of ranks with the same rows, only one on the last stage counts."""
         first = self.rank % (self.dims.cp * self.dims.tp) == 0 and self.dims.stage(self.rank) == self.dims.head_place
         return self.sums({name: value if first else 0.0 for name, value in values.items()})
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Maxima over all ranks."""
+        """Return the maxima over all ranks."""
         return self._reduce(values, dist.ReduceOp.MAX)
 
     def _reduce(self, values: Mapping[str, float], operation: object) -> dict[str, float]:
@@ -97,10 +97,10 @@ class Group:
 
 
 def device_for(gpus: int, local_rank: int) -> torch.device:
-    """The device of a rank.
+    """Return the device of a rank.
 
     Raises:
-        RoleError: GPUs are asked for and this machine has none left for this rank.
+       RoleError: the configuration requires GPUs, but this machine has too few.
     """
     if gpus == 0:
         return torch.device("cpu")
@@ -116,21 +116,21 @@ def device_for(gpus: int, local_rank: int) -> torch.device:
 
 @contextmanager
 def process_group(gpus: int, parallelism: ParallelismConfig | None = None) -> Iterator[Group]:
-    """Join the group that torchrun describes in the environment.
+    """Join the process group that torchrun describes in the environment.
 
     Args:
-        gpus: of this machine; 0 computes on its CPU.
-        parallelism: how the ranks share a model; default: FSDP over all of them.
+       gpus: number of GPUs of this machine; 0 selects the CPU.
+       parallelism: division of the ranks. Default: FSDP over all ranks.
 
     Raises:
-        RoleError: so many ranks cannot be divided so, or there are too few GPUs.
+       RoleError: the ranks cannot be divided as configured, or the machine has too few GPUs.
     """
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         local_rank = int(os.environ["LOCAL_RANK"])
     except (KeyError, ValueError):
         raise RoleError(
-            "RANK, WORLD_SIZE and LOCAL_RANK are not set: start the trainer with `python -m rlrun.trainer.ranks.torchrun`",
+            "RANK, WORLD_SIZE and LOCAL_RANK are not set; start the trainer with `python -m rlrun.trainer.ranks.torchrun`",
             exit_codes.USAGE,
         ) from None
     dims = ParallelDims.of(parallelism or ParallelismConfig(), world_size)
@@ -140,4 +140,4 @@ def process_group(gpus: int, parallelism: ParallelismConfig | None = None) -> It
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=COLLECTIVE_TIMEOUT)
     meshes = Meshes(dims, device.type)
     yield Group(rank, world_size, device, meshes.layers, meshes)
-    dist.destroy_process_group()  # not after an error: the peers may be gone, and the process ends anyway
+    dist.destroy_process_group()  # skipped after an error, because the peers may have ended

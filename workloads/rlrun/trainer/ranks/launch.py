@@ -1,4 +1,4 @@
-"""Start of the trainer's group by a launcher: all of it on one machine, or this machine's part of it."""
+"""Command line with which a launcher starts the trainer's group, or this machine's part of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlrun.runtime.bootstrap import module_command
 
 @dataclass(frozen=True)
 class Nodes:
-    """The machines of the group, and which one this is."""
+    """Machines of the group, and the number of this machine."""
 
     count: int = 1
     rank: int = 0
-    """Rank of this machine; the one of rank 0 holds the store at which all meet."""
+    """Rank of this machine; the machine of rank 0 has the store for the rendezvous."""
     master: str = "127.0.0.1"
-    """Address of that machine."""
+    """Address of the machine of rank 0."""
 
 
 def torchrun_command(
@@ -29,18 +29,18 @@ def torchrun_command(
     replay: Path | None = None,
     nodes: Nodes | None = None,
 ) -> list[str]:
-    """The command line of torchrun: static rendezvous, no restarts (the launcher restarts the group).
+    """Return the command line of torchrun with a static rendezvous and without restarts, because the launcher restarts the group.
 
     Args:
-        config: says how many ranks.
-        config_file: the `run.json` that each rank reads.
-        rendezvous_port: a free port of the first machine.
-        attempt: the rendezvous' id, so that ranks of two attempts never meet.
-        replay: train on the recorded batches of this folder, without an orchestrator.
-        nodes: one machine per replica, of which this starts one; default: all ranks on this machine.
+       config: configuration that defines the number of ranks.
+       config_file: file `run.json` that each rank reads.
+       rendezvous_port: free port of the first machine.
+       attempt: number of the attempt, used as id of the rendezvous, so that ranks of two attempts never join.
+       replay: folder of recorded batches to train on, without an orchestrator.
+       nodes: machines of the group, one per replica. Default: all ranks on this machine.
 
-    `RLRUN_ATTEMPT` and `RLRUN_API_KEY` are set by the launcher. The exit code is that of the first rank that failed, and
-    `error.json` in the role's log folder holds its message.
+    The launcher sets `RLRUN_ATTEMPT` and `RLRUN_API_KEY`. The exit code is the code of the first failed rank, whose message is in
+    `error.json` of the role's log folder.
     """
     here = nodes or Nodes()
     ranks = config.ranks_per_replica if nodes else config.world_size
@@ -48,9 +48,9 @@ def torchrun_command(
     command += ["--nnodes", str(here.count), "--node-rank", str(here.rank)]
     command += ["--nproc-per-node", str(ranks), "--max-restarts", "0"]
     command += ["--rdzv-backend", "static", "--rdzv-id", str(attempt)]
-    # A little longer than the ranks take at most: they say themselves why they end.
+    # A little longer than the ranks' own limit, so that they can report why they end.
     command += ["--shutdown-timeout", str(config.checkpoint.grace_period_seconds + 5)]
     command += ["--master-addr", here.master, "--master-port", str(rendezvous_port)]
-    # torchrun's own `-m` puts the working directory first on the ranks' import path.
+    # torchrun's option `-m` would put the working directory first on the ranks' import path.
     command += ["--no-python", *module_command("rlrun.trainer", ["--config", str(config_file)], unbuffered=True)]
     return command + (["--replay", str(replay)] if replay is not None else [])

@@ -1,7 +1,7 @@
-"""Phase of each rank, sent to rank 0 without a collective: a rank that hangs has reported before where it was going.
+"""Phase of each rank, reported to rank 0 without a collective, so that the last phase of a hanging rank is known.
 
-Every rank but rank 0 puts its word under its own key into the store at which the group met (torchrun's, on the first machine), over a
-connection of its own; rank 0 reads them when the orchestrator asks. Neither waits for a rank, and the group trains without the store too.
+Every rank except rank 0 writes its phase under its own key into torchrun's store on the first machine, over a separate connection. Rank 0
+reads the phases at a request of the orchestrator. Neither waits for other ranks, and training continues if the store fails.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ANSWER_SECONDS = 2.0
 
 
 class Phases:
-    """One rank's view.
+    """Phases of all ranks, from the view of one rank.
 
     Args:
-        rank: this one.
-        world_size: ranks of the group.
-        address: of the store; None: there is none, nothing is reported.
+       rank: number of this rank.
+       world_size: number of ranks of the group.
+       address: host and port of the store, or None to disable reports.
     """
 
     def __init__(self, rank: int, world_size: int, address: tuple[str, int] | None) -> None:
@@ -38,11 +38,11 @@ class Phases:
             self._store = TCPStore(*address, timeout=timedelta(seconds=_CONNECT_SECONDS), wait_for_workers=False)
             self._store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
         except RuntimeError as error:
-            logger.warning(f"what the ranks do cannot be told: {error}")
+            logger.warning(f"cannot report the phase of each rank: {error}")
 
     @classmethod
     def of_group(cls, rank: int, world_size: int) -> Phases:
-        """Phases at the store that torchrun names in the environment."""
+        """Connect to the store that torchrun names in the environment."""
         host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
         return cls(rank, world_size, (host, int(port)) if host and port else None)
 
@@ -53,11 +53,11 @@ class Phases:
         word: dict[str, object] = {"phase": phase, "step": step, "part": part, "since": time.time()}
         try:
             self._store.set(_store_key(self._rank), json.dumps(word))
-        except RuntimeError:  # the first machine is gone, and so is the group
+        except RuntimeError:  # the first machine has ended, and with it the group
             self._store = None
 
     def others(self) -> list[RankState]:
-        """The last word of every other rank; none while one has not spoken yet, or the store does not answer."""
+        """Return the last phase of every other rank; an empty list before all ranks have reported, or if the store does not answer."""
         keys = [_store_key(rank) for rank in self._others]
         if self._store is None or not keys:
             return []

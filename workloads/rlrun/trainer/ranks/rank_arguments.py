@@ -1,4 +1,4 @@
-"""Arguments of a rank, which the launcher of the ranks reads as well: for the folder of its errors."""
+"""Command line arguments of a rank. The launcher parses them too, to find the folder for errors."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ def rank_parser(
         metavar="DIR",
         help="train on the recorded batches of this folder, without an orchestrator",
     )
-    parser.add_argument("--bench", type=read_bench, metavar="JSON", help="measure steps on fake data, and end")
-    parser.add_argument(
-        "--recompute", type=read_recompute, metavar="JSON", help="compute steps of a run again, and end"
-    )
+    parser.add_argument("--bench", type=read_bench, metavar="JSON", help="measure steps on fake data and exit")
+    parser.add_argument("--recompute", type=read_recompute, metavar="JSON", help="recompute steps of a run and exit")
     return parser
 
 
@@ -47,10 +45,10 @@ def crash_file(rank: int) -> str:
 
 
 def read_config(file: Path) -> TrainerConfig:
-    """Return the trainer's part of `run.json`, or a file of the trainer's own fields; every rank gets the same defaults.
+    """Read the trainer's section of `run.json`, or a file with only the trainer's fields; every rank gets the same defaults.
 
     Raises:
-        RoleError: the file is missing or wrong; names every wrong field.
+       RoleError: the file is missing or invalid; the message names every invalid field.
     """
     try:
         return claim_identity(load_file(TrainerConfig, file, section="trainer", complete=complete_role_file))
@@ -66,12 +64,13 @@ def attempt_number() -> int:
     """
     text = os.environ.get("RLRUN_ATTEMPT", "")
     if not text.isdecimal() or int(text) < 1:
-        raise RoleError(f"RLRUN_ATTEMPT has to be the attempt's number, from 1; got {text!r}", exit_codes.USAGE)
+        raise RoleError(f"RLRUN_ATTEMPT must be the attempt's number, at least 1; got {text!r}", exit_codes.USAGE)
     return int(text)
 
 
 def log_folder(argv: Sequence[str]) -> Path | None:
-    """Return the log folder for the errors of a rank with these arguments, or None: a measurement or a replay reports only on stderr.
+    """Return the log folder for errors of a rank with these arguments, or None for a measurement or recomputation, which logs only to
+    stderr.
 
     Raises:
         RoleError: see `read_config` and `attempt_number`.

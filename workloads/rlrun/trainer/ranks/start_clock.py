@@ -1,4 +1,4 @@
-"""Time that a rank's start takes, by phase, from the start of torchrun on."""
+"""Durations of the phases of a rank's start, from the start of torchrun."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlrun.protocol.messages.start_times import PREFIX
 
 
 def started_at(stat: str, ticks: int) -> float | None:
-    """Start of a process in seconds since the machine's boot; None: the text is none of Linux.
+    """Parse the start time of a process, in seconds since boot; return None for an unknown format.
 
     Args:
-        stat: text of `/proc/PID/stat`. The name in brackets may itself have brackets and blanks.
-        ticks: of the kernel's clock in a second.
+       stat: text of `/proc/PID/stat`. The process name in parentheses may contain parentheses and spaces.
+       ticks: kernel clock ticks per second.
     """
     fields = stat.rpartition(")")[2].split()
     return int(fields[19]) / ticks if len(fields) > 19 and fields[19].isdecimal() else None
 
 
 def launched_ago() -> float:
-    """Seconds since torchrun was started; of a rank that something else started, since that was; 0 where the machine does not say."""
+    """Return the seconds since torchrun (or, without torchrun, this process) started; 0 if unknown."""
     process = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
     try:
         began = started_at(Path(f"/proc/{process}/stat").read_text(), os.sysconf("SC_CLK_TCK"))
@@ -32,11 +32,11 @@ def launched_ago() -> float:
 
 
 class StartClock:
-    """Seconds of each phase of a start.
+    """Durations of the phases of a start.
 
     Args:
-        ago: seconds that have passed before now.
-        clock: steady seconds.
+       ago: seconds that have passed before now.
+       clock: monotonic clock in seconds.
     """
 
     def __init__(self, ago: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,12 +44,12 @@ class StartClock:
         self._seconds: dict[str, float] = {}
 
     def done(self, phase: str) -> None:
-        """A phase has ended now, and the next one begins."""
+        """End a phase and start the next one."""
         now = self._clock()
         self._seconds[PREFIX + phase] = now - self._last
         self._last = now
 
     def metrics(self) -> dict[str, float]:
-        """Seconds by the metrics' names, once: of the attempt's first step. Nothing on later calls."""
+        """Return the seconds by metric name once, for the attempt's first step; later calls return an empty dict."""
         seconds, self._seconds = self._seconds, {}
         return seconds

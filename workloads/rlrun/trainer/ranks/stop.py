@@ -1,7 +1,8 @@
-"""SIGTERM and SIGINT of one rank: at first a request to stop at a place that all ranks agree on, then the end at once.
+"""SIGTERM and SIGINT of one rank: the first signal requests a stop that all ranks agree on, the second ends the process.
 
-A collective whose peers are gone blocks in C++, where no Python handler runs; so a thread waits for the signals. Every artifact of the file
-protocol is whole or ignored: a rank may end anywhere, and what a request to stop adds is the checkpoint of the last finished step.
+A collective with ended peers blocks in C++, where Python does not run signal handlers; therefore a thread waits for the signals. All
+artifacts of the file protocol are either complete or ignored, so a rank may end at any point. A request to stop only adds the checkpoint
+of the last finished step.
 """
 
 from __future__ import annotations
@@ -18,25 +19,25 @@ from rlrun.runtime import exit_codes
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT}
 _REQUEST = signal.SIGUSR1
-"""Wakes the thread that waits for signals, where one was not sent to this rank."""
+"""Signal that wakes the waiting thread if the request did not come as a signal to this rank."""
 _LOOK_SECONDS = 0.2
 _SIGNALLED = 128
 
 
 class StopAgreed(Exception):  # noqa: N818  an end, not an error
-    """All ranks leave the loop here: one of them was asked to stop."""
+    """Raised on all ranks to leave the loop after a request to stop."""
 
 
 class Stop:
-    """Requests to stop, from signals to this rank, its peers and the orchestrator.
+    """Stop requests from signals to this rank, from its peers and from the orchestrator.
 
-    Until `allow_time` is called, nothing could be saved: the first signal ends the process. From then on the first signal is a request; a
-    second one, the deadline after the first, or the loss of a peer on this machine end the process.
+    Before `allow_time` there is nothing to save, so the first signal ends the process. Afterwards the first signal is a request; a second
+    signal, the deadline after the first, or the end of a peer on this machine ends the process.
     """
 
     def __init__(self) -> None:
         self.number: int | None = None
-        """The first signal of this rank, or of one that it agreed with."""
+        """First signal of this rank or of a peer; None without a signal."""
         self._asked = threading.Event()
         self._seconds = 0.0
         self._peers: Sequence[int] = ()
@@ -44,36 +45,36 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """True if this rank, or one of those that it agreed with, was asked to stop."""
+        """Whether this rank or a peer has a request to stop."""
         return self._asked.is_set()
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number; where the orchestrator asked, the usual one: the signal was not this role's."""
+        """128 + number of the signal; the exit code of a failure if the orchestrator requested the stop."""
         return exit_codes.FAILURE if self.number is None else _SIGNALLED + self.number
 
     @property
     def why(self) -> str:
-        """Origin of the request, for a person."""
-        return "the orchestrator, which was told to stop" if self.number is None else signal.Signals(self.number).name
+        """Origin of the request, for messages."""
+        return "the orchestrator, which has to stop" if self.number is None else signal.Signals(self.number).name
 
     def listen(self) -> None:
-        """Take the signals from now on; in the main thread, before others start."""
+        """Start to receive the signals; called in the main thread before other threads start."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {*_SIGNALS, _REQUEST})
         threading.Thread(target=self._wait, name="signals", daemon=True).start()
 
     def allow_time(self, seconds: float, peers: Sequence[int] = ()) -> None:
-        """From now on there is something to save.
+        """Allow time to save after the first signal.
 
         Args:
-            seconds: between the first signal and the end at the latest.
-            peers: pids of the other ranks on this machine. When one of them is gone, the collectives that a save needs cannot end.
+           seconds: longest time from the first signal to the end of the process.
+           peers: process ids of the other ranks on this machine. If one of them ends, the collectives of a save cannot finish.
         """
         self._peers = tuple(peers)
         self._seconds = seconds
 
     def then(self, act: Callable[[], None]) -> None:
-        """Call `act` in a thread of its own once this rank is asked to stop."""
+        """Call `act` in a separate thread after a request to stop."""
 
         def wait() -> None:
             self._asked.wait()
@@ -82,10 +83,10 @@ class Stop:
         threading.Thread(target=wait, name="stop", daemon=True).start()
 
     def join(self, number: int | None = None) -> None:
-        """Stop as after a first signal; one that is sent here later is not the second.
+        """Request a stop without a signal to this rank; a later signal to this rank does not count as the second.
 
         Args:
-            number: the signal that another rank was sent; None: the orchestrator asks.
+           number: signal of another rank, or None for a request of the orchestrator.
         """
         if not self.asked:
             self.number = number
@@ -104,14 +105,16 @@ class Stop:
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(
                 min(left, _LOOK_SECONDS)
-            )  # sigtimedwait of CPython 3.11 returns rubbish when a frozen process goes on too late
+            )  # sigtimedwait of CPython 3.11 returns a wrong value if a frozen process continues after the timeout
             if (again := signal.sigpending() & _SIGNALS) and not sent:
                 self.number, sent = signal.sigwait(again), True
             elif again:
                 self._leave(f"ended by a second signal, {signal.Signals(min(again)).name}")
             if any(not _is_alive(pid) for pid in self._peers):
-                self._leave(f"ended after {name}: another rank is gone already")
-        self._leave(f"ended {self._seconds:g} s after {name} (checkpoint.gracePeriodSeconds), before all was saved")
+                self._leave(f"ended after {name}: another rank has already ended")
+        self._leave(
+            f"ended {self._seconds:g} s after {name} (checkpoint.gracePeriodSeconds), before the checkpoint was saved"
+        )
 
     def _leave(self, reason: str) -> None:
         sys.stderr.flush()
@@ -121,7 +124,7 @@ class Stop:
 
 def _is_alive(pid: int) -> bool:
     try:
-        # The name, in parentheses, may hold anything: the state follows the last one.
+        # The process name in parentheses may contain any characters; the state follows the last parenthesis.
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
     except OSError:
         return False

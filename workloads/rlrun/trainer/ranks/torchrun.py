@@ -1,8 +1,8 @@
-"""torchrun, whose exit code is that of the first rank that failed: `python -m rlrun.trainer.ranks.torchrun <torchrun's arguments>`.
+"""torchrun with the exit code of the first failed rank: `python -m rlrun.trainer.ranks.torchrun <torchrun's arguments>`.
 
-torchrun itself ends with 1 whatever happened, and prints a table of failures after the message that a person looks for. A launcher of the
-group needs to know whether that can help (`runtime.exit_codes`). A rank that a signal ended says nothing, while its peers report that they
-lost a connection: its last word is written here, in place of theirs.
+The original torchrun always exits with 1 after a failure, and prints a table of failures after the relevant message. The launcher of the
+group needs the original exit code to decide on a restart (`runtime.exit_codes`). A rank that is ended by a signal cannot report it, while
+its peers report lost connections; therefore this program writes the report of that rank.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from rlrun.trainer.ranks.rank_arguments import crash_file, log_folder
 
 _SIGNALLED = 128
 _SAME_LOOK_SECONDS = 1
-"""torchrun counts in whole seconds, and finds a rank that crashed and the peers that lost it in one look. Those that it kills itself end
-after its `--shutdown-timeout`, which is longer."""
+"""Seconds within which torchrun detects a crashed rank and its failing peers; its timestamps are whole seconds. Ranks that torchrun kills
+end later, after its `--shutdown-timeout`."""
 
 
 class Failure(Protocol):
-    """torchrun's record of a rank that failed."""
+    """torchrun's record of a failed rank."""
 
     exitcode: int
-    """-n for signal n."""
+    """Exit code, or -n for signal n."""
     timestamp: int
-    """Seconds since the epoch."""
+    """Time of detection, in seconds since the epoch."""
 
 
 def first_failure(failures: Mapping[int, Failure]) -> tuple[int, Failure]:
-    """The failure that the others follow from: one by a signal before the exits that torchrun found with it, else the earliest.
+    """Return the failure that caused the others: a crash by a signal within the same poll of torchrun, otherwise the earliest.
 
     Args:
-        failures: by rank, in the order in which torchrun found them. SIGTERM is its own, to the ranks that were left.
+       failures: failures by rank, in the order of detection. SIGTERM comes from torchrun itself, which ends the remaining ranks.
 
     Returns:
-        The rank, and its failure.
+       Rank, and its failure.
     """
     begin = min(failure.timestamp for failure in failures.values())
 
@@ -58,12 +58,12 @@ def first_failure(failures: Mapping[int, Failure]) -> tuple[int, Failure]:
 
 
 def last_word(rank: int, code: int, dump: str) -> RoleError:
-    """Report on behalf of a rank that a signal ended.
+    """Return the error of a rank that was ended by a signal.
 
     Args:
-        rank: which one.
-        code: -n for signal n.
-        dump: what faulthandler wrote for it, if it did.
+       rank: number of the rank.
+       code: -n for signal n.
+       dump: output of faulthandler, or an empty string.
     """
     head = f"rank {rank} {crash.describe_end(code)}"
     lines = telling_lines(dump)
@@ -71,7 +71,7 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun; returns the exit code: 128 + n when signal n ended a rank or this process."""
+    """Run torchrun and return the exit code; 128 + n if signal n ended a rank or this process."""
     stacks.listen()
     with heap.without_collector():
         from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -94,8 +94,8 @@ def main(argv: Sequence[str]) -> int:
             if failure.exitcode > 0:
                 return failure.exitcode
             dump = crash.crash_report(Path(crashes), crash_file(rank))
-            if dump:  # whole in the log: the message has room for some lines
-                print(f"trainer: rank {rank} wrote as it crashed:\n{dump}", file=sys.stderr, flush=True)
+            if dump:  # the log gets the complete dump, the message only some lines
+                print(f"trainer: crash dump of rank {rank}:\n{dump}", file=sys.stderr, flush=True)
             _report_end(last_word(rank, failure.exitcode, dump), options)
             return _SIGNALLED - failure.exitcode
         except SignalException as error:
@@ -105,12 +105,12 @@ def main(argv: Sequence[str]) -> int:
 
 def _report_end(error: RoleError, options: object) -> None:
     print(f"trainer: {error}", file=sys.stderr, flush=True)
-    with suppress(RoleError):  # the ranks would not have begun
+    with suppress(RoleError):  # the arguments are invalid, so no rank has started
         write_error(log_folder(_rank_arguments(options)), "trainer", error)
 
 
 def _rank_arguments(options: object) -> list[str]:
-    """Return the arguments of each rank's program: all after the module's name in `python -P -m MODULE ARGUMENTS`."""
+    """Return the arguments of each rank's program, which follow the module name in `python -P -m MODULE ARGUMENTS`."""
     words = list(getattr(options, "training_script_args", ()))
     return words[words.index("-m") + 2 :] if "-m" in words else words
 

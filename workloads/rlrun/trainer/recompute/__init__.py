@@ -1,1 +1,1 @@
-"""Steps of a run computed again from what its volume has, for `rlrun replay`; nothing is written but the answer."""
+"""Recomputation of a run's steps from the files on its volume, for `rlrun replay`; only the result is written."""

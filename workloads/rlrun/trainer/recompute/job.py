@@ -1,4 +1,4 @@
-"""Description of what is computed again; a module of its own, so that a command line needs no torch to write it."""
+"""Description of a recomputation, in a separate module so that the command line creates it without importing torch."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Job:
-    """Steps to compute again, and the file for the answer."""
+    """Steps to recompute, and the file for the result."""
 
     output: str
-    """File for the answer, JSON; the ranks beside rank 0 write none."""
+    """JSON file for the result; only rank 0 writes it."""
     batches: tuple[tuple[int, str], ...]
-    """Each step, in order, and the folder of its batch."""
+    """Steps in order, each with the folder of its batch."""
     start: str | None = None
-    """Folder of the checkpoint to begin with; None: the model."""
+    """Folder of the first checkpoint, or None to start from the model."""
     origin: bool = False
-    """True if `start` is another run's, whose weights are version 0 of this one."""
+    """Whether `start` belongs to another run, whose weights are version 0 of this run."""
     end: str | None = None
-    """Folder of the checkpoint that the run itself saved after the last step, to compare with."""
+    """Folder of the run's own checkpoint after the last step, for a comparison."""
     sample: int | None = None
-    """Index of a sample of the last batch to explain."""
+    """Index of the sample of the last batch to explain, or None."""
 
     def words(self) -> list[str]:
-        """Arguments of a rank."""
+        """Return the command line arguments for a rank."""
         return ["--recompute", json.dumps(asdict(self))]
 
     @classmethod
     def read(cls, text: str) -> Job:
-        """The inverse of `words`."""
+        """Parse the argument that `words` returns."""
         values = json.loads(text)
         return cls(**values | {"batches": tuple((int(step), str(path)) for step, path in values["batches"])})
 
     def answer(self) -> dict[str, object]:
-        """The answer that the ranks wrote.
+        """Read the result that rank 0 wrote.
 
         Raises:
-            OSError: there is none.
+           OSError: the file does not exist.
         """
         found: dict[str, object] = json.loads(Path(self.output).read_text())
         return found

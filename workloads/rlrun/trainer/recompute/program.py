@@ -1,4 +1,4 @@
-"""`--recompute`: steps of a run computed again by its own learner, in a folder of the caller's."""
+"""`--recompute`: recompute steps of a run with its own learner, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rlrun.trainer.run import trained_parts
 
 
 def recompute_steps(config: TrainerConfig, job: Job) -> int:
-    """Compute the steps and write the answer; every rank of the group calls it. Returns 0.
+    """Recompute the steps, write the result and return exit code 0; all ranks call it together.
 
     Args:
-        config: of the run, with a folder of the caller's in place of the run's.
-        job: what to compute.
+       config: configuration of the run, with another output folder.
+       job: steps to recompute.
 
     Raises:
-        RoleError: a model, checkpoint or batch cannot be read.
+       RoleError: a model, checkpoint or batch cannot be read.
     """
     with process_group(config.gpus_per_replica, config.parallelism) as group:
         found = Recomputation(config, job, group).run()
@@ -49,12 +49,12 @@ def recompute_steps(config: TrainerConfig, job: Job) -> int:
 
 
 class Recomputation:
-    """A run's learner as it was before the first of the steps.
+    """Learner of a run in its state before the first recomputed step.
 
     Args:
-        config: as of `recompute_steps`.
-        job: what to compute.
-        group: every rank takes part.
+       config: configuration, see `recompute_steps`.
+       job: steps to recompute.
+       group: all ranks; all create it together.
     """
 
     def __init__(self, config: TrainerConfig, job: Job, group: Group) -> None:
@@ -77,7 +77,7 @@ class Recomputation:
         self._skipped = 0 if job.origin else progress.skipped_steps
 
     def run(self) -> dict[str, Any]:
-        """All steps; the answer."""
+        """Recompute all steps and return the result."""
         lines: list[dict[str, float]] = []
         explained: Explained | None = None
         for step, path in self._job.batches:
@@ -102,7 +102,7 @@ class Recomputation:
         return answer
 
     def _step(self, step: int, batch: Batch) -> dict[str, float]:
-        """Train a step as `Run.step` does; its metrics."""
+        """Train a step like `Run.step` and return its metrics."""
         metrics = self._steps.train(step, batch, lambda: None)
         self._skipped += int(metrics.pop("skipped"))
         metrics["skipped_steps"] = float(self._skipped)
@@ -112,7 +112,7 @@ class Recomputation:
         return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     def _explained(self, step: int, batch: Batch) -> Explained | None:
-        """The explanation by the rank that trains on the sample, on all ranks."""
+        """Explain the sample on the rank that trains on it, and return the result on all ranks."""
         assert self._job.sample is not None
         found = explain_sample(self._loss, self._steps.updates(batch), sample_of(batch, self._job.sample))
         has = self._group.maxima({"rank": float(self._group.rank) if found is not None else -1.0})["rank"]

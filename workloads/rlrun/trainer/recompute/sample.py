@@ -1,4 +1,4 @@
-"""Explanation of one sample by the step that trains on it: the very calls of the objective are kept, and asked for each token's terms."""
+"""Explanation of one sample of a step: the calls of the objective are recorded and repeated for the terms of each token."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.minibatches import Update
 
 Explained = dict[str, Any]
-"""JSON: what the objective makes of a sample."""
+"""JSON document with the objective's terms of a sample."""
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One micro-batch, as the objective was called with it."""
+    """Recorded call of the objective with one micro-batch."""
 
     logprobs: Tensor
     arguments: dict[str, Any]
@@ -27,33 +27,33 @@ class _Call:
 
 @dataclass(frozen=True)
 class Keeping(Mixture):
-    """A run's objective that keeps its calls while `calls` is a list."""
+    """Objective of a run that records its calls in `kept`."""
 
     kept: list[_Call] = field(default_factory=list, compare=False)
 
     @classmethod
     def from_mixture(cls, loss: Mixture) -> Keeping:
-        """The same objective."""
+        """Create a recording copy of an objective."""
         return cls(loss.own, loss.environments, loss.gae, loss.kl_rewards)
 
     def __call__(self, logprobs: Tensor, **arguments: Any) -> LossOutput:
-        # `Mixture.merged` asks for the names of metrics with a sequence of one token; no row has such a one.
+        # `Mixture.merged` calls the objective with a sequence of one token to get the names of metrics; real rows are longer.
         if list(arguments["sequence_lengths"]) != [1]:
             self.kept.append(_Call(logprobs.detach(), arguments))
         return super().__call__(logprobs, **arguments)
 
 
 def explain_sample(loss: Keeping, updates: Sequence[Update], sample: Sample) -> Explained | None:
-    """Terms of each token of a sample in the step that was just trained; None: another rank trains on it.
+    """Return the terms of each token of a sample in the last step, or None if another rank trains on the sample.
 
     Args:
-        loss: kept the calls of this step alone.
-        updates: of the step, with this rank's rows.
-        sample: one of theirs, the same object.
+       loss: objective with the recorded calls of only this step.
+       updates: updates of the step, with this rank's rows.
+       sample: sample of one of the updates, the same object.
     """
     calls = len(loss.kept) // max(
         sum(len(update.rows) for update in updates), 1
-    )  # a linear loss is called twice for a row
+    )  # a linear loss is called twice per row
     number = 0
     for place, update in enumerate(updates):
         for row in update.rows:
@@ -71,7 +71,7 @@ def explain_sample(loss: Keeping, updates: Sequence[Update], sample: Sample) -> 
 
 
 def _token_terms(loss: Keeping, call: _Call, sample: Sample, span: slice) -> Explained:
-    """The objective's terms of the tokens in `span` of one of its calls."""
+    """Compute the objective's terms of the tokens in `span` of a recorded call."""
     arguments = dict(call.arguments)
     arguments["entropy"] = arguments["entropy"].detach()
     start = call.logprobs.clone().requires_grad_()
@@ -110,5 +110,5 @@ def _token_terms(loss: Keeping, call: _Call, sample: Sample, span: slice) -> Exp
 
 
 def sample_of(batch: Batch, index: int) -> Sample:
-    """The sample at an index, which the caller has looked up in the batch."""
+    """Return the sample at an index that the caller has taken from the batch."""
     return batch.samples[index]

@@ -1,4 +1,4 @@
-"""Comparison of trained values with those of a checkpoint, on all ranks."""
+"""Comparison of trained parameters and optimizer states with a checkpoint, on all ranks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rlrun.trainer.ranks.group import Group
 
 
 def count_changes(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> dict[str, float]:
-    """Load a checkpoint over what is trained, and count what changes. The parts hold its values afterwards.
+    """Load a checkpoint into the parts and count the changed tensors. The parts contain the checkpoint's values afterwards.
 
     Args:
-        parts: what is trained, by name.
-        checkpoint: of the same run and step.
-        group: every rank takes part.
+       parts: trained modules and optimizers, by name.
+       checkpoint: folder of the checkpoint of the same run and step.
+       group: all ranks; all call this function together.
 
     Returns:
-        `tensors` and `different` (tensors with another bit), both of parameters and optimizers and summed over ranks; `largest`, the
-        largest absolute difference.
+        Number of `tensors` and of `different` tensors (any bit differs) of parameters and optimizers, summed over ranks, and the
+        `largest` absolute difference.
     """
     before = {name: tensor.clone() for name, tensor in _state_tensors(parts)}
     load_parts(parts, checkpoint)

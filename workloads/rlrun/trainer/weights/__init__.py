@@ -1,1 +1,1 @@
-"""Versions of a policy for the engines: Hugging Face files, their publication, transfer and retention, and exports for people."""
+"""Versions of a policy for the engines: Hugging Face files, publication, transfer and retention; exports for users."""

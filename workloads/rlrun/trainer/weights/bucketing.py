@@ -1,4 +1,4 @@
-"""Buckets of a version straight from the shards: a parameter is gathered once, and kept by the rank alone that will send it."""
+"""Buckets of a version, built from the shards: each parameter is gathered once and kept only by the rank that will send it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlrun.trainer.weights.hf_writer import gather_tensor
 
 
 def bucket_layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
-    """The tensors of a version's files, in the order in which `gather_buckets` meets them: that of the stages. Looks at shapes alone.
+    """Return the tensors of a version's files in the order of `gather_buckets`, by stages. Only shapes are used.
 
     Args:
-        model: the policy, sharded or on meta; with a pipeline every rank takes part.
-        dtype: number format of the files.
+       model: policy, sharded or on the meta device; with a pipeline all ranks call this function together.
+       dtype: number format of the files.
     """
     found, tensors = [], published_tensors(model)
     for part in tensor_parts(model, tensors):
@@ -37,18 +37,18 @@ def bucket_layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
 def gather_buckets(
     model: nn.Module, buckets: list[Bucket], *, dtype: DType, root: int | None, pinned: bool, roots: Sequence[int] = ()
 ) -> dict[int, Tensor]:
-    """This rank's buckets of a version as it is now, uint8 in host memory, by index. Every rank takes part.
+    """Return this rank's buckets of the current version by index, uint8 in host memory. All ranks call it together.
 
-    One parameter at a time is whole on a rank, besides what it keeps. What is for a root of another stage goes to it from the rank of this
-    stage that has the same place in it.
+    In addition to its buckets, a rank has one complete parameter at a time. If the root is in another stage, the rank of this stage at
+    the same position sends the bytes to it.
 
     Args:
-        model: the sharded policy.
-        buckets: all of `plan_buckets` of `bucket_layout`.
-        dtype: number format of the files.
-        root: number of the root that this rank is; None: it keeps nothing.
-        pinned: in memory that a GPU reads without the CPU.
-        roots: ranks of all roots; needed with a pipeline.
+       model: sharded policy.
+       buckets: buckets from `plan_buckets` of `bucket_layout`.
+       dtype: number format of the files.
+       root: number of this rank's root, or None if it is not a root.
+       pinned: use pinned host memory for a GPU.
+       roots: ranks of all roots; required with a pipeline.
     """
     kept = {
         bucket.index: torch.empty(bucket.size, dtype=torch.uint8, pin_memory=pinned)
@@ -74,7 +74,7 @@ Place = tuple[Bucket, Slot]
 
 
 class _Away:
-    """Roots of other stages, which this rank sends to where it has the same place in its stage."""
+    """Roots of other stages at this rank's position, to which this rank sends bytes of its stage."""
 
     def __init__(self, model: nn.Module, stage: Stage, roots: Sequence[int]) -> None:
         meshes = meshes_of(model)
@@ -88,7 +88,7 @@ class _Away:
         }
 
     def send(self, root: int, values: Tensor) -> None:
-        """Send the bytes of a tensor, if they are this rank's to send."""
+        """Send the bytes of a tensor if this rank is responsible for the root."""
         if root in self._stages:
             dist.send(values, group=self._group, group_dst=self._stages[root])
 
@@ -96,11 +96,11 @@ class _Away:
 def _keep_tensors(
     kept: dict[int, Tensor], places: Sequence[Place], whole: Iterator[tuple[str, Tensor]], away: _Away | None = None
 ) -> None:
-    """Put this stage's tensors where they belong."""
+    """Copy the tensors of this stage into buckets, or send them to other stages."""
     order = iter(places)
     for name, tensor in whole:
         bucket, slot = next(order)
-        assert name == slot.tensor.name, "the layout is of another model"
+        assert name == slot.tensor.name, "the layout belongs to another model"
         if bucket.index in kept or away is not None:
             values = tensor.reshape(-1).contiguous().view(torch.uint8)
             if bucket.index in kept:
@@ -108,13 +108,13 @@ def _keep_tensors(
             elif away is not None:
                 away.send(bucket.root, values)
             del values
-        del tensor  # or it lives while the next one is gathered
+        del tensor  # free the tensor before the next one is gathered
 
 
 def _receive_tensors(
     kept: dict[int, Tensor], places: Sequence[Place], stage: Stage, index: int, device: torch.device
 ) -> None:
-    """Take what is this rank's of another stage's tensors."""
+    """Receive this rank's buckets of another stage's tensors."""
     for bucket, slot in places:
         if bucket.index in kept:
             values = torch.empty(slot.tensor.size, dtype=torch.uint8, device=device)

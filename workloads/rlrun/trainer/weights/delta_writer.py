@@ -1,7 +1,7 @@
-"""Versions on the volume as what differs from the version before, between whole ones. Every rank takes part in every call.
+"""Versions on the volume as differences from the previous version, between complete versions. All ranks call each method together.
 
-The ranks that are roots keep their part of the last version in host memory. A version becomes the base of the next one only when all of it
-is written, so one that the volume refused is compared anew.
+The root ranks keep their part of the last version in host memory. A version becomes the base of the next one only after it is completely
+written, so a version that the volume refused is compared again.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from rlrun.trainer.weights.differences import About, Part, compare_buckets, in_o
 from rlrun.trainer.weights.hf_writer import new_version
 
 WHOLE_EVERY = 16
-"""Most versions from one whole one to the next: bounds what an engine without the base reads."""
+"""Maximum distance between complete versions, which limits the bytes that an engine without the base reads."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A version that is not written yet."""
+    """Version that is not written yet."""
 
     step: int
     kept: dict[int, Tensor]
-    """This root's buckets."""
+    """Buckets of this root, by index."""
     part: Part
     about: DeltaFiles | None
-    """None: it is better whole, or there is nothing to compare it with."""
+    """Description of the difference, or None if the version is written completely: there is no base, or the difference is too large."""
     size: int
-    """Bytes of the whole version."""
+    """Bytes of the complete version."""
 
     @property
     def sent(self) -> int:
-        """Bytes that an engine with the version before reads."""
+        """Bytes that an engine with the previous version reads."""
         return self.size if self.about is None else self.about.sent
 
 
 class DeltaWriter:
-    """What one attempt writes.
+    """Writer of the differences of one attempt.
 
     Args:
-        module: the policy.
-        dtype: number format of the files.
-        paths: of the run.
-        attempt: its number.
-        group: the ranks.
-        bucket_bytes: bound of a bucket.
+       module: policy.
+       dtype: number format of the files.
+       paths: paths of the run.
+       attempt: number of the attempt.
+       group: all ranks.
+       bucket_bytes: largest size of a bucket.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class DeltaWriter:
         self._buckets = plan_buckets(self._tensors, bucket_bytes=bucket_bytes, roots=len(self._roots))
         self._last: Compared | None = None
         self._last_whole: int | None = None
-        """Step of the newest whole version."""
+        """Step of the newest complete version."""
 
     def compare(self, step: int) -> Compared:
-        """Take the parameters as they are, and compare them with the last version."""
+        """Copy the current parameters and compare them with the last version."""
         kept = gather_buckets(
             self._module, self._buckets, dtype=self._dtype, root=self._root, pinned=False, roots=self._roots
         )
@@ -104,18 +104,18 @@ class DeltaWriter:
         return Compared(step, kept, part, files, size)
 
     def whole_due(self, version: Compared) -> bool:
-        """True if a version is to be written whole, whoever else wants it."""
+        """Return whether a version must be written completely for the differences."""
         return version.about is None or self._last_whole is None or version.step - self._last_whole >= WHOLE_EVERY
 
     def write(self, version: Compared, *, whole: bool) -> Path:
-        """Write what differs; returns the folder.
+        """Write the difference and return its folder.
 
         Args:
-            version: of `compare_buckets`; it has something to compare with.
-            whole: whether it is written whole as well, which is done.
+           version: result of `compare` with a difference.
+           whole: true if the complete version is written too; it must be finished.
 
         Raises:
-            RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
+           RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
         """
         assert version.about is not None
         path = self._paths.delta(version.step, self._attempt)
@@ -133,8 +133,8 @@ class DeltaWriter:
         return path
 
     def written(self, version: Compared, *, whole: bool) -> None:
-        """The version is on the volume: the next one is compared with it."""
-        self._last = replace(version, part=replace(version.part, travels={}))  # its bytes are written
+        """Set a version on the volume as the base of the next one."""
+        self._last = replace(version, part=replace(version.part, travels={}))  # free the written bytes
         if whole:
             self._last_whole = version.step
 

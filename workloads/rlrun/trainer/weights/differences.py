@@ -1,4 +1,4 @@
-"""Differences of a version's buckets from those of the version before, as they travel: over the network, or in files on the volume."""
+"""Differences between the buckets of a version and the previous version, for the network or for files on the volume."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from rlrun.protocol.messages.sparse import Bytes, encode_difference
 from rlrun.protocol.messages.transfer import Difference
 
 WORTH = 0.5
-"""Largest part of a bucket, and of a version, that a difference may have; beyond that it is whole."""
+"""Largest size of a difference, as a fraction of a bucket and of a version; larger ones are sent completely."""
 THREADS = 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """A rank's buckets of a version, by index."""
+    """Checksums and differences of a rank's buckets of a version, by index."""
 
     checksums: Mapping[int, int]
-    """CRC-32 of each."""
+    """CRC-32 of each bucket."""
     compared: bool
-    """There is a version before, of the same layout."""
+    """Whether the buckets were compared with a previous version of the same layout."""
     travels: Mapping[int, Bytes]
-    """Bytes for those who have that version: a difference, nothing (unchanged), or the bucket itself. Empty if nothing is compared."""
+    """Bytes for engines with the previous version: a difference, nothing (unchanged), or the complete bucket. Empty without a
+    comparison."""
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Bytes of each in `travels`."""
+        """Bytes of each entry of `travels`."""
         return {index: len(content) for index, content in self.travels.items()}
 
 
 @dataclass(frozen=True)
 class About:
-    """Facts of a root's part of a version, as it says them to rank 0. Keys are indices of buckets."""
+    """Checksums and sizes of a root's part of a version, reported to rank 0. Keys are indices of buckets."""
 
     checksums: dict[int, int]
     """CRC-32 of each bucket."""
     base: dict[int, int] | None
-    """Those of the version before; None: nothing is compared with it."""
+    """Checksums of the previous version, or None without a comparison."""
     sizes: dict[int, int]
-    """Bytes that are sent of each bucket to engines that have the version before; see `Difference.sizes`. Empty: there is none."""
+    """Bytes of each bucket to send to engines with the previous version, see `Difference.sizes`. Empty without a comparison."""
 
     @classmethod
     def of(cls, part: Part, before: Part | None) -> About:
-        """The facts of a part, which was compared with the one before."""
+        """Describe a part that was compared with the previous one."""
         compared = before is not None and part.compared
         return cls(
             dict(part.checksums), dict(before.checksums) if compared and before is not None else None, part.sizes
@@ -57,7 +58,7 @@ class About:
 
     @classmethod
     def parse(cls, content: str | bytes) -> About:
-        """What `dump` made."""
+        """Parse the result of `dump`."""
         found = json.loads(content)
         by_index = {
             name: None if part is None else {int(index): value for index, value in part.items()}
@@ -66,16 +67,16 @@ class About:
         return cls(by_index["checksums"] or {}, by_index["base"], by_index["sizes"] or {})
 
     def dump(self) -> str:
-        """Text for the store."""
+        """Return the JSON text for the store."""
         return json.dumps(asdict(self))
 
 
 def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Part:
-    """Checksums of a version's buckets and, with a version before, what differs from it.
+    """Compute checksums of a version's buckets and, with a base, the differences from it.
 
     Args:
-        new: uint8 in host memory, by index.
-        base: the version before; None, or another layout: there are no differences.
+       new: buckets by index, uint8 in host memory.
+       base: buckets of the previous version; None or another layout disables the comparison.
     """
     if base is not None and _tensor_sizes(base) != _tensor_sizes(new):
         base = None
@@ -100,13 +101,13 @@ def _tensor_sizes(buckets: Mapping[int, Tensor]) -> dict[int, int]:
 
 
 def in_order(parts: Sequence[Mapping[int, int]]) -> list[int]:
-    """Values of all buckets of all roots, in the buckets' order."""
+    """Merge the values of all roots' buckets into a list in the order of the buckets."""
     found = {index: value for part in parts for index, value in part.items()}
     return [found[index] for index in range(len(found))]
 
 
 def version_difference(parts: Sequence[About], whole: int) -> Difference | None:
-    """The difference from the version before, if all roots have it and it is worth it for a version of `whole` bytes."""
+    """Return the difference from the previous version, or None if a root lacks it or it is too large for a version of `whole` bytes."""
     bases = [part.base for part in parts if part.base is not None]
     sent = sum(sum(part.sizes.values()) for part in parts)
     if len(bases) != len(parts) or sent > WORTH * whole:

@@ -1,8 +1,8 @@
-"""Hugging Face exports: a model folder that transformers and vLLM load, from a published version or from a checkpoint.
+"""Hugging Face exports: model folders for transformers and vLLM, from a published version or from a checkpoint.
 
-A run exports what it has published, which is such a folder already: `export_version` links the files, so that it costs neither time nor
-space. From a checkpoint, `export_checkpoint` reads the distributed shards file by file of the result: never the whole model at once. A
-checkpoint of adapters holds only what was trained: the model that they change is loaded whole, and the updates are merged into it.
+A published version is already such a folder: `export_version` creates hard links to its files, which takes neither time nor space.
+`export_checkpoint` reads the shards of a checkpoint for one output file at a time, so it never has the whole model in memory. A
+checkpoint of adapters contains only trained parameters: the base model is loaded completely, and the updates are merged into it.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class Exported:
 
     step: int
     parameters: int
-    """Count of numbers."""
+    """Number of parameters."""
     bytes: int
-    """Size of the weights' files."""
+    """Total bytes of the weights."""
 
 
 def is_due(config: ExportConfig, step: int, *, last: bool) -> bool:
-    """True if a run exports the version that `step` made; `last`: no step follows."""
+    """Return whether a run exports the version of `step`; `last` is true for the last step."""
     at_interval = config.interval is not None and step % config.interval == 0
     return at_interval or (config.at_end and last)
 
 
 def export_version(version: Path, output: Path) -> None:
-    """Make `output` the model folder that the published `version` is; its files are shared where the volume can (hard links).
+    """Create the model folder `output` from a published version, with hard links if the volume supports them.
 
     Raises:
         RoleError: the volume is full or read-only.
@@ -82,17 +82,17 @@ def export_checkpoint(
     """Write sharded safetensors with their index, `config.json`, `generation_config.json` and the tokenizer.
 
     Args:
-        checkpoint: its folder; whole, as its manifest says.
-        output: appears when it is whole.
-        model: says what was trained.
-        source: where its configuration and tokenizer are.
-        step: of the checkpoint.
-        dtype: of the exported weights; None: the one that the run publishes.
-        adapters: of the run; their updates are merged into the weights.
-        shard_bytes: most bytes of one file, unless one parameter alone has more; about that much memory is needed, twice.
+       checkpoint: folder of a complete checkpoint.
+       output: folder of the export, which appears after it is complete.
+       model: configuration of the trained model.
+       source: source of the model's configuration and tokenizer.
+       step: step of the checkpoint.
+       dtype: number format of the exported weights. Default: the published format.
+       adapters: adapters of the run, whose updates are merged into the weights.
+       shard_bytes: largest size of a file, unless one parameter is larger; the export needs about twice this memory.
 
     Raises:
-        RoleError: the checkpoint lacks a parameter of the model, or the volume is full or read-only.
+       RoleError: the checkpoint lacks a parameter of the model, or the volume is full or read-only.
     """
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)
@@ -107,7 +107,7 @@ def export_checkpoint(
     missing = [name for name in wanted if parameter_key(POLICY, name) not in stored]
     if missing:
         raise RoleError(
-            f"{checkpoint} is of another model than {source}: it lacks {len(missing)} parameters, such as {missing[0]}",
+            f"{checkpoint} belongs to another model than {source}; it lacks {len(missing)} parameters, such as {missing[0]}",
             exit_codes.DATA,
         )
     sizes = sizes_of(tensors, number_format)
@@ -115,7 +115,7 @@ def export_checkpoint(
     shards = file_shards(skeleton, sizes, shard_bytes=shard_bytes)
     files = dict(zip(shard_names(len(shards)), shards, strict=True))
     if output.is_dir():
-        output.rmdir()  # it is empty
+        output.rmdir()  # the caller has checked that it is empty
     with storage_errors(output.parent, "export the model"), new_folder(output) as folder:
         for file, members in files.items():
             save_file(
@@ -136,7 +136,7 @@ def _convert_file(
     skeleton: nn.Module,
     number_format: torch.dtype,
 ) -> dict[str, Tensor]:
-    """The tensors of one file, by name."""
+    """Read and convert the tensors of one file, by name."""
     read = {
         name: tensor.to(number_format) if tensor.is_floating_point() else tensor
         for name, tensor in _read_parameters(
@@ -149,7 +149,7 @@ def _convert_file(
 
 
 def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
-    """The model without memory for what is trained: names, shapes, and which are one and the same."""
+    """Create the model without memory for trained parameters; it has names, shapes and shared parameters."""
     options: dict[str, Any] = {"revision": model.revision or "main", "trust_remote_code": model.trust_remote_code}
     try:
         architecture = AutoConfig.from_pretrained(source, **options)
@@ -167,7 +167,7 @@ def _model_skeleton(model: ModelConfig, source: str) -> nn.Module:
 
 
 def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, str], names: list[str]) -> None:
-    """Fill what the architecture's code freezes, such as biases of routers: no checkpoint has it."""
+    """Load the parameters that the architecture freezes, such as biases of routers, because checkpoints do not contain them."""
     frozen = [name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad]
     if not frozen:
         return
@@ -180,7 +180,7 @@ def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, s
 
 
 def _adapter_base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.Module:
-    """The model that the adapters change, with their places in it; what is trained requires gradients."""
+    """Load the base model and add the adapters; only trained parameters require gradients."""
     base = load_model(model, source)
     lora.inject_adapters(base, adapters)
     return base
@@ -189,7 +189,7 @@ def _adapter_base(model: ModelConfig, source: str, adapters: LoRAConfig) -> nn.M
 def _read_parameters(
     reader: CheckpointReader, names: Sequence[str], stored: Mapping[str, Any], skeleton: nn.Module
 ) -> dict[str, Tensor]:
-    """Whole parameters: out of the shards that hold parts of them, or the base model's with the update merged in (in float32)."""
+    """Read complete parameters from the shards, or merge the update into the base model's parameters in float32."""
     updates = lora.weight_updates(skeleton)
     halves = {
         name: [name.removesuffix("weight") + half for half in lora.PARAMETERS] for name in names if name in updates
@@ -200,7 +200,7 @@ def _read_parameters(
     }
     state = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys.values()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # it says that there is no process group; none is meant
+        warnings.simplefilter("ignore", UserWarning)  # torch warns about the missing process group, which is intended
         dcp_reader.load_state(state, reader, alone=True)
     read = {name: state[keys[name]] for name in trained}
     tensors = skeleton.state_dict()

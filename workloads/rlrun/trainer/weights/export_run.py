@@ -1,4 +1,4 @@
-"""Export of a run's checkpoint. What is wrong with the folders is told before torch is loaded, which takes seconds."""
+"""Export of a run's checkpoint. The folders are checked before the import of torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ def export_run(
     """Export a run's checkpoint; the run may still be training.
 
     Args:
-        root: the run's folder.
-        output: a folder that does not exist, or is empty.
-        step: the checkpoint's step; None: the newest that is complete and whole.
-        dtype: of the exported weights; None: the one that the run publishes.
-        trusts_code: True if the caller trusts code that the folder names.
+        root: folder of the run.
+        output: new or empty folder for the export.
+        step: step of the checkpoint. Default: the newest intact checkpoint.
+        dtype: number format of the exported weights. Default: the published format.
+        trusts_code: true if the caller trusts code that the run's configuration names.
 
     Raises:
-        RoleError: there is no such run or checkpoint, or it cannot be read or written; names what to change.
+        RoleError: the run or checkpoint does not exist, or cannot be read or written; the message contains a fix.
     """
     paths = RunPaths(root)
     config = recorded_run(paths)
     if config is None:
         raise RoleError(
-            f"{root} is not the folder of a run: it has no run.json; name one such as runs/NAME", exit_codes.USAGE
+            f"{root} is not the folder of a run: it has no run.json; name one such as runs/NAME",
+            exit_codes.USAGE,
         )
     check_recorded_code(root, [*code_of_model(config.model)], trusted=trusts_code)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -52,7 +53,7 @@ def export_run(
         told = str(error).replace("checkpoint.resume.step is", "--step is")
         raise RoleError(told, exit_codes.USAGE) from None
     if base is None:
-        why = "; ".join(problems) or "none was completed"
+        why = "; ".join(problems) or "no checkpoint was completed"
         raise RoleError(f"{root} has no checkpoint to export: {why}", exit_codes.DATA)
 
     from rlrun.trainer.weights.export import export_checkpoint

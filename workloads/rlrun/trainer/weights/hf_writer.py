@@ -1,6 +1,7 @@
-"""Publish a policy version in a folder that transformers and vLLM load.
+"""Publication of a policy version in a folder for transformers and vLLM.
 
-The whole model: sharded safetensors that all ranks write at the same time, with low-rank updates merged in. Or the adapter alone.
+A version is either the whole model, as sharded safetensors that all ranks write concurrently with low-rank updates merged, or only the
+adapter.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from rlrun.trainer.modeling.tensor_names import Part, file_tensors, tensor_parts
 from rlrun.trainer.ranks.group import Group
 
 SHARD_BYTES = 4 * 1024**3
-"""Most bytes of one file; with more ranks than that makes files, there is one file per rank."""
+"""Largest size of a file; there is at least one file per rank of a stage."""
 
 
 def divide_names(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
-    """Names in order, cut into at most `tensor_parts` runs of nearly equal bytes; no run is empty."""
+    """Divide names in order into at most `parts` nonempty lists of nearly equal bytes."""
     total, seen = sum(sizes.values()), 0
     runs: list[list[str]] = [[] for _ in range(parts)]
     for name, size in sizes.items():
@@ -43,13 +44,13 @@ def divide_names(sizes: Mapping[str, int], parts: int) -> list[list[str]]:
 
 
 def file_shards(model: nn.Module, sizes: Mapping[str, int], *, shard_bytes: int, least: int = 1) -> list[list[Part]]:
-    """The parts of a model that each of its files holds.
+    """Return the parts of a model in each of its files.
 
     Args:
-        model: as for `tensor_names.tensor_parts`.
-        sizes: bytes of each published tensor in memory, by name.
-        shard_bytes: most bytes of one file, unless one part alone has more.
-        least: number of files, at least.
+       model: policy, see `tensor_names.tensor_parts`.
+       sizes: bytes of each published tensor, by name.
+       shard_bytes: largest size of a file, unless one part is larger.
+       least: minimum number of files.
     """
     state = model.state_dict()
     members = {part.names[0]: part for part in tensor_parts(model, {name: state[name] for name in sizes})}
@@ -59,7 +60,7 @@ def file_shards(model: nn.Module, sizes: Mapping[str, int], *, shard_bytes: int,
 
 
 def shard_names(count: int) -> list[str]:
-    """File names of a model in `count` files, as transformers has them."""
+    """Return the file names of a model in `count` files, in the format of transformers."""
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
@@ -67,8 +68,8 @@ def write_index(folder: Path, shards: Mapping[str, Sequence[Part]], total_size: 
     """Write `model.safetensors.index.json`.
 
     Args:
-        folder: of the model.
-        shards: what each file holds.
+        folder: folder of the model.
+        shards: parts in each file, by file name.
         total_size: bytes of all tensors.
     """
     weight_map = {name: file for file, members in shards.items() for part in members for name in part.files}
@@ -82,7 +83,7 @@ def _write_index(folder: Path, weight_map: Mapping[str, str], total_size: int) -
 
 @dataclass(frozen=True)
 class _Files:
-    """Files of a version that all stages write together."""
+    """Files of a version that the ranks of all stages write."""
 
     mine: Sequence[str]
     """Names of the files of this rank's stage."""
@@ -93,12 +94,12 @@ class _Files:
 
 
 def _files_of_all(shards: Sequence[Sequence[Part]], size: int, model: nn.Module) -> _Files:
-    """Name the files of all stages; their ranks meet, where there is more than one.
+    """Assign names to the files of all stages; with a pipeline all ranks call it together.
 
     Args:
-        shards: parts in each file of this stage.
-        size: bytes of its tensors.
-        model: as `shard` left it.
+       shards: parts in each file of this stage.
+       size: bytes of this stage's tensors.
+       model: sharded policy.
     """
     stage = stage_of(model)
     own = [[name for part in members for name in part.files] for members in shards]
@@ -116,12 +117,12 @@ def _files_of_all(shards: Sequence[Sequence[Part]], size: int, model: nn.Module)
 def publish_version(
     model: nn.Module, path: Path, *, files: ModelFiles, dtype: DType, group: Group, shard_bytes: int = SHARD_BYTES
 ) -> None:
-    """Write the weights to `path`, which appears durable and whole, with `COMPLETE` inside as its last file.
+    """Write the weights to `path`, which appears when it is durable and complete; `COMPLETE` is its last file.
 
-    Every rank takes part. A parameter is gathered once, and kept only by the rank that writes it.
+    All ranks call it together. Each parameter is gathered once and kept only by the rank that writes it.
 
     Raises:
-        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
+       RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
     """
     with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
@@ -150,17 +151,17 @@ def publish_version(
 
 
 def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], dtype: DType, group: Group) -> None:
-    """Write the adapter alone to `path`, as `publish_version` does with the whole model. Every rank takes part.
+    """Write only the adapter to `path`, like `publish_version` for the whole model. All ranks call it together.
 
     Args:
-        model: with its adapters.
-        path: the version's folder.
-        config: content of `adapter_config.json`.
-        dtype: number format of the files.
-        group: the ranks.
+       model: policy with adapters.
+       path: folder of the version.
+       config: content of `adapter_config.json`.
+       dtype: number format of the files.
+       group: all ranks.
 
     Raises:
-        RefusedError: the volume is full or read-only, for one rank at least; on all of them. Nothing of it is left.
+       RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
     """
     with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
@@ -178,13 +179,13 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
 
 @contextmanager
 def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
-    """A folder to write to; when the block ends on all ranks it becomes `path`, durable and whole, with `COMPLETE` as its last file."""
+    """Yield a temporary folder, which becomes `path` with `COMPLETE` as last file after the block has ended on all ranks."""
     unfinished = path.with_name(path.name + TMP_SUFFIX)
     together = Together(group, path.parent, "publish weights")
     try:
         with together.part():
             if group.leads:
-                remove_folder(unfinished)  # of a try that the volume refused
+                remove_folder(unfinished)  # left by a try that the volume refused
                 make_folder(unfinished.parent)
                 unfinished.mkdir()
         together.agree()
@@ -201,7 +202,7 @@ def new_version(path: Path, group: Group) -> Iterator[tuple[Path, Together]]:
 
 
 def sizes_of(tensors: Mapping[str, Tensor], number_format: torch.dtype) -> dict[str, int]:
-    """Bytes of each tensor once it is converted; only floating-point ones are."""
+    """Return the bytes of each tensor after conversion; only floating-point tensors are converted."""
     return {name: tensor.numel() * _element_width(tensor, number_format) for name, tensor in tensors.items()}
 
 
@@ -210,7 +211,7 @@ def _element_width(tensor: Tensor, number_format: torch.dtype) -> int:
 
 
 def gather_tensor(tensor: Tensor, number_format: torch.dtype, update: lora.Update | None = None) -> Tensor:
-    """The whole tensor in the published format; every rank takes part. An update is added in float32, before the cast."""
+    """Gather a tensor in the published format; all ranks call it together. An update is added in float32 before the cast."""
     tensor = tensor.detach()
     if update is not None:
         return lora.merge_adapter(
@@ -230,5 +231,5 @@ def _finish_folder(unfinished: Path, path: Path) -> None:
     (unfinished / COMPLETE).touch()
     fsync_path(unfinished)
     reach("weights.before_rename")
-    put_in_place(unfinished, path)  # this attempt may have published it before: it writes the same thing again
+    put_in_place(unfinished, path)  # this attempt may have published it before, with the same content
     reach("weights.written")

@@ -1,4 +1,4 @@
-"""Publication of versions of a run's weights: when, to which receivers, and until the volume takes them. The same on every rank."""
+"""Publication of a run's versions: schedule, receivers, and retries until the volume accepts them. Every rank runs the same code."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class Publisher:
     """Publisher of one run's versions.
 
     Args:
-        config: the run's.
-        attempt: which has begun.
-        policy: whose parameters are published as they are at the time.
-        paths: of the run.
-        channel: to its orchestrator, on rank 0.
-        volume: reports what it refuses.
-        agree: called by all ranks together while they wait for the volume; raises on all of them when they are to stop.
-        replay: true if there is no orchestrator.
+        config: configuration of the run.
+        attempt: attempt that has started.
+        policy: policy whose current parameters are published.
+        paths: paths of the run.
+        channel: channel to the orchestrator, on rank 0.
+        volume: receiver of the volume's refusals.
+        agree: stop point that all ranks call together while they wait for the volume; raises on all of them after a request to stop.
+        replay: true if the run has no orchestrator.
     """
 
     def __init__(
@@ -57,15 +57,16 @@ class Publisher:
         self._config, self._attempt, self._policy, self._group = config, attempt, policy, policy.group
         self._paths, self._channel, self._volume, self._agree = paths, channel, volume, agree
         self._sends = config.task == "RL" and config.weight_sync.transport == "NCCL" and not replay
-        """True if engines receive versions from this process."""
+        """Whether engines receive versions from this process."""
         self._outbox: Outbox | None = None
         self._follower: Follower | None = None
         self._deltas: DeltaWriter | None = None
-        """Writes what differs; None: all versions are whole."""
+        """Writer of differences, or None if all versions are complete."""
         self.handed: tuple[int, int] | None = None
-        """Bytes that an engine reads or is sent of the newest version that is known of, and bytes of the version; None: all are whole."""
+        """Bytes of the newest reported version that an engine receives, and bytes of the complete version; None if all versions are
+        complete."""
         self._root: int | None = None
-        """Number of the root that this rank is; None: it is none."""
+        """Number of this rank's root, or None if it is not a root."""
         whole = config.lora is None or not config.lora.served_as_adapter
         if self._sends:
             self._open_outbox()
@@ -82,21 +83,22 @@ class Publisher:
             channel.offer = self._outbox.offer
 
     def due(self, step: int, *, last: bool, saved: bool) -> bool:
-        """True if a step's version is published: engines need every one; without engines those of checkpoints, and the last, are for
-        people.
+        """Return whether the version of a step is published.
+
+        Engines need every version; without engines only the last version and those with a checkpoint are published, for users.
 
         Args:
-            step: that was trained.
-            last: whether no other follows.
-            saved: whether it gets a checkpoint.
+           step: trained step.
+           last: true for the last step.
+           saved: true if the step gets a checkpoint.
         """
         return self._config.task == "RL" or saved or last or self._export_due(step, last=last)
 
     def publish(self, step: int, *, last: bool, saved: bool) -> None:
-        """Publish the parameters as the version of `step`; arguments as `due`.
+        """Publish the parameters as the version of `step`; for the arguments see `due`.
 
         Raises:
-            StopAgreed: all ranks are to stop.
+           StopAgreed: all ranks stop.
         """
         module, group = self._policy.module, self._group
         delta: Path | None = None
@@ -108,7 +110,7 @@ class Publisher:
         if adapters is not None and adapters.served_as_adapter:
             about = lora.adapter_config(module, adapters, self._config.model.name or self._policy.source)
             self._insist(doing, lambda: hf_writer.publish_adapter(module, path, config=about, dtype=dtype, group=group))
-            if exports:  # an export is a whole model
+            if exports:  # an export contains the whole model
                 self._insist(
                     f"export step {step}",
                     lambda: hf_writer.publish_version(module, output, files=files, dtype=dtype, group=group),
@@ -136,14 +138,15 @@ class Publisher:
             )
 
     def metrics(self) -> dict[str, float]:
-        """Bytes of the newest version that is known of: of what an engine reads or is sent, and of the whole; empty if all are whole."""
+        """Return the bytes of the newest reported version that an engine receives, and of the complete version; empty if all are
+        complete."""
         if self.handed is None:
             return {}
         sent, whole = self.handed
         return {"weights/sent_bytes": float(sent), "weights/bytes": float(whole)}
 
     def _write_difference(self, version: Compared, doing: str, *, whole: bool) -> Path | None:
-        """Write what differs, if anything is to be compared with; returns its folder. `whole`: the version is on the volume as well."""
+        """Write the difference if there is one, and return its folder. `whole` is true if the complete version is on the volume too."""
         writer, folder = self._deltas, None
         assert writer is not None
         if version.about is not None:
@@ -153,19 +156,19 @@ class Publisher:
         self.handed = version.sent, version.size
         if self._group.leads:
             logger.info(
-                f"version {version.step}: {version.sent} of {version.size} bytes for engines that have the one before"
+                f"version {version.step}: {version.sent} of {version.size} bytes for engines with the previous version"
             )
         return folder
 
     def close(self) -> None:
-        """Send nothing any more."""
+        """Stop all transfers."""
         if self._outbox is not None:
             self._outbox.close()
         if self._follower is not None:
             self._follower.close()
 
     def _open_outbox(self) -> None:
-        """Become a root, where this rank is to be one."""
+        """Create the outbox or follower if this rank is a root."""
         group, roots = self._group, root_ranks(self._group.world_size)
         differs = self._config.weight_sync.deltas == "Auto"
         self._root = roots.index(group.rank) if group.rank in roots else None
@@ -180,7 +183,7 @@ class Publisher:
             self._follower = Follower(self._root, group.device, port, differs=differs)
 
     def _hold(self, step: int) -> None:
-        """Take the parameters as they are into the memory of the roots."""
+        """Copy the current parameters into the host memory of the roots."""
         kept = gather_buckets(
             self._policy.module,
             self._buckets,
@@ -206,15 +209,15 @@ class Publisher:
         together.agree()
 
     def _insist(self, doing: str, act: Callable[[], object]) -> None:
-        """Do what the run cannot go on without, again until the volume takes it.
+        """Repeat a required write until the volume accepts it.
 
         Args:
-            doing: as the end of `cannot ...`.
-            act: what all ranks do together; refused on all of them or on none.
+           doing: action in the message `cannot ...`.
+           act: collective write, which the volume refuses on all ranks or on none.
 
         Raises:
-            StopAgreed: all ranks are to stop.
-            RoleError: the volume has failed for `FAILING_SECONDS`.
+           StopAgreed: all ranks stop.
+           RoleError: the volume has failed for `FAILING_SECONDS`.
         """
         failed = 0.0
         for pause in retry_pauses():
@@ -223,11 +226,12 @@ class Publisher:
             except RefusedError as error:
                 self._volume.refuse(doing, error.trouble)
                 failed = failed + pause if error.trouble.reason == "StorageFailing" else 0.0
-                if failed > FAILING_SECONDS:  # counted by pauses, which are the same on all ranks
+                if failed > FAILING_SECONDS:  # sum of pauses, which are the same on all ranks
                     raise RoleError(f"{error} (after {FAILING_SECONDS:.0f} s)", exit_codes.STORAGE) from error
             else:
                 self._volume.accept(doing)
                 return
-            for _ in range(math.ceil(pause / TICK_SECONDS)):  # the same on all ranks, unlike their clocks
+            # A number of ticks is the same on all ranks, unlike their clocks.
+            for _ in range(math.ceil(pause / TICK_SECONDS)):
                 self._agree()
                 time.sleep(TICK_SECONDS)

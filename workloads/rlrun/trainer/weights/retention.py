@@ -1,4 +1,4 @@
-"""Retention of published policy versions: decided from the disk alone, without torch."""
+"""Retention of published versions, which depends only on the files on the volume. Does not import torch."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ def versions_to_delete(
     max_async_level: int,
     deltas: Iterable[Artifact] = (),
 ) -> list[Artifact]:
-    """Versions to delete: all but the newest of this lineage and those that a checkpoint refers to.
+    """Return the versions to delete: all except for the newest of this lineage and versions of checkpoints.
 
-    A version that is there as a difference counts as one. With it are kept the newest whole version before it, and the differences since.
-    What a later attempt wrote is never touched, should this one be a zombie.
+    Differences count as versions. The newest complete version before a kept difference and all differences in between are kept too. Files
+    of later attempts are never deleted, because this attempt may be outdated.
     """
     mine = [version for version in versions if version.attempt <= attempt.attempt]
     lineage = attempt.owned(mine)
     own_deltas = [delta for delta in deltas if delta.attempt <= attempt.attempt]
-    current = [one.step for one in own_deltas if one.attempt == attempt.attempt]  # no engine gets another attempt's
+    # Engines never use differences of other attempts.
+    current = [one.step for one in own_deltas if one.attempt == attempt.attempt]
     kept_steps = set(
         sorted({version.step for version in lineage} | {*current})[-max(MIN_KEPT_VERSIONS, max_async_level + 2) :]
     )
     whole = [version.step for version in lineage if version.attempt == attempt.attempt]
-    # The newest whole version that is not above any of those that are kept: what differs is applied to it.
+    # The newest complete version not above any kept version: the differences are applied to it.
     first = max((step for step in whole if step <= min(kept_steps)), default=min(whole, default=0))
     referred = {checkpoint.step for checkpoint in attempt.owned(list(checkpoints))} | ({first} if current else set())
     newest_of_step = {version.step: version for version in lineage}  # ordered: the latest attempt's copy wins
@@ -46,11 +47,11 @@ def versions_to_delete(
 
 
 def delete_superfluous(paths: RunPaths, *, attempt: Attempt, max_async_level: int) -> None:
-    """Delete old versions, as computed from what is on the disk. Those that the volume does not delete stay until the next call."""
+    """Delete the versions that `versions_to_delete` selects; failed deletions are repeated at the next call."""
     try:
         _delete_superfluous(paths, attempt, max_async_level)
     except OSError as error:
-        logger.warning(f"old versions stay for now: {error}")
+        logger.warning(f"cannot delete old versions yet: {error}")
 
 
 def _delete_superfluous(paths: RunPaths, attempt: Attempt, max_async_level: int) -> None:
@@ -61,5 +62,5 @@ def _delete_superfluous(paths: RunPaths, attempt: Attempt, max_async_level: int)
         max_async_level=max_async_level,
         deltas=paths.deltas_on_disk(),
     ):
-        (version.path / COMPLETE).unlink(missing_ok=True)  # first, so that no reader finds a part of it
+        (version.path / COMPLETE).unlink(missing_ok=True)  # first, so that readers ignore a partly deleted version
         shutil.rmtree(version.path, ignore_errors=True)

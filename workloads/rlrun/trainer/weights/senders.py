@@ -1,6 +1,6 @@
-"""A root's side of hand-overs: the newest versions' buckets in host memory, and a thread for each session that sends them.
+"""Transfers of one root: buckets of the newest versions in host memory, and one sending thread per session.
 
-Training goes on meanwhile. Every root has its own group with a session's engines, and waits for no other root.
+Training continues during a transfer. Every root has its own process group with the engines of a session, and does not wait for other roots.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from rlrun.trainer.weights.differences import About, Part, compare_buckets
 from rlrun.transport import links
 
 KEPT_VERSIONS = 2
-"""Number of versions in memory: the newest, and the one before, which an engine may be about to ask for."""
+"""Number of versions in memory: the newest, and the previous one, which an engine may still request."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """One version for the engines of a session."""
+    """Order to send one version to the engines of a session. The fields are JSON keys of the orders in the store."""
 
     session: str
     world_size: int
     version: int
     last: bool = False
-    """The session ends instead; there is no version."""
+    """End the session; the order has no version."""
     differs: bool = False
-    """What differs from the version before is sent, which all of them have."""
+    """Send the difference from the previous version, which all engines of the session have."""
 
 
 def checksum_key(version: int, root: int) -> str:
-    """Key in the store of the checksums of a root's buckets: JSON, by index."""
+    """Return the store's key of the checksums of a root's buckets (JSON, by index)."""
     return f"transfer/checksums/{version}/{root}"
 
 
 class RootSender:
-    """One root. Methods may be called from any thread.
+    """Sender of one root. Its methods are thread-safe.
 
     Args:
-        root: its number.
-        device: of this rank.
-        store: a connection to the store for what does not wait.
-        connect: makes another one.
-        report: called with session, version and whether it was sent, each time.
-        differs: whether each version is compared with the one before.
+       root: number of the root.
+       device: device of this rank.
+       store: connection to the store for calls that do not wait.
+       connect: function that opens another connection.
+       report: callback after each transfer with session, version and success.
+       differs: compare each version with the previous one.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class RootSender:
         self._held: dict[int, Mapping[int, Tensor]] = {}
         self._differs = differs
         self._parts: dict[int, Part] = {}
-        """Of the held versions that are compared already."""
+        """Checksums and differences of the compared versions in memory."""
         self._comparing: threading.Thread | None = None
         self._sessions: dict[str, queue.Queue[Order]] = {}
 
     @property
     def backend(self) -> Backend:
-        """Backend of the groups."""
+        """Backend of the process groups."""
         return "nccl" if self._device.type == "cuda" else "gloo"
 
     def hold(self, version: int, buckets: Mapping[int, Tensor]) -> None:
-        """Keep this root's buckets of a version, and make their checksums, and what differs, known beside the caller.
+        """Keep this root's buckets of a version; a thread computes and reports their checksums and differences.
 
         Args:
-            version: the policy version.
-            buckets: uint8 in host memory, by index.
+           version: policy version.
+           buckets: buckets by index, uint8 in host memory.
         """
         with self._lock:
             before = max(self._held, default=version) if self._differs else version
@@ -100,7 +100,7 @@ class RootSender:
             self._comparing.start()
 
     def carry_out(self, order: Order) -> None:
-        """Begin to send in a session, which is joined first where it is new."""
+        """Start to send in a session, after joining it if it is new."""
         with self._lock:
             orders = self._sessions.get(order.session)
             if orders is None:
@@ -113,7 +113,7 @@ class RootSender:
             orders.put(order)
 
     def close(self) -> None:
-        """Send nothing more; a bucket that is being sent is not waited for."""
+        """Stop sending, without waiting for running transfers."""
         with self._lock:
             self._held.clear()
             self._parts.clear()
@@ -129,7 +129,7 @@ class RootSender:
         earlier: threading.Thread | None,
     ) -> None:
         if earlier is not None:
-            earlier.join()  # it finds the checksums of the version before
+            earlier.join()  # the earlier thread computes the checksums of the previous version
         with self._lock:
             old = self._parts.get(before) if base is not None else None
         part = compare_buckets(buckets, base if old is not None else None)
@@ -138,11 +138,11 @@ class RootSender:
                 self._parts[version] = part
         try:
             self._store.set(checksum_key(version, self._root), About.of(part, old).dump())
-        except RuntimeError as error:  # rank 0 is gone, and with it the run's attempt
-            logger.warning(f"root {self._root}: the checksums of version {version} cannot be told: {error}")
+        except RuntimeError as error:  # rank 0 has ended, and with it the attempt
+            logger.warning(f"root {self._root}: cannot report the checksums of version {version}: {error}")
 
     def _run(self, first: Order, orders: queue.Queue[Order]) -> None:
-        """One session, to its end."""
+        """Send the versions of one session until it ends."""
         link: links.Link | None = None
         version = first.version
         try:
@@ -158,7 +158,7 @@ class RootSender:
                 version = order.version
                 self._send(link, order)
                 self._report(first.session, version, True)
-        except Exception as error:  # the engines' side fails as well, and asks for other groups
+        except Exception as error:  # the engines fail as well and request new groups
             logger.warning(f"the transfer of version {version} to {first.world_size - 1} engines failed: {error}")
             self._report(first.session, version, False)
         finally:

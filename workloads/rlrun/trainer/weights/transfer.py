@@ -1,8 +1,8 @@
-"""Versions for the engines without the volume: roots keep the newest ones in host memory, a part each, and send them on request.
+"""Transfer of versions to engines without the volume: roots keep parts of the newest versions in host memory and send them on request.
 
-The ranks gather a version bucket by bucket when it is published; sending needs only threads of the roots, while the next step is trained.
-Rank 0 answers the engines, decides who receives together (`rounds`), and tells the other roots over a store. See
-`rlrun.protocol.messages.transfer` for the messages.
+The ranks gather a version bucket by bucket at its publication. Sending uses only threads of the roots during the next step. Rank 0
+answers the engines, selects engines that receive a version together (`rounds`), and sends orders to the other roots over a store.
+`rlrun.protocol.messages.transfer` defines the messages.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rlrun.transport import links
 from rlrun.transport.loopback import ADDRESS
 
 IDLE_VERSIONS = 4
-"""A session that has sent nothing for so many versions is closed: its engines are gone, and a group costs memory of the GPU."""
+"""Versions without a transfer after which a session is closed: its engines have ended, and its process groups use GPU memory."""
 CHECKSUM_SECONDS = 120.0
-"""Longest wait for the roots' checksums of a version."""
+"""Time limit for the roots' checksums of a version."""
 
 
 def order_key(number: int) -> str:
-    """Key in the store of an order of rank 0 for the other roots, counted from 1; an empty one is the last."""
+    """Return the store's key of an order of rank 0 to the other roots, counted from 1; an empty order is the last."""
     return f"transfer/orders/{number}"
 
 
 class _Session:
-    """Groups with some engines, in all of which the engines have the same ranks."""
+    """Process groups of all roots with the same engines; an engine has the same rank in all of them."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self.name, self.members = secrets.token_hex(8), list(members)
@@ -50,25 +50,25 @@ class _Session:
 
 @dataclass(frozen=True)
 class _Begun:
-    """A closed round of engines, which are being sent a version."""
+    """Running transfer of a closed round."""
 
     session: _Session
     fresh: bool
-    """The session's groups are new."""
+    """Whether the session's process groups are new."""
     differs: bool
-    """What differs is sent."""
+    """Whether the difference is sent."""
 
 
 class Outbox:
-    """Rank 0's side of all hand-overs, and the first root. Methods may be called from any thread.
+    """Transfers of rank 0, which is the first root and coordinates the others. Its methods are thread-safe.
 
     Args:
-        device: of rank 0.
-        host: address on which the trainer serves.
-        roots: number of roots; the others are `Follower`s.
-        bucket_bytes: as the layout was cut with.
-        window: see `rounds.Rounds`.
-        differs: engines that have the version before are sent what differs, where that is less.
+       device: device of rank 0.
+       host: address on which the trainer serves.
+       roots: number of roots; the others are `Follower`s.
+       bucket_bytes: bucket size of the layout.
+       window: see `rounds.Rounds`.
+       differs: send the difference to engines with the previous version if it is smaller.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class Outbox:
         self._rounds = Rounds(window)
         self._layouts: dict[int, Sequence[TensorInfo]] = {}
         self._known: dict[int, tuple[list[int], Difference | None]] = {}
-        """Checksums and differences of versions that engines have asked for."""
+        """Checksums and differences of requested versions."""
         self.handed: tuple[int, int] | None = None
-        """Bytes that were sent to each engine in the latest round that has begun, and bytes of its version."""
+        """Bytes sent to each engine in the latest round, and bytes of its complete version."""
         self._sessions: dict[str, _Session] = {}
         self._of_round: WeakKeyDictionary[Round, _Begun] = WeakKeyDictionary()
         self._orders = 0
@@ -104,12 +104,12 @@ class Outbox:
         return int(self._store.port)
 
     def hold(self, version: int, tensors: Sequence[TensorInfo], buckets: Mapping[int, Tensor]) -> None:
-        """Offer a version from now on; every other root holds its part, or is about to.
+        """Offer a version; every other root keeps its part at the same time.
 
         Args:
-            version: the policy version.
-            tensors: its layout.
-            buckets: those of the first root.
+           version: policy version.
+           tensors: layout of the version.
+           buckets: buckets of the first root.
         """
         self._sender.hold(version, buckets)
         with self._changed:
@@ -124,10 +124,10 @@ class Outbox:
                     self._end(session)
 
     def offer(self, request: TransferRequest) -> TransferOffer:
-        """Say what comes, once it is known which engines it comes to, and begin to send it as soon as they are there.
+        """Wait until the round of the request closes, start the transfer and describe it.
 
         Raises:
-            NotHeldError: the version is not in memory.
+           NotHeldError: the version is not in memory.
         """
         with self._changed:
             self._insist_on(request.version)
@@ -166,7 +166,7 @@ class Outbox:
         return offer
 
     def close(self) -> None:
-        """Send nothing more; a transfer that has begun is not waited for."""
+        """Stop sending, without waiting for running transfers."""
         with self._changed:
             self._closed = True
             self._layouts.clear()
@@ -182,7 +182,7 @@ class Outbox:
         return tensors
 
     def _facts_of(self, version: int) -> tuple[list[int], Difference | None]:
-        """CRC-32 of all buckets, and the difference from the version before; waits for the roots, which begin when they hold theirs."""
+        """Wait for the roots' checksums; return the CRC-32 of all buckets and the difference from the previous version."""
         known = self._known.get(version)
         if known is None:
             parts: list[About] = []
@@ -190,7 +190,7 @@ class Outbox:
                 content = links.read(self._store, checksum_key(version, root), seconds=CHECKSUM_SECONDS)
                 if content is None:
                     raise NotHeldError(
-                        f"version {version} is not whole in the trainer's memory: root {root} lacks its part"
+                        f"version {version} is incomplete in the trainer's memory, because root {root} lacks its part"
                     )
                 parts.append(About.parse(content))
             whole = sum(tensor.size for tensor in self._insist_on(version))
@@ -201,14 +201,14 @@ class Outbox:
         return known
 
     def _begun(self, one: Round, found: Difference | None) -> _Begun:
-        """The session of a closed round; the first of its engines that comes here has it begin."""
+        """Return the transfer of a closed round; the first call for a round starts it."""
         if one in self._of_round:
             return self._of_round[one]
         known = self._sessions.get(next(iter(one.members.values())) or "")
         same = known is not None and known.alive and set(one.members) == set(known.members)
         if known is None or not same or set(one.members.values()) != {known.name}:
             for old in list(self._sessions.values()):
-                if one.members.keys() & set(old.members):  # its engines leave it
+                if one.members.keys() & set(old.members):  # its engines join the new session
                     self._end(old)
             known, same = _Session(sorted(one.members)), False
             self._sessions[known.name] = known
@@ -244,14 +244,14 @@ class Outbox:
 
 
 class Follower:
-    """A root that is not rank 0: does what rank 0 orders.
+    """Root other than rank 0, which carries out orders of rank 0.
 
     Args:
-        root: its number.
-        device: of this rank.
-        port: of rank 0's store.
-        host: of rank 0; default: as torchrun has it.
-        differs: as the `Outbox` has it.
+       root: number of the root.
+       device: device of this rank.
+       port: port of rank 0's store.
+       host: address of rank 0. Default: torchrun's master address.
+       differs: see `Outbox`.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Follower:
         self._sender.hold(version, buckets)
 
     def close(self) -> None:
-        """Send nothing more."""
+        """Stop sending."""
         self._closed = True
         self._sender.close()
 
@@ -287,4 +287,4 @@ class Follower:
                 self._sender.carry_out(Order(**json.loads(content)))
         except RuntimeError as error:
             if not self._closed:
-                logger.warning(f"rank 0's orders for transfers to engines come no more: {error}")
+                logger.warning(f"lost the connection to rank 0's orders for transfers to engines: {error}")

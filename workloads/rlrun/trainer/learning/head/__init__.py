@@ -1,1 +1,1 @@
-"""The fused LM head: what is done with a chunk of logits (`eager`, `triton_kernels`), and the loop over chunks (`fused`)."""
+"""Fused LM head: kernels for a chunk of logits (`eager`, `triton_kernels`), and the loop over chunks (`fused`)."""

@@ -1,4 +1,4 @@
-"""A chunk of float32 logits, by torch's own operations. Everything happens in the memory that the logits are in."""
+"""Kernel for a chunk of float32 logits with torch operations, in place."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from torch import Tensor
 
 
 class EagerKernel:
-    """Float32 on any device; the CPU's kernel. Five reads and two writes of the logits, the product with the weight among them."""
+    """Float32 kernel for any device, used on CPU. It takes five reads and two writes of the logits, including the product with the
+    weight."""
 
     forms_hidden_first = True
-    """The product of residual and weight costs no read more in the forward pass, and gives the entropy."""
+    """In the forward pass the product of residual and weight takes no additional read, and the entropy follows from it."""
 
     def logits(self, hidden: Tensor, weight: Tensor, temperatures: Tensor, memory: Tensor | None) -> Tensor:
-        """Logits over the temperatures `[C, V]`, in `memory`. Hidden states are divided: they are V/D times fewer."""
+        """Compute logits divided by the temperatures, `[C, V]`, in `memory`. The hidden states are divided, because they have V/D times
+        fewer numbers."""
         return torch.mm(hidden / temperatures[:, None], weight.T, out=memory)
 
     def statistics(self, logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
-        """Log-probability of each target, and the entropy where it is asked for; `[C]` fp32 each."""
+        """Compute the log-probability of each target, and the entropy if requested; `[C]` fp32 each."""
         logprobs = _softmax_in_place(logits, targets)
         return (logprobs, -torch.xlogy(logits, logits).sum(1)) if entropy else (logprobs,)
 
     def residual(
         self, logits: Tensor, targets: Tensor, temperatures: Tensor, logprobs: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`softmax - 1[target]` in the place of the logits, the log-probabilities, and no entropy: it follows from the product."""
+        """Replace the logits with `softmax - 1[target]` and return them with the log-probabilities; the entropy is None, because it
+        follows from the product."""
         if logprobs is None:
             logprobs = _softmax_in_place(logits, targets)
         else:
@@ -34,9 +37,10 @@ class EagerKernel:
 
 
 def _softmax_in_place(logits: Tensor, targets: Tensor) -> Tensor:
-    """Turn logits into probabilities in place; log-probabilities of the targets, exact where the probability is 0 in float32.
+    """Convert logits to probabilities in place and return the log-probabilities of the targets, exact even if a probability is 0 in
+    float32.
 
-    The largest probability is 1 over the sum of all `exp(z - max z)`: the sum is read off instead of being formed a second time.
+    The largest probability is 1 / Σ exp(z - max z), so the sum follows from it without a second computation.
     """
     top = logits.amax(1)
     chosen = logits.gather(1, targets[:, None])[:, 0] - top
@@ -45,7 +49,7 @@ def _softmax_in_place(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def _in_place(logits: Tensor) -> None:
-    """Softmax of each row. On CPU the kernel reads an element before it writes it; elsewhere nothing says so."""
+    """Apply softmax to each row in place. On CPU the kernel reads an element before it writes it; other devices do not guarantee this."""
     if logits.device.type == "cpu":
         torch.softmax(logits, 1, out=logits)
     else:

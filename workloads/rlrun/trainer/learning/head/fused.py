@@ -1,12 +1,12 @@
-"""Log-probabilities and entropies of an LM head, chunk by chunk, with as few passes over the logits as their gradient allows.
+"""Log-probabilities and entropies of an LM head, computed by chunks with the minimum of passes over the logits.
 
-With z = logits / temperature and the residual r = softmax(z) - 1[target], a gradient g on the log-probability of a token gives
+With z = logits / temperature and the residual r = softmax(z) - 1[target], a gradient g on the log-probability of a token results in
 
     d hidden = -g/temperature (r @ weight)         d weight = -r.T @ (g/temperature hidden)
 
-so that no gradient is ever multiplied into a `[C, V]` tensor. `r @ weight` does not depend on g: it may be formed in the forward pass.
-Where g is known before (`coefficients`), so is the weight's part, and nothing is kept or computed again (as Liger's and torch's
-fused linear cross entropy do, for a mean). A weight without a gradient needs no second pass either.
+so that gradients are never multiplied into a `[C, V]` tensor. `r @ weight` does not depend on g and may be computed in the forward pass.
+If g is known in advance (`coefficients`), the weight's gradient is computed there too, and nothing is kept or recomputed (like the fused
+linear cross entropy of Liger and torch, for a mean). A frozen weight needs no second pass either.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from rlrun.trainer.learning.head.eager import EagerKernel
 
 
 class HeadKernel(Protocol):
-    """Computation on one chunk of C tokens; temperatures are `[C]` fp32, targets `[C]` int64."""
+    """Kernel for one chunk of C tokens; temperatures are `[C]` fp32, targets `[C]` int64."""
 
     forms_hidden_first: bool
-    """True if `r @ weight` is formed in the forward pass even where r is needed in the backward pass, too."""
+    """Whether `r @ weight` is computed in the forward pass even if the backward pass needs r too."""
 
     def logits(self, hidden: Tensor, weight: Tensor, temperatures: Tensor, memory: Tensor | None) -> Tensor:
-        """Logits `[C, V]` fp32, in `memory` where it is given."""
+        """Compute the logits, `[C, V]` fp32, in `memory` if given."""
         ...
 
     def statistics(self, logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
-        """Log-probability of each target and, at least where it is asked for, the entropy; the logits are gone afterwards."""
+        """Compute the log-probability of each target and, at least if requested, the entropy; may overwrite the logits."""
         ...
 
     def residual(
         self, logits: Tensor, targets: Tensor, temperatures: Tensor, logprobs: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """r in `dtype`, log-probabilities, and the entropy where it does not follow from `r @ weight`; the logits are gone afterwards."""
+        """Compute r in `dtype`, log-probabilities, and the entropy or None if it follows from `r @ weight`; may overwrite the logits."""
         ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Choices of how a head is computed."""
+    """Parameters of the computation of a head."""
 
     kernel: HeadKernel
     chunk_tokens: int
     kept_bytes: int
-    """Most bytes of residuals that wait for the backward pass; the others are made again there."""
+    """Limit of bytes of residuals kept for the backward pass, which recomputes the others."""
     entropy: bool
-    """True if the entropy is wanted where it costs something; else it is 0 there."""
+    """Whether to compute the entropy even if it costs time; otherwise it may be 0."""
     reuses_memory: bool
-    """True if one buffer serves all chunks. On CPU fresh pages cost more than the operations on them."""
+    """Whether all chunks use one buffer. On CPU new memory pages cost more than the operations on them."""
 
 
 def fused_kernel(hidden: Tensor) -> HeadKernel | None:
-    """The kernel for hidden states of this device and dtype; None: there is none, and the general path computes them."""
+    """Return the kernel for this device and dtype, or None to use the general path."""
     if hidden.is_cuda:
         return _triton_kernel()
     return EagerKernel() if hidden.dtype == torch.float32 else None
@@ -72,9 +72,9 @@ def fused_kernel(hidden: Tensor) -> HeadKernel | None:
 def _triton_kernel() -> HeadKernel | None:
     missing = "" if find_spec("triton") else "triton is not installed"
     if not missing and not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-        missing = "there is no C compiler, which triton needs"
+        missing = "triton needs a C compiler"
     if missing:
-        logger.warning(f"the LM head is not fused by triton, which costs about a tenth of a step: {missing}")
+        logger.warning(f"the fused LM head is disabled, which costs about a tenth of a step: {missing}")
         return None
     from rlrun.trainer.learning.head.triton_kernels import TritonKernel
 
@@ -82,9 +82,10 @@ def _triton_kernel() -> HeadKernel | None:
 
 
 class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed for mypy
-    """`apply(hidden, weight, targets, temperatures, coefficients, plan)` -> log-probabilities, entropies, and their weighted sum.
+    """`apply(hidden, weight, targets, temperatures, coefficients, plan)` returns log-probabilities, entropies and a weighted sum.
 
-    With coefficients the sum of `coefficient * logprob` has the gradient and the log-probabilities have none; without them the sum is 0.
+    With coefficients only the sum of `coefficient * logprob` is differentiable. Without them only the log-probabilities are, and the sum
+    is 0.
     """
 
     @staticmethod
@@ -119,7 +120,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
                     entropy[part] = found[0]
                 continue
             r, logprobs[part], known = kernel.residual(z, y, t, None, weight.dtype)
-            if d_hidden is None:  # its product waits for the backward pass with it, and the kernel has the entropy
+            if d_hidden is None:  # the backward pass computes the product from r; the kernel returned the entropy
                 ctx.kept[part.start] = r
                 if known is not None:
                     entropy[part] = known
@@ -184,7 +185,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
 
 
 class _Memory:
-    """Memory for the logits of one chunk after the other."""
+    """Reusable memory for the logits of successive chunks."""
 
     def __init__(self, plan: Plan, hidden: Tensor, weight: Tensor) -> None:
         self._shape = (min(plan.chunk_tokens, len(hidden)), len(weight))
@@ -192,7 +193,7 @@ class _Memory:
         self._buffer: Tensor | None = None
 
     def of(self, tokens: int) -> Tensor | None:
-        """`[tokens, V]` fp32, the same memory at every call; None where the operation makes its own."""
+        """Return the same memory at every call, `[tokens, V]` fp32, or None if the operation allocates its own."""
         if not self._reused:
             return None
         if self._buffer is None:
@@ -201,14 +202,14 @@ class _Memory:
 
 
 def float32_product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` in float32: the sums of a bfloat16 product are not rounded to bfloat16 where the device can do so."""
+    """Return `a @ b` in float32; on CUDA the sums of a bfloat16 product are not rounded to bfloat16."""
     if a.is_cuda and a.dtype != torch.float32:
         return torch.mm(a, b, out_dtype=torch.float32)
     return (a @ b).float()
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """`total += a @ b`, with `total` in float32; one pass over it where the device adds as it multiplies."""
+    """Compute `total += a @ b` with `total` in float32, in one pass if the device supports it."""
     if a.dtype == torch.float32:
         total.addmm_(a, b)
     elif a.is_cuda and _adds_mixed(a.device, a.dtype):
@@ -219,7 +220,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 @cache
 def _adds_mixed(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if this torch adds a product of `dtype` to a float32 sum in place. Tried once: the argument is newer than some versions."""
+    """Return whether this torch can add a product of `dtype` to a float32 sum in place; tested once, because older versions cannot."""
     total, ones = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device, dtype=dtype)
     try:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
@@ -229,7 +230,7 @@ def _adds_mixed(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def scale_tensor(tensor: Tensor, factor: Tensor, like: Tensor) -> Tensor:
-    """`tensor * factor` in the dtype of `like`, in one pass."""
+    """Return `tensor * factor` in the dtype of `like`, in one pass."""
     return torch.mul(tensor, factor, out=torch.empty_like(tensor, dtype=like.dtype))
 
 

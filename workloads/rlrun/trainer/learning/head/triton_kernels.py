@@ -1,9 +1,9 @@
-"""A chunk of float32 logits on a GPU, by Triton: statistics in one read, the residual in one read and one bfloat16 write.
+"""Triton kernels for a chunk of float32 logits: statistics in one read, the residual in one read and one bfloat16 write.
 
-One program has one row. Also run by Triton's interpreter, on CPU, which is how the tests hold them against float64.
+One program processes one row. Triton's interpreter can run the kernels on CPU; the tests use it to compare them with float64.
 """
 
-# Triton reads the source and the annotations of its functions: `tl.constexpr` has to be a value here, not a text.
+# Triton evaluates the annotations of its functions, so this module must not import `annotations`: `tl.constexpr` must be a value.
 
 import torch
 import triton
@@ -11,16 +11,16 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-"""Logits that a program holds at a time."""
+"""Logits that a program processes at a time."""
 WARPS = 8
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton is not typed for mypy
 def _statistics(logits, targets, temperatures, logprobs, entropies, vocabulary, stride, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Log-probability of the target and entropy of one row, by sums that are scaled again when a larger logit comes (online softmax).
+    """Compute log-probability of the target and entropy of one row; the sums are rescaled at each larger logit (online softmax).
 
-    With m the largest logit so far: S = sum of exp(z - m), T = sum of (z - m) exp(z - m). At the end H = log S - T/S, whose terms are
-    as small as log V however large the logits are.
+    With m the largest logit so far: S = sum of exp(z - m), T = sum of (z - m) exp(z - m). At the end H = log S - T/S, whose terms are at
+    most of order log V for any size of the logits.
     """
     row = tl.program_id(0).to(tl.int64)
     start_of_row = logits + row * stride
@@ -46,7 +46,7 @@ def _statistics(logits, targets, temperatures, logprobs, entropies, vocabulary, 
 
 @triton.jit  # type: ignore[untyped-decorator]  # triton is not typed for mypy
 def _residual(logits, targets, temperatures, logprobs, residual, vocabulary, stride, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """`softmax - 1[target]` of one row. The sum of exponentials follows from the target's logit and its log-probability."""
+    """Compute `softmax - 1[target]` of one row. The sum of exponentials follows from the target's logit and its log-probability."""
     row = tl.program_id(0).to(tl.int64)
     start_of_row = logits + row * stride
     scale = 1.0 / tl.load(temperatures + row)
@@ -61,19 +61,20 @@ def _residual(logits, targets, temperatures, logprobs, residual, vocabulary, str
 
 
 class TritonKernel:
-    """Products of any dtype with logits in float32; residuals in the dtype of the weight."""
+    """Kernel for hidden states of any dtype, with float32 logits and residuals in the dtype of the weight."""
 
     forms_hidden_first = False
-    """A residual in the forward pass would be formed a second time for the weight's gradient."""
+    """A residual of the forward pass would have to be recomputed for the weight's gradient."""
 
     def logits(self, hidden: Tensor, weight: Tensor, temperatures: Tensor, memory: Tensor | None) -> Tensor:
-        """Logits `[C, V]`, not yet divided by the temperatures: the kernels do that as they read. CUDA's allocator keeps memory itself."""
+        """Compute logits `[C, V]` without the division by temperatures, which the kernels apply. `memory` is unused, because CUDA's
+        allocator caches memory."""
         if hidden.is_cuda and hidden.dtype != torch.float32:
             return torch.mm(hidden, weight.T, out_dtype=torch.float32)
         return (hidden @ weight.T).float()
 
     def statistics(self, logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
-        """Log-probability of each target and the entropy, `[C]` fp32 each."""
+        """Compute the log-probability of each target and the entropy, `[C]` fp32 each."""
         rows, vocabulary = logits.shape
         found = torch.empty_like(temperatures), torch.empty_like(temperatures)
         _statistics[(rows,)](
@@ -84,7 +85,7 @@ class TritonKernel:
     def residual(
         self, logits: Tensor, targets: Tensor, temperatures: Tensor, logprobs: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """`softmax - 1[target]` `[C, V]`, the log-probabilities, and the entropy where they were not known before."""
+        """Compute `softmax - 1[target]` `[C, V]` and log-probabilities; also the entropy if the log-probabilities were not given."""
         entropy = None
         if logprobs is None:
             logprobs, entropy = self.statistics(logits, targets, temperatures, entropy=True)

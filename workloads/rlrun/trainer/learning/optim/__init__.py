@@ -1,1 +1,1 @@
-"""From an accumulated gradient to an update: norm, clip and update (`update`), the optimizers of our own (`muon`), and times of parts."""
+"""Optimizer updates: norm, clipping and update (`update`), RLRun's own optimizers (`muon`, `adamw8bit`, `host_moments`), and timing."""

@@ -1,4 +1,4 @@
-"""AdamW whose moments are kept in 8 bits, in plain torch: on CPU and GPU alike, sharded or not."""
+"""AdamW with 8-bit moments in plain torch, for CPU and GPU, with or without sharding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch.distributed.tensor import DTensor
 from rlrun.trainer.modeling.shard import local_part
 
 BLOCK = 256
-"""Numbers that share a scale: their largest magnitude. Blocks lie within a row (an index of dimension 0), which no division cuts."""
+"""Number of values with a common scale, their largest magnitude. A block is part of one row (an index of dimension 0), because sharding
+never splits rows."""
 SMALLEST = 4096
-"""Elements below which a parameter's moments stay in float32, as those of vectors do: norms and biases are little of the memory."""
+"""Smallest number of elements for 8-bit moments. Moments of smaller parameters and of vectors stay in float32, because norms and biases
+need little memory."""
 _DECADES = 7
 _TINY = 1e-38
 """Divisor of a block of zeros."""
@@ -23,9 +25,10 @@ _TINY = 1e-38
 
 @cache
 def make_codebook(*, signed: bool, device: torch.device) -> Tensor:
-    """The 256 numbers of dynamic tree quantization in [-1, 1] or [0, 1], ascending (Dettmers et al. 2022, arXiv:2110.02861, 2.1).
+    """Return the 256 values of dynamic tree quantization in [-1, 1] or [0, 1], ascending (Dettmers et al. 2022, arXiv:2110.02861, 2.1).
 
-    Each decade from 10^-7 to 1 has twice as many, evenly spaced, as the one below: precise near the largest, never far off below.
+    Each decade from 10^-7 to 1 has twice as many evenly spaced values as the one below, so large values are precise and small ones have a
+    bounded relative error.
     """
     values = [0.0, 1.0]
     for decade in range(_DECADES):
@@ -42,9 +45,9 @@ def _code_middles(*, signed: bool, device: torch.device) -> Tensor:
 
 
 def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes `[m, n]` uint8 and scales `[m, ceil(n / BLOCK)]` fp32 of `values` `[m, n]` fp32: the nearest number of the codebook.
+    """Quantize `values` `[m, n]` fp32 to the nearest codes `[m, n]` uint8, with scales `[m, ceil(n / BLOCK)]` fp32.
 
-    Without a sign a number that is not 0 has a code that is not 0: as a second moment it is divided by.
+    Without a sign, nonzero values have nonzero codes, because the update divides by second moments.
     """
     blocks = _split_blocks(values)
     scales = blocks.abs().amax(2)
@@ -56,23 +59,23 @@ def quantize(values: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """`[m, n]` fp32 of what `quantize` returns."""
+    """Convert the result of `quantize` to values `[m, n]` fp32."""
     values = make_codebook(signed=signed, device=codes.device)[codes.int()]
     return (_split_blocks(values) * scales[..., None]).flatten(1)[:, : codes.shape[1]]
 
 
 def _split_blocks(values: Tensor) -> Tensor:
-    """`[m, n]` -> `[m, blocks, BLOCK]`, filled up with 0."""
+    """Reshape `[m, n]` to `[m, blocks, BLOCK]`, padded with 0."""
     rest = -values.shape[1] % BLOCK
     filled = nn.functional.pad(values, (0, rest)) if rest else values
     return filled.reshape(len(values), filled.shape[1] // BLOCK, BLOCK)
 
 
 class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
-    """AdamW (Loshchilov and Hutter 2019) with moments in blocks of 8-bit codes: 2.03 bytes for each number instead of 8.
+    """AdamW (Loshchilov and Hutter 2019) with moments in blocks of 8-bit codes: 2.03 bytes per parameter instead of 8.
 
-    An update is made of the moments as they are before they are rounded. Codes and scales are divided over the ranks as the parameter
-    is, by rows, so that a checkpoint can be resumed with another number of them.
+    An update uses the moments before they are rounded. Codes and scales are sharded by rows like the parameter, so that a checkpoint can
+    be resumed with another number of ranks.
     """
 
     def __init__(self, parameters: list[nn.Parameter], **options: Any) -> None:
@@ -80,7 +83,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -89,7 +92,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
         return loss
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Take a state over. torch makes every tensor of it float32, in which codes are exact."""
+        """Load a state. torch converts every tensor to float32, which represents codes exactly."""
         super().load_state_dict(state_dict)
         for state in self.state.values():
             state |= {name: value.to(torch.uint8) for name, value in state.items() if name.endswith("_codes")}
@@ -105,7 +108,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
         second = _read_moment(state, "exp_avg_sq", parameter, signed=False).mul_(beta2)
         second.addcmul_(gradient, gradient, value=1 - beta2)
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        # Scalars of the device: the host waits for none of them.
+        # Scalars stay on the device, so that the host does not wait.
         root = (second / (1 - beta2**step)).sqrt_().add_(group["eps"])
         weight.sub_(first / root * (group["lr"] / (1 - beta1**step)))
         _keep_moment(state, "exp_avg", parameter, first, signed=True)
@@ -113,7 +116,7 @@ class AdamW8bit(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not ty
 
 
 def _read_moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed: bool) -> Tensor:
-    """This rank's part of a moment, fp32, in the parameter's shape; 0 before the first step."""
+    """Return this rank's part of a moment, fp32 in the parameter's shape; 0 before the first step."""
     like = local_part(parameter.detach())
     if name in state:
         return local_part(state[name])
@@ -124,7 +127,7 @@ def _read_moment(state: dict[str, Any], name: str, parameter: Tensor, *, signed:
 
 
 def _keep_moment(state: dict[str, Any], name: str, parameter: Tensor, values: Tensor, *, signed: bool) -> None:
-    """Put a moment away, divided as the parameter is."""
+    """Store a moment, sharded like the parameter."""
     if parameter.ndim < 2 or parameter.numel() < SMALLEST:
         state[name] = _local_part(values, parameter, parameter.shape)
         return
@@ -136,7 +139,7 @@ def _keep_moment(state: dict[str, Any], name: str, parameter: Tensor, values: Te
 
 
 def _local_part(part: Tensor, parameter: Tensor, shape: torch.Size) -> Tensor:
-    """This rank's part of a tensor of this shape whose rows are divided as the parameter's are."""
+    """Wrap this rank's part of a tensor of `shape` whose rows are sharded like the parameter's."""
     if not isinstance(parameter, DTensor):
         return part
     stride = torch.empty(shape, device="meta").stride()
@@ -146,7 +149,7 @@ def _local_part(part: Tensor, parameter: Tensor, shape: torch.Size) -> Tensor:
 
 
 def divides_rows(parameter: Tensor) -> bool:
-    """True if ranks share the parameter by whole rows, so that blocks stay whole."""
+    """Return whether the parameter is sharded by complete rows, so that no block is split."""
     if not isinstance(parameter, DTensor):
         return True
     return all(placement.is_replicate() or placement.dim == 0 for placement in parameter.placements)

@@ -1,10 +1,10 @@
-"""Optimizer whose moments live in host memory, and pass through two buffers of the device while it steps.
+"""Optimizer with moments in host memory, which are copied through two device buffers during a step.
 
     bucket i     copied in      stepped      copied out
     bucket i+1                copied in      stepped      copied out
 
-All copies run on one stream of their own, in order: a buffer is filled again after it has been copied out. Parameters and gradients stay
-on the device, and every number is computed there as it is without offload: only where a moment waits between two steps is another.
+All copies run in order on a separate stream, so a buffer is refilled only after it has been copied out. Parameters and gradients stay on
+the device, and all numbers are computed there as without offload; only the location of moments between steps differs.
 """
 
 from __future__ import annotations
@@ -24,36 +24,37 @@ from rlrun.trainer.modeling.activation_offload import SMALLEST, CUDALink, HostLi
 from rlrun.trainer.modeling.shard import local_part
 
 BUCKET_BYTES = MOMENT_BUCKET_BYTES
-"""Most bytes of moments that one buffer holds; those of one parameter are never cut, and may be more."""
+"""Limit of bytes of moments in one buffer. Moments of one parameter are never split and may exceed it."""
 _FIRST_BYTES = 8
-"""Bytes that a parameter's number is taken to have in moments before there are any."""
+"""Assumed bytes of moments per element before the first step."""
 _ALIGNMENT = 256
-"""Bytes to which every tensor in a buffer is aligned, as CUDA's allocator does."""
+"""Alignment of tensors in a buffer in bytes, as in CUDA's allocator."""
 
 
 @dataclass
 class _Slot:
-    """One of the two buffers, and what is in it."""
+    """One of the two buffers and its content."""
 
     buffer: Tensor
     here: list[tuple[dict[str, Any], str, Tensor]] = field(default_factory=list)
-    """Moments on the device: the state that each belongs to, its name, the tensor."""
+    """Moments on the device: optimizer state, name, tensor."""
     hosts: dict[tuple[int, str], Tensor] = field(default_factory=dict)
-    """Their places in host memory, by parameter and name."""
+    """Host memory of the moments, by parameter and name."""
     leaving: list[Tensor] = field(default_factory=list)
-    """Moments outside of the buffer that are being copied: new ones."""
+    """New moments outside of the buffer that are being copied to the host."""
     arrived: object = None
     left: object = None
 
 
 class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
-    """Steps another optimizer bucket by bucket. Groups and states are that one's, so that checkpoints are the same with and without.
+    """Wrapper that steps another optimizer bucket by bucket. It shares groups and states with it, so checkpoints are the same with and
+    without.
 
     Args:
-        inner: what steps. All but Muon treat each parameter by itself; Muon takes parts where it does.
-        device: of the parameters.
-        link: copies; default: by the device.
-        bucket_bytes: see `BUCKET_BYTES`.
+       inner: wrapped optimizer; it must treat each parameter independently, except for Muon, which takes parts itself.
+       device: device of the parameters.
+       link: copies between host and device. Default: by the device.
+       bucket_bytes: see `BUCKET_BYTES`.
     """
 
     def __init__(
@@ -69,13 +70,13 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         self._device, self._bucket_bytes = device, bucket_bytes
         self._link: Link = link or (CUDALink(device) if device.type == "cuda" else HostLink())
         self.buffer_bytes = 0
-        """Size of both buffers in the last step. They are memory of the device during the optimizer's step alone."""
+        """Bytes of both buffers in the last step; they exist on the device only during the optimizer's step."""
         if isinstance(inner, Muon):
             inner.visit = self.visit
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient. The host waits for nothing."""
+        """Update every parameter that has a gradient. The host does not wait for the device."""
         loss = None if closure is None else closure()
         self.buffer_bytes = 0
         if isinstance(self.inner, Muon):
@@ -87,7 +88,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         return loss
 
     def visit(self, parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
-        """Buckets of parameters; the moments of each are on the device until the next is asked for."""
+        """Iterate over buckets of parameters; the moments of a bucket are on the device until the next bucket is requested."""
         buckets = self._buckets(parameters)
         if not buckets:
             return
@@ -103,25 +104,25 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
                 state[name] = tensor
             yield bucket
             self._send(bucket, slot)
-        self._link.wait(self._link.mark())  # from here on the computation may have the buffers' memory
+        self._link.wait(self._link.mark())  # from here on other computations may use the buffers' memory
 
     def state_dict(self) -> dict[str, Any]:
-        """State with the moments in host memory, after the last copy."""
+        """Return the state with moments in host memory, after the last copy has finished."""
         self._link.settle()
         found: dict[str, Any] = super().state_dict()
         return found
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Take a state over, moment by moment into host memory: torch's own would bring all of them to the device first.
+        """Load a state, moment by moment into host memory; torch's implementation would copy all moments to the device first.
 
         Raises:
-            ValueError: it is of other groups of parameters.
+           ValueError: the state has different groups of parameters.
         """
         self._link.settle()
         groups, saved = self.param_groups, state_dict["param_groups"]
         sizes, found = ([len(group["params"]) for group in of] for of in (groups, saved))
         if sizes != found:
-            raise ValueError(f"a state of groups of {found} parameters, and the optimizer has {sizes}")
+            raise ValueError(f"the state has groups of {found} parameters, but the optimizer has {sizes}")
         for group, other in zip(groups, saved, strict=True):
             for parameter, key in zip(group["params"], other["params"], strict=True):
                 values = state_dict["state"].get(key)
@@ -131,7 +132,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
             group |= {name: value for name, value in other.items() if name != "params"}
 
     def _placed(self, value: Any, place: object) -> Any:
-        """A loaded value where it lives between steps; `place` is what is there now."""
+        """Move a loaded value to its location between steps; `place` is the current value there."""
         if not isinstance(value, Tensor):
             return value
         if not _is_moved(value):
@@ -158,7 +159,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         return sum(_aligned_bytes(local_part(value)) for *_, value in self._moved(bucket))
 
     def _moved(self, bucket: Sequence[nn.Parameter]) -> Iterator[tuple[nn.Parameter, dict[str, Any], str, Tensor]]:
-        """All that is in host memory between steps."""
+        """Iterate over the moments that are in host memory between steps."""
         for parameter in bucket:
             state = self.state.get(parameter, {})
             yield from ((parameter, state, name, value) for name, value in state.items() if _is_moved(value))
@@ -168,7 +169,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         return _Slot(torch.empty(size, dtype=torch.uint8, device=self._device))
 
     def _fetch(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
-        """Ask for the moments of a bucket, into a slot whose own have been sent."""
+        """Start to copy the moments of a bucket into a slot whose content has been sent."""
         if slot.leaving:
             self._link.wait(slot.left)
             slot.leaving.clear()
@@ -183,7 +184,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         slot.arrived = self._link.mark()
 
     def _send(self, bucket: Sequence[nn.Parameter], slot: _Slot) -> None:
-        """Copy the moments of a bucket to the host, where they were or have a first place."""
+        """Start to copy the moments of a bucket to their host memory, which is allocated for new moments."""
         inside = slot.buffer.untyped_storage().data_ptr()
         for parameter, state, name, value in [*self._moved(bucket)]:
             tensor, place = local_part(value), slot.hosts.get((id(parameter), name))
@@ -196,12 +197,12 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         slot.here, slot.left = [], self._link.mark()
 
     def _host(self, tensor: Tensor) -> Tensor:
-        """Host memory for a tensor's numbers."""
+        """Allocate host memory for a tensor."""
         return self._link.buffer(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
 
 
 def _is_moved(value: object) -> bool:
-    """True for a moment; a count of steps, and what is too small to be worth a copy, stays on the device."""
+    """Return whether a value moves to the host; step counters and small tensors stay on the device."""
     return isinstance(value, Tensor) and local_part(value).nbytes >= SMALLEST
 
 
@@ -210,7 +211,7 @@ def _aligned_bytes(tensor: Tensor) -> int:
 
 
 def _divided_like(local: Tensor, value: Tensor) -> Tensor:
-    """Part of one rank of a tensor that is divided as `value` is. `DTensor.from_local` would move it to the mesh's device."""
+    """Wrap a rank's part with the sharding of `value`. `DTensor.from_local` would move it to the mesh's device."""
     if not isinstance(value, DTensor):
         return local
     divided: Tensor = DTensor(local, value._spec, requires_grad=False)

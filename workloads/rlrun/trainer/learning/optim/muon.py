@@ -1,4 +1,4 @@
-"""Muon: momentum, orthogonalised in batches of equal matrices, whose work is dealt out to the ranks that share them."""
+"""Muon: momentum orthogonalized in batches of equal matrices, with the work distributed over the ranks that share them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 _NORM_EPS = 1e-7
 BATCH_BYTES = 2**30
-"""Most bytes of float32 matrices that are orthogonalised together; at least one is."""
+"""Limit of bytes of float32 matrices that are orthogonalized together; a batch has at least one matrix."""
 
 
 class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed for mypy
-    """Momentum orthogonalised by Newton-Schulz (Jordan et al., 2024) for matrices, AdamW for everything else.
+    """Momentum orthogonalized by Newton-Schulz (Jordan et al., 2024) for matrices, AdamW for everything else.
 
-    With gradient G, momentum μ and shape `[..., m, n]` (leading dimensions hold independent matrices, such as experts):
+    With gradient G, momentum μ and shape `[..., m, n]` (leading dimensions contain independent matrices, such as experts):
 
         B ← μ B + (1 - μ) G        U = NS((1 - μ) G + μ B)        W ← W (1 - lr·decay) - lr·0.2·√max(m, n)·U
 
-    The factor makes the update as large as AdamW's (Liu et al., 2025, arXiv:2502.16982), so that both kinds of parameters share
-    one rate. Of N ranks that share a matrix one gets it whole, orthogonalises it and sends the parts back: each has a share of the
-    matrices. Momentum stays divided as the matrix is.
+    The factor gives the update the size of AdamW's (Liu et al., 2025, arXiv:2502.16982), so that all parameters share one learning rate.
+    Of the N ranks that shard a matrix, one gathers and orthogonalizes it and sends the parts back; the matrices are distributed over the
+    ranks. Momentum stays sharded like the matrix.
     """
 
     def __init__(
@@ -42,16 +42,16 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
         self._adamw = torch.optim.AdamW(others, **adamw)
         self.add_param_group({**self._adamw.param_groups[0], "matrices": False})
         self.visit: Visit = at_once
-        """Parts in which momentum and moments are on the device."""
+        """Iteration over parts whose momentum and moments are on the device."""
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         loss = None if closure is None else closure()
         for group in self.param_groups:
             if group["matrices"]:
                 self._update([p for p in group["params"] if p.grad is not None], group)
-        # A loaded state replaces groups and state; the inner optimizer works on those of this one.
+        # Loading a state replaces groups and state, so the inner optimizer gets the current ones.
         groups = [group for group in self.param_groups if not group["matrices"]]
         self._adamw.state = self.state
         for part in self.visit([p for group in groups for p in group["params"] if p.grad is not None]):
@@ -79,11 +79,11 @@ class Muon(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not typed f
 
 
 def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tensor]) -> list[Tensor]:
-    """This rank's part of the orthogonalised matrix of each parameter, from the same part of its direction.
+    """Return this rank's part of the orthogonalized matrix of each parameter, from the same part of its direction.
 
     Args:
-        parameters: whose division says where the other parts are; the same in the same order on every rank.
-        directions: this rank's parts.
+       parameters: parameters whose sharding defines the other parts; in the same order on every rank.
+       directions: parts of this rank.
     """
     found: list[Tensor | None] = [None] * len(parameters)
     whole: list[int] = []
@@ -111,7 +111,7 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
 
 
 def orthogonalized_all(matrices: Sequence[Tensor]) -> list[Tensor]:
-    """`orthogonalize` of each, equal shapes together; a tall matrix counts as its transpose, a wide one."""
+    """Orthogonalize matrices in batches of equal shapes; a tall matrix is batched as its wide transpose."""
     found: dict[int, Tensor] = {}
     alike: dict[tuple[int, int], list[int]] = {}
     for index, matrix in enumerate(matrices):
@@ -128,9 +128,9 @@ def orthogonalized_all(matrices: Sequence[Tensor]) -> list[Tensor]:
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The nearest orthogonal matrix, about: singular values of `[..., m, n]` float32 become 0.7 to 1.2.
+    """Approximate the nearest orthogonal matrix: the singular values of `[..., m, n]` float32 become 0.7 to 1.2.
 
-    Five steps of X ← aX + (bA + cA²)X with A = XXᵀ, in bfloat16 on CUDA and in float32 elsewhere; zeros stay zeros.
+    Computes five steps of X ← aX + (bA + cA²)X with A = XXᵀ, in bfloat16 on CUDA and in float32 elsewhere; zeros stay zeros.
     """
     a, b, c = NEWTON_SCHULZ
     x = _turn_matrix(matrix).reshape(-1, *sorted(matrix.shape[-2:]))
@@ -144,19 +144,19 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 
 
 class _Round:
-    """Exchange of matrices of one shape, divided by rows over N ranks: matrix k goes to rank k mod N, and comes back."""
+    """Exchange of matrices of one shape, sharded by rows over N ranks: rank k mod N owns matrix k, gathers it and returns its parts."""
 
     def __init__(self, group: dist.ProcessGroup, shape: tuple[int, ...], parts: Sequence[Tensor]) -> None:
         self._group, self._shape, self._parts = group, shape, parts
         self._ranks, self._rank = dist.get_world_size(group), dist.get_rank(group)
         run = -(-shape[0] // self._ranks)
         self._rows = [max(min(shape[0] - r * run, run), 0) for r in range(self._ranks)]
-        """Rows of each rank, as `torch.chunk` divides them."""
+        """Number of rows of each rank, divided like `torch.chunk`."""
         self._counts = [len(range(r, len(parts), self._ranks)) for r in range(self._ranks)]
-        """Matrices of each rank."""
+        """Number of matrices that each rank owns."""
 
     def collected(self) -> list[Tensor]:
-        """This rank's share of the matrices, whole."""
+        """Gather the complete matrices that this rank owns."""
         sent = [self._parts[k].reshape(-1) for r in range(self._ranks) for k in range(r, len(self._parts), self._ranks)]
         received = self._exchange(torch.cat(sent), self._from_owner(), self._to_owner())
         pieces = received.split(self._to_owner())
@@ -165,7 +165,7 @@ class _Round:
         return list(torch.cat(shaped, dim=1).unbind())
 
     def returned(self, matrices: Sequence[Tensor]) -> list[Tensor]:
-        """This rank's part of every matrix, from whole ones of their owners."""
+        """Return this rank's part of every matrix, sent by the owners of the matrices."""
         pieces = [part for r in range(self._ranks) for part in self._rows_of(matrices, r)]
         like = self._parts[0]
         sent = torch.cat(pieces) if pieces else like.new_empty(0)
@@ -181,11 +181,11 @@ class _Round:
         return [matrix[start : start + self._rows[rank]].reshape(-1) for matrix in matrices]
 
     def _from_owner(self) -> list[int]:
-        """Elements between this rank, as holder of parts, and each rank as owner of matrices."""
+        """Return the elements of this rank's parts, by owner of the matrices."""
         return [count * self._parts[0].numel() for count in self._counts]
 
     def _to_owner(self) -> list[int]:
-        """Elements between each rank, as holder of parts, and this rank as owner of matrices."""
+        """Return the elements of this rank's own matrices, by rank that has the parts."""
         width = math.prod(self._shape[1:])
         return [self._counts[self._rank] * rows * width for rows in self._rows]
 
@@ -196,7 +196,7 @@ class _Round:
 
 
 def _shared_rows(parameter: Tensor) -> dist.ProcessGroup | None:
-    """The ranks that have the rows of one matrix; None where it is divided otherwise, or not at all."""
+    """Return the ranks that shard a matrix by rows, or None for another sharding or none."""
     if not isinstance(parameter, DTensor) or parameter.ndim != 2:
         return None
     divided = _dividing_dimensions(parameter)
@@ -206,7 +206,7 @@ def _shared_rows(parameter: Tensor) -> dist.ProcessGroup | None:
 
 
 def _has_whole_matrices(parameter: Tensor) -> bool:
-    """True if what this rank has are whole matrices, such as experts of its own."""
+    """Return whether this rank's part consists of complete matrices, such as its experts."""
     if not isinstance(parameter, DTensor):
         return True
     return all(
@@ -216,13 +216,13 @@ def _has_whole_matrices(parameter: Tensor) -> bool:
 
 
 def _dividing_dimensions(parameter: DTensor) -> list[int]:
-    """Dimensions of the mesh that divide the parameter."""
+    """Return the dimensions of the mesh that shard the parameter."""
     sizes = zip(parameter.placements, parameter.device_mesh.shape, strict=True)
     return [at for at, (placement, size) in enumerate(sizes) if size > 1 and not isinstance(placement, Replicate)]
 
 
 def _gather_part(parameter: DTensor, direction: Tensor) -> Tensor:
-    """The part of a matrix that is divided in another way: every rank gathers it and orthogonalises it."""
+    """Return the part of a matrix with any other sharding: every rank gathers and orthogonalizes it."""
     mesh, placements = parameter.device_mesh, parameter.placements
     shape, stride = parameter.shape, parameter.stride()
     divided = DTensor.from_local(direction, mesh, placements, run_check=False, shape=shape, stride=stride)
@@ -231,7 +231,7 @@ def _gather_part(parameter: DTensor, direction: Tensor) -> Tensor:
 
 
 def _batch_members(members: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    """Runs of members of at most `BATCH_BYTES` together."""
+    """Divide members into batches of at most `BATCH_BYTES`."""
     found: list[list[int]] = []
     room = 0
     for member, size in zip(members, sizes, strict=True):

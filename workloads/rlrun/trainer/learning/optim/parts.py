@@ -1,4 +1,4 @@
-"""An optimizer's step over some of its parameters at a time."""
+"""Optimizer steps over a part of the parameters."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 from torch import nn
 
 Visit = Callable[[Sequence[nn.Parameter]], Iterator[Sequence[nn.Parameter]]]
-"""Parts of some parameters, one after the other; the states of a part are on the device until the next is asked for."""
+"""Function that iterates over parts of parameters; the states of a part are on the device until the next part is requested."""
 
 
 def at_once(parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
-    """All of them as one part: their states are on the device anyway."""
+    """Return all parameters as one part, because their states are always on the device."""
     yield parameters
 
 
 def step_part(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]], part: Sequence[nn.Parameter]) -> None:
-    """Update the parameters of `part` alone; for an optimizer that treats each parameter by itself.
+    """Update only the parameters of `part`; for optimizers that treat each parameter independently.
 
     Args:
-        optimizer: its groups are `groups` afterwards.
-        groups: all of its parameters.
-        part: some of them.
+       optimizer: optimizer, whose groups are `groups` afterwards.
+       groups: groups with all parameters.
+       part: parameters to update.
     """
     chosen = set(map(id, part))
     rest = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in groups]

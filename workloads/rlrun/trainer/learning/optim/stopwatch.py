@@ -1,4 +1,4 @@
-"""Times of a step's parts on its device, read when the step is over."""
+"""Durations of the parts of a step on the device, read at the end of the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Stopwatch:
-    """Marks between parts of a step. On CUDA they are events in the stream: the host is ahead of the device and waits for nothing."""
+    """Marks between parts of a step. On CUDA they are events in the stream, so that the host does not wait for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -17,7 +17,7 @@ class Stopwatch:
         self.mark()
 
     def mark(self) -> None:
-        """Note that a part ends here and the next begins."""
+        """Mark the end of a part and the start of the next one."""
         if self._device.type == "cuda":
             event = torch.cuda.Event(enable_timing=True)
             event.record(torch.cuda.current_stream(self._device))
@@ -26,7 +26,7 @@ class Stopwatch:
             self._times.append(time.perf_counter())
 
     def seconds(self) -> list[float]:
-        """Duration of each part between two marks; on CUDA only after the device has passed the last one."""
+        """Return the seconds between successive marks; on CUDA wait until the device has reached the last one."""
         if self._events:
             self._events[-1].synchronize()
             return [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:], strict=False)]

@@ -1,7 +1,7 @@
-"""From the accumulated gradient to the update, with one look of the host at the device.
+"""Norm, clipping and optimizer step with one synchronization of host and device.
 
-The norm stays on the device. Where the optimizer can clip and skip there (torch's fused AdamW does, within its own pass over the
-gradient), the host asks for everything at the end, after it has queued the update; for others it has to know the norm before.
+The norm stays on the device. If the optimizer can clip and skip there (torch's fused AdamW does it within its pass over the gradient),
+the host reads all values at the end, after it has queued the update. For other optimizers the host needs the norm before the step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlrun.trainer.learning.optim.host_moments import HostMoments
 from rlrun.trainer.modeling.shard import counts_here, local_part
 
 _BLOCK = 2**16
-"""Elements whose squares are added in float32 on CPU, where torch's norm adds one after the other: more of them would lose digits."""
+"""Elements per float32 sum of squares on CPU, where torch's norm adds sequentially and longer sums would lose precision."""
 _CLIP_EPS = 1e-6
 
 
@@ -27,11 +27,11 @@ class Applied:
     """Outcome of `apply_gradient`."""
 
     grad_norm: float
-    """The global norm before clipping."""
+    """Global norm before clipping."""
     updated: bool
-    """False where the gradient was not finite and nothing was changed."""
+    """False if the gradient was not finite and the update was skipped."""
     values: dict[str, float]
-    """The numbers that were given, on the host."""
+    """Requested scalars on the host."""
 
 
 def apply_gradient(
@@ -42,14 +42,14 @@ def apply_gradient(
     max_grad_norm: float | None,
     values: Mapping[str, Tensor] | None = None,
 ) -> Applied:
-    """Clip the accumulated gradient and take the optimizer's step, unless the gradient is not finite; it is gone afterwards.
+    """Clip the accumulated gradient and step the optimizer, or skip the step if the gradient is not finite; then delete the gradient.
 
     Args:
-        model: every rank calls this with its part of it.
-        optimizer: of its parameters.
-        lr: rate of this update.
-        max_grad_norm: largest global norm; None: any.
-        values: scalars of this rank that the host wants to know.
+       model: model of this rank; all ranks call this function together.
+       optimizer: optimizer of the model's parameters.
+       lr: learning rate of this update.
+       max_grad_norm: largest global norm, or None for no clipping.
+       values: scalars of this rank to copy to the host.
     """
     square = squared_norm(model)
     for parameters in optimizer.param_groups:
@@ -72,7 +72,7 @@ def apply_gradient(
 
 
 def read_scalars(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """Scalars from the device, by one copy for each device; the only place of a step where the host waits for it."""
+    """Copy scalars to the host, one copy per device. This is the only place of a step where the host waits for the device."""
     found: dict[str, float] = {}
     for device in dict.fromkeys(value.device for value in values.values()):
         there = {name: value for name, value in values.items() if value.device == device}
@@ -82,16 +82,16 @@ def read_scalars(values: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """True if no value of any of the tensors is infinite or no number; the host waits for the device once."""
+    """Return whether all values of all tensors are finite; the host waits for the device once."""
     if not tensors:
         return True
     return read_scalars({"": torch.stack([torch.isfinite(tensor).all() for tensor in tensors]).all()})[""] == 1
 
 
 def squared_norm(model: nn.Module) -> Tensor:
-    """Square of the global L2 norm of the gradient over all parameters and ranks, a float64 scalar on the gradient's device.
+    """Return the square of the global L2 norm of the gradient, a float64 scalar on the gradient's device.
 
-    What several ranks hold counts once.
+    Gradients that several ranks have count once.
     """
     gradients = [
         local_part(parameter.grad)
@@ -123,7 +123,8 @@ def _decides_on_device(optimizer: torch.optim.Optimizer) -> bool:
 def _update_if_finite(
     optimizer: torch.optim.Optimizer, fused: torch.optim.Optimizer, square: Tensor, max_grad_norm: float | None
 ) -> None:
-    """Step by the arguments that torch's gradient scaler hands to a fused optimizer: a divisor, and whether to leave it."""
+    """Step with the attributes that torch's gradient scaler sets on a fused optimizer: a divisor of the gradient, and a flag to skip the
+    step."""
     norm = square.sqrt()
     handed = {"found_inf": (~torch.isfinite(norm)).float()}
     if max_grad_norm is not None:

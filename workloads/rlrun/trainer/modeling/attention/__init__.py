@@ -1,4 +1,4 @@
-"""Attention over packed rows: `compute.attend` is the one call; `rlrun.fit` has what each kernel can do, and which of them computes.
+"""Attention over packed rows: `compute.attend` is the entry point; `rlrun.fit` defines the features of each kernel and their selection.
 
-`layout` divides a row into sequences, `scores` defines the numbers, the other modules have the kernels.
+`layout` divides a row into sequences, `scores` defines the result, the other modules contain the kernels.
 """

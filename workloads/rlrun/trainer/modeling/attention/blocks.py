@@ -1,6 +1,6 @@
-"""Kernels for sequences of one length (`sdpa`, `cudnn`): sequences are regrouped into padded blocks of similar length.
+"""Kernels for sequences of equal length (`sdpa`, `cudnn`): sequences are grouped into padded blocks of similar length.
 
-So the work is about `sum n_i^2` and not `T^2`: padding sits after a sequence's last token, where no query of that sequence looks.
+The cost is about `sum n_i^2` instead of `T^2`. Padding follows a sequence's last token, so queries never attend to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlrun.trainer.modeling.attention.scores import Scores, dense_attention, vis
 
 
 def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """torch's own attention block by block, or plain products where it lacks an option; arguments as of `compute.attend`."""
+    """Compute torch's attention by blocks, or plain matrix products for unsupported options; for the arguments see `compute.attend`."""
     groups = query.shape[1] // key.shape[1]
     if segments.blocks is None:
         return _one_by_one(query, key, value, segments, scores)
@@ -29,9 +29,9 @@ def sdpa(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: 
 
 
 def cudnn(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """cuDNN's attention, block by block.
+    """Compute cuDNN's attention by blocks.
 
-    It lacks every option of `Scores` but the scale; `table` says so.
+    It supports no option of `Scores` except for the scale; `kernel_table` excludes others.
     """
     assert segments.blocks is not None
     output = query.new_empty(query.shape)
@@ -59,7 +59,7 @@ def _one_by_one(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
 
 
 def _attend_block(query: Tensor, key: Tensor, value: Tensor, groups: int, scores: Scores) -> Tensor:
-    """`[S, heads, L, D]`, key and value `[S, key-value heads, K, D]` -> `[S, heads, L, D]`."""
+    """Compute one block: query `[S, heads, L, D]`, key and value `[S, key-value heads, K, D]` -> `[S, heads, L, D]`."""
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     if not scores.plain:

@@ -1,4 +1,4 @@
-"""The one call of attention, whatever computes it."""
+"""Entry point of attention for all kernels."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ FUNCTIONS: Mapping[Kernel, Function] = {
 
 
 def attend(kernel: Kernel, query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Causal attention within each segment.
+    """Compute causal attention within each segment.
 
     Args:
-        kernel: what computes it; it has to support the options (`table.BACKENDS`), which `choose` sees to.
-        query: `[queries, heads, D]`, the segments' end to end.
-        key: `[keys, key-value heads, D]`; value `[keys, key-value heads, V]`. Query heads share them in equal groups.
-        segments: the pairs of queries and keys.
-        scores: the layer's options.
+        kernel: attention kernel, which must support the options (`kernel_table.BACKENDS`); `choose_kernel` ensures this.
+        query: queries of all segments, concatenated, `[queries, heads, D]`.
+        key: keys `[keys, key-value heads, D]`; value is `[keys, key-value heads, V]`. Equal groups of query heads share them.
+        segments: pairs of query and key ranges.
+        scores: options of the layer.
 
     Returns:
-        `[queries, heads, V]`.
+        Output `[queries, heads, V]`.
     """
-    # A window that ends nothing goes, so that kernels without windows do; not in compiled code, which would be another for every length.
+    # Remove a window that excludes no key, so that kernels without windows work; not in compiled code, which would be recompiled per
+    # length.
     if scores.window is not None and not torch.compiler.is_compiling() and scores.window >= segments.longest_key:
         scores = replace(scores, window=None)
     if scores.sinks is not None and scores.sinks.shape != (query.shape[1],):

@@ -1,10 +1,10 @@
-"""Kernels given as a pair of operations, forward and backward: FlashAttention 2 of torch (`varlen`), 3 (`fa3`) and 4 (`fa4`).
+"""Kernels that consist of a forward and a backward operation: FlashAttention 2 of torch (`varlen`), 3 (`fa3`) and 4 (`fa4`).
 
-**Sinks** need no kernel of their own. With `lse` the logarithm of the sum of exponentials over the keys and `s` a head's sink, attention
-with a sink has `lse' = log(exp(lse) + exp(s))` and `output' = output * exp(lse - lse')`. A flash kernel's backward pass makes the
-probabilities again, `P = exp(scores - lse)`, and needs of the forward pass no more than `sum(gradient * output)` per query: given `lse'`
-and `output'` it computes the gradients of queries, keys and values with the sink. The sink's own is `-exp(s - lse') * sum(gradient *
-output')`, summed over the queries. Gradients of `lse` itself are dropped by all of these kernels: sinks built from it train wrongly.
+**Sinks** do not need a special kernel. With `lse` the logarithm of the sum of exponentials over the keys and `s` a head's sink, attention
+with a sink has `lse' = log(exp(lse) + exp(s))` and `output' = output * exp(lse - lse')`. The backward pass of a flash kernel recomputes
+`P = exp(scores - lse)` and needs from the forward pass only `sum(gradient * output)` per query. With `lse'` and `output'` it therefore
+computes the gradients of queries, keys and values with the sink. The gradient of the sink is `-exp(s - lse') * sum(gradient * output')`,
+summed over the queries. All these kernels drop gradients of `lse`, so sinks computed from `lse` by autograd would get wrong gradients.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from rlrun.trainer.modeling.attention.scores import Scores
 _NAMES_GROUPED_HEADS = any(
     argument.name == "enable_gqa" for argument in torch.ops.torch_attn._varlen_attn.default._schema.arguments
 )
-"""True if torch's operation has an argument for fewer key-value heads: up to 2.11 it has none, and takes them as they are."""
+"""Whether torch's operation has an argument for fewer key-value heads; up to 2.11 it accepts them without the argument."""
 Forward = Callable[[Tensor, Tensor, Tensor, Segments, Scores], tuple[Tensor, Tensor]]
-"""Query, key, value, segments, options without sinks -> output `[T, heads, D]`, lse `[heads, T]` float32."""
+"""Function of query, key, value, segments and options without sinks; returns output `[T, heads, D]` and lse `[heads, T]` float32."""
 Backward = Callable[[Tensor, tuple[Tensor, Tensor, Tensor], Tensor, Tensor, Segments, Scores], tuple[Tensor, ...]]
-"""Gradient, (query, key, value), output, lse, segments, options -> gradients of query, key, value."""
+"""Function of gradient, (query, key, value), output, lse, segments and options; returns the gradients of query, key and value."""
 
 
 def varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """torch's variable-length attention; arguments as of `compute.attend`."""
+    """Compute torch's variable-length attention; for the arguments see `compute.attend`."""
     return _with_sinks(_varlen_forward, _varlen_backward, query, key, value, segments, scores)
 
 
 def fa3(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """FlashAttention 3; arguments as of `compute.attend`."""
+    """Compute FlashAttention 3; for the arguments see `compute.attend`."""
     return _with_sinks(_fa3_forward, _fa3_backward, query, key, value, segments, scores)
 
 
 def fa4(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """FlashAttention 4; arguments as of `compute.attend`."""
+    """Compute FlashAttention 4; for the arguments see `compute.attend`."""
     return _with_sinks(_fa4_forward, _fa4_backward, query, key, value, segments, scores)
 
 
@@ -63,17 +63,17 @@ def _with_sinks(
 
 
 class _Graph(Protocol):
-    """Memory of attention with sinks in autograd's graph."""
+    """Context of attention with sinks in the autograd graph."""
 
     saved_tensors: tuple[Tensor, ...]
     constant: tuple[Forward, Backward, Segments, Scores]
 
     def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keep tensors."""
+        """Save tensors for the backward pass."""
 
 
 class _Sinks(torch.autograd.Function):  # type: ignore[misc]
-    """Attention with sinks by a pair of operations without; see the module."""
+    """Attention with sinks on top of operations without sinks; see the module's docstring."""
 
     @staticmethod
     def forward(
@@ -105,7 +105,7 @@ class _Sinks(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _window_keys(scores: Scores) -> list[int]:
-    """Keys before and after a query's own that it sees; -1: all."""
+    """Return the numbers of visible keys before and after a query's position; -1 means all."""
     return [-1 if scores.window is None else scores.window - 1, 0]
 
 
@@ -137,7 +137,7 @@ def _varlen_backward(
     segments: Segments,
     scores: Scores,
 ) -> tuple[Tensor, ...]:
-    unused = torch.zeros(2, dtype=torch.uint64, device=gradient.device)  # state of a dropout that there is not
+    unused = torch.zeros(2, dtype=torch.uint64, device=gradient.device)  # random state of the unused dropout
     found: tuple[Tensor, ...] = torch.ops.torch_attn._varlen_attn_backward(
         gradient,
         *inputs,

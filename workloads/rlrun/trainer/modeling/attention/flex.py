@@ -1,4 +1,4 @@
-"""flex_attention over packed rows (`flex`): compiled on CUDA, with a mask of blocks made once per row and window."""
+"""flex_attention over packed rows (`flex`): compiled on CUDA, with a block mask computed once per row and window."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from rlrun.trainer.modeling.attention.layout import Segments
 from rlrun.trainer.modeling.attention.scores import Scores
 
 _MASKS = 8
-"""Masks that are kept: those of a row and of its windows, while all layers need them."""
+"""Number of cached masks: those of a row and its windows are needed by all layers."""
 Condition = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""Batch, head, query's and key's position in the row -> whether the query sees the key."""
+"""Function of batch, head, and the query's and key's positions in the row; returns whether the query sees the key."""
 
 
 def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: Scores) -> Tensor:
-    """Any option, on CUDA; elsewhere there is no backward pass. Arguments as of `compute.attend`."""
+    """Compute attention with any option; the backward pass needs CUDA. For the arguments see `compute.attend`."""
     on_gpu = query.is_cuda
     mask = _block_mask(segments.queries, segments.keys, scores.window, query.device)
     found = _compiled_function(on_gpu)(
@@ -37,13 +37,13 @@ def flex(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scores: 
     output, auxiliary = found
     share = torch.sigmoid(
         auxiliary.lse - scores.sinks.float()[None, :, None]
-    )  # exp(lse) / (exp(lse) + exp(sink)); has a gradient
+    )  # exp(lse) / (exp(lse) + exp(sink)), differentiable
     return (output * share[..., None].to(output.dtype))[0].transpose(0, 1)
 
 
 @lru_cache(maxsize=16)
 def make_capped_score(softcap: float) -> Callable[..., Tensor]:
-    """Modification of a score: the same function for the same cap, so that nothing is compiled again."""
+    """Return the score modification for a soft cap; cached, so that equal caps do not cause a recompilation."""
 
     def capped_score(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return softcap * torch.tanh(score / softcap)
@@ -54,10 +54,10 @@ def make_capped_score(softcap: float) -> Callable[..., Tensor]:
 def mask_condition(
     queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device
 ) -> Condition:
-    """Condition under which a query of a row sees a key of it; segments as of `Segments`."""
+    """Return the condition under which a query of a row sees a key; for the segments see `Segments`."""
     sizes = [torch.tensor(lengths, device=device) for lengths in (queries, keys)]
     owners = [torch.arange(len(size), device=device).repeat_interleave(size) for size in sizes]
-    # A query's place among the keys: the last query of a segment is at its last key.
+    # Position of a query among the keys: the last query of a segment is at its last key.
     ahead = (sizes[1].cumsum(0) - sizes[0].cumsum(0)).repeat_interleave(sizes[0])
     query_owner, key_owner = owners
 
@@ -71,7 +71,7 @@ def mask_condition(
 
 @lru_cache(maxsize=_MASKS)
 def _block_mask(queries: tuple[int, ...], keys: tuple[int, ...], window: int | None, device: torch.device) -> BlockMask:
-    # A mask of all pairs of 65k tokens takes 4 GiB; compiled, it is never made.
+    # A mask of all pairs of 65k tokens takes 4 GiB; compiled code never creates it.
     compiled = device.type == "cuda"
     sees = mask_condition(queries, keys, window, device)
     return create_block_mask(sees, None, None, sum(queries), sum(keys), device=device, _compile=compiled)

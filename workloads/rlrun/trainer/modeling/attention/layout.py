@@ -1,4 +1,4 @@
-"""Division of a row into sequences, and of a rank's part of it into segments."""
+"""Division of a row into sequences, and of a rank's part of a row into segments."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Block:
-    """Sequences of similar length, padded to the longest, as indices into the row."""
+    """Indices of sequences of similar length in the row, padded to the longest."""
 
     gather: Tensor
-    """`[S, L]` int64: the row's position of each token; padding points at some valid position."""
+    """Position of each token in the row, `[S, L]` int64; padding refers to any valid position."""
     valid: Tensor
-    """`[S, L]` bool."""
+    """Tokens that are not padding, `[S, L]` bool."""
     positions: Tensor
-    """`[sum of lengths]` int64: `gather[valid]`."""
+    """Positions `gather[valid]`, `[sum of lengths]` int64."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Keys of the whole row for a part's queries. A segment is the part's share of one sequence, and has its keys up to its last query."""
+    """Keys of the whole row for the queries of a part. A segment is the part of one sequence, with all keys up to its last query."""
 
     group: dist.ProcessGroup
-    """The ranks that have the row's parts."""
+    """Ranks with the parts of the row."""
     gather: Tensor
-    """`[sum of keys]` int64: where each key stands among all ranks' parts, end to end."""
+    """Position of each key in the concatenated parts of all ranks, `[sum of keys]` int64."""
 
 
 class Segments:
-    """Pairs of queries and keys that belong together; of each, the last query sees all keys, and the one before one key less.
+    """Pairs of query and key ranges; the last query of a pair sees all its keys, the previous one sees one key less.
 
-    No dataclass, as `Layout`: FSDP copies those for every layer, and what they keep with them.
+    Not a dataclass, like `Layout`, because FSDP copies dataclasses for every layer, with their cached values.
     """
 
     def __init__(self, queries: Sequence[int], keys: Sequence[int], query_ends: Tensor, key_ends: Tensor) -> None:
-        """Keep the parts.
+        """Create segments.
 
         Args:
-            queries: of each segment, end to end in their tensor.
-            keys: of each segment.
-            query_ends: `[N + 1]` int32, cumulative queries from 0, on the device.
-            key_ends: likewise.
+           queries: number of queries of each segment, concatenated in their tensor.
+           keys: number of keys of each segment.
+           query_ends: cumulative numbers of queries from 0, `[N + 1]` int32, on the device.
+           key_ends: cumulative numbers of keys from 0, `[N + 1]` int32, on the device.
         """
         self.queries, self.keys = tuple(queries), tuple(keys)
         self.query_ends, self.key_ends = query_ends, key_ends
@@ -54,7 +54,7 @@ class Segments:
 
     @cached_property
     def blocks(self) -> tuple[Block, ...] | None:
-        """The segments by size, for kernels that want them padded; None: some have fewer queries than keys."""
+        """Segments grouped by size for padded kernels, or None if a segment has fewer queries than keys."""
         if self.queries != self.keys:
             return None
         by_size: dict[int, list[int]] = {}
@@ -69,35 +69,35 @@ class Layout:
     def __init__(
         self, lengths: Sequence[int], boundaries: Tensor, segments: Segments, context: Context | None = None
     ) -> None:
-        """Keep the parts.
+        """Create a layout.
 
         Args:
-            lengths: of the sequences, in tokens.
-            boundaries: `[N + 1]` int32, cumulative lengths from 0.
-            segments: the sequences; of a part, its segments.
-            context: set with context parallelism: this rank has only a part of the row.
+           lengths: tokens of each sequence.
+           boundaries: cumulative lengths from 0, `[N + 1]` int32.
+           segments: the sequences, or the segments of a part.
+           context: keys of the whole row if this rank has only a part of it (context parallelism).
         """
         self.lengths, self.boundaries = tuple(lengths), boundaries
         self.segments, self.context = segments, context
 
 
 def row_layout(lengths: Sequence[int], device: torch.device, *, boundaries: Tensor | None = None) -> Layout:
-    """The layout of a row of these sequences; they add up to T. `boundaries`: those of the layout, where they are on the device already."""
+    """Create the layout of a row from the lengths of its sequences. `boundaries`: cumulative lengths, if they are on the device already."""
     lengths = tuple(lengths)
     if boundaries is None:
         boundaries = _row_boundaries(lengths, device)
-    # The compiler follows no call of a package that gets one tensor twice.
+    # The compiler cannot trace calls of packages that get the same tensor twice.
     return Layout(lengths, boundaries, Segments(lengths, lengths, boundaries, boundaries.clone()))
 
 
 def part_layout(whole: Layout, runs: Sequence[Sequence[range]], rank: int, group: dist.ProcessGroup) -> Layout:
-    """The layout of a rank's part.
+    """Create the layout of a rank's part of a row.
 
     Args:
-        whole: of the row.
-        runs: the positions that each rank has, in order; together they are the row.
-        rank: whose part.
-        group: the ranks, in order.
+       whole: layout of the row.
+       runs: ranges of positions of each rank, in order; together they are the row.
+       rank: number of the rank.
+       group: ranks that share the row, in order.
     """
     ends = torch.tensor(whole.lengths).cumsum(0).tolist()
     device = whole.boundaries.device

@@ -1,4 +1,4 @@
-"""The device and the packages of this process, as `choose` wants them."""
+"""Device and packages of this process, for `choose_kernel`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlrun.fit.kernel_table import BACKENDS, Kernel, Package
 
 @cache
 def read_machine(device: torch.device) -> Machine:
-    """Facts of a device; packages are imported only where their kernels could run."""
+    """Describe a device and its kernel packages; packages are imported only if the device supports their kernels."""
     if device.type != "cuda":
         return Machine("a CPU" if device.type == "cpu" else f"a device of type {device.type}", None)
     capability = torch.cuda.get_device_capability(device)
@@ -34,14 +34,14 @@ def read_machine(device: torch.device) -> Machine:
 
 
 def problem_of(package: Package) -> str | None:
-    """Reason why a package cannot be called here; None: it can."""
+    """Return the reason why a package cannot be used, or None."""
     try:
         module = importlib.import_module(package.module)
     except ModuleNotFoundError as error:
         if error.name is not None and package.module.startswith(error.name):
             return f"{package.module} is not installed"
         return f"{package.module} needs {error.name}, which is not installed"
-    except Exception as error:  # a library that was built for another torch or CUDA fails in many ways
+    except Exception as error:  # libraries built for another torch or CUDA raise many kinds of errors
         lines = str(error).strip().splitlines() or ["no message"]
         return f"{package.module} cannot be imported ({type(error).__name__}: {lines[0]})"
     for name, arguments in package.functions.items():
@@ -64,7 +64,7 @@ def problem_of(package: Package) -> str | None:
 
 
 def version_of(package: Package) -> str:
-    """Version of an installed package, for people."""
+    """Return the version of an installed package, for messages."""
     for name in package.distributions:
         try:
             return importlib.metadata.version(name)

@@ -1,7 +1,8 @@
-"""FlashAttention 3 as a pair of operations of torch, `rlrun::flash_attention_3` and its backward pass, with fakes and a gradient.
+"""FlashAttention 3 as torch operations, `rlrun::flash_attention_3` and its backward pass, with fake implementations and a gradient.
 
-`flash_attn_interface` registers `flash_attn_3::fwd` and `flash_attn_3::bwd`, in most versions without shapes for a compiler, and
-its Python functions took other arguments in each. These two operations have kept the names of the arguments that are used here.
+`flash_attn_interface` registers `flash_attn_3::fwd` and `flash_attn_3::bwd`. Most versions have no fake implementations for the compiler,
+and the arguments of the Python functions differ between versions. The arguments of these two operations that are used here have the same
+names in all versions. Each operation takes tensors and numbers only, because custom operations do not accept other types.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from rlrun.fit.kernel_table import FA3
 
 
 class _Graph(Protocol):
-    """Memory of the operation in autograd's graph."""
+    """Context of the operation in the autograd graph."""
 
     saved_tensors: tuple[Tensor, ...]
     options: tuple[int, int, float, int, float]
 
     def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keep tensors."""
+        """Save tensors for the backward pass."""
 
 
 def _options(
     ends: tuple[Tensor, Tensor], longest: tuple[int, int], scale: float, left: int, softcap: float
 ) -> dict[str, Tensor | float | int | bool]:
-    """Keywords of both operations. Causal closes a window's right end; its left end is open at -1."""
+    """Return the common keyword arguments of both operations. Causal attention closes a window's right end; -1 leaves the left end open."""
     return {
         "cu_seqlens_q": ends[0],
         "cu_seqlens_k": ends[1],
@@ -55,10 +56,10 @@ def forward(
     left: int,
     softcap: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output `[T, heads, D]`, lse `[heads, T]` float32."""
+    """Return the output `[T, heads, D]` and lse `[heads, T]` float32."""
     options = _options((query_ends, key_ends), (longest_query, longest_key), scale, left, softcap)
-    importlib.import_module(FA3.module)  # registers its operations
-    # One split: what is computed for a sequence does not depend on the others in its row.
+    importlib.import_module(FA3.module)  # the import registers the operations
+    # With one split the result of a sequence does not depend on other sequences of the row.
     output, lse, *_ = torch.ops.flash_attn_3.fwd(query, key, value, num_splits=1, **options)
     return output, lse
 
@@ -79,7 +80,7 @@ def backward(
     left: int,
     softcap: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     options = _options((query_ends, key_ends), (longest_query, longest_key), scale, left, softcap)
     found = tuple(torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in (query, key, value))
     torch.ops.flash_attn_3.bwd(

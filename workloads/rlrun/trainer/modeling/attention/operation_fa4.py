@@ -1,6 +1,7 @@
-"""FlashAttention 4 as a pair of operations of torch, `rlrun::flash_attention_4` and its backward pass, with fakes and a gradient.
+"""FlashAttention 4 as torch operations, `rlrun::flash_attention_4` and its backward pass, with fake implementations and a gradient.
 
-The package's own functions are none: compiled code and activation checkpointing would not see them.
+The package has only Python functions, which are invisible to compiled code and activation checkpointing. Each operation takes tensors and
+numbers only, because custom operations do not accept other types.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from rlrun.fit.kernel_table import FA4
 
 
 class _Graph(Protocol):
-    """Memory of the operation in autograd's graph."""
+    """Context of the operation in the autograd graph."""
 
     saved_tensors: tuple[Tensor, ...]
     options: tuple[float, int]
 
     def save_for_backward(self, *tensors: Tensor) -> None:
-        """Keep tensors."""
+        """Save tensors for the backward pass."""
 
 
 def _fa4_options(scale: float, left: int) -> dict[str, float | int | bool | None]:
-    """Keywords that both functions of the package take; there None is an open end of a window, and causal excludes one."""
+    """Return the common keyword arguments of both functions. None is an open end of a window; causal attention excludes a window."""
     return {
         "softmax_scale": scale,
         "causal": left < 0,
@@ -46,7 +47,7 @@ def forward(
     scale: float,
     left: int,
 ) -> tuple[Tensor, Tensor]:
-    """Output `[T, heads, D]`, lse `[heads, T]` float32."""
+    """Return the output `[T, heads, D]` and lse `[heads, T]` float32."""
     package = importlib.import_module(FA4.module)
     output, lse = package._flash_attn_fwd(
         query,
@@ -75,7 +76,7 @@ def backward(
     scale: float,
     left: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     package = importlib.import_module(FA4.module)
     dq, dk, dv = package._flash_attn_bwd(
         query,

@@ -1,4 +1,4 @@
-"""Definition of a layer's attention: scores, what a query sees, and the plain computation that every kernel is compared with.
+"""Definition of a layer's attention: scores, visible keys, and the reference computation for all kernels.
 
 s = scale q k, then softcap tanh(s / softcap); p = exp(s) / (exp(sink) + sum of exp(s) over the keys seen); output = sum of p v
 """
@@ -18,20 +18,21 @@ class Scores:
     scale: float
     """Factor of the products of queries and keys."""
     window: int | None = None
-    """Keys that a query sees, its own and those before it; None: all."""
+    """Number of keys visible to a query, including its own position. Default: all."""
     softcap: float | None = None
-    """Bound of a score's absolute value, reached by a tanh; None: none."""
+    """Bound of scores by a scaled tanh. Default: unbounded."""
     sinks: Tensor | None = None
-    """`[heads]`: score of a key without a value that every query sees; None: there is none."""
+    """Score of a key without a value that every query sees, `[heads]`. Default: no sinks."""
 
     @property
     def plain(self) -> bool:
-        """True if torch's own attention computes it, given a mask."""
+        """Whether torch's attention supports the options with a mask."""
         return self.softcap is None and self.sinks is None
 
 
 def visible_keys(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Mask of keys that each query sees, `[queries, keys]` bool; the last query is at the last key. None: causal, and no window acts."""
+    """Return the mask of visible keys, `[queries, keys]` bool, with the last query at the last key; None for causal attention without an
+    effective window."""
     if queries == keys and (window is None or keys <= window):
         return None
     behind = keys - queries
@@ -40,15 +41,15 @@ def visible_keys(queries: int, keys: int, window: int | None, device: torch.devi
 
 
 def dense_attention(query: Tensor, key: Tensor, value: Tensor, scores: Scores) -> Tensor:
-    """Attention by whole matrices of scores, in float32.
+    """Compute attention with complete score matrices in float32.
 
     Args:
-        query: `[..., heads, L, D]`.
-        key: `[..., heads, K, D]`; value `[..., heads, K, V]`. The last query is at the last key.
-        scores: the options.
+        query: queries, `[..., heads, L, D]`.
+        key: keys `[..., heads, K, D]`; value is `[..., heads, K, V]`. The last query is at the last key.
+        scores: options of the layer.
 
     Returns:
-        `[..., heads, L, V]`, in the query's format.
+        Output `[..., heads, L, V]` in the query's dtype.
     """
     found = query.float() @ key.float().transpose(-1, -2) * scores.scale
     if scores.softcap is not None:

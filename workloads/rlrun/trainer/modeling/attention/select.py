@@ -1,4 +1,4 @@
-"""Choice of a model's kernel when it is loaded: rank 0 decides for all, and says it in the log."""
+"""Selection of a model's attention kernel before it is loaded; rank 0 selects and logs it for all ranks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rlrun.trainer.modeling.attention.trial import kernel_refusal
 from rlrun.trainer.ranks.group import Group
 
 _HEAD_DIMS = ("head_dim", "global_head_dim", "qk_head_dim", "v_head_dim")
-"""Names of sizes of a head in a configuration."""
+"""Names of head sizes in configurations."""
 
 
 def select_kernel(
     asked: AttentionKernel, name: str, needs: Needs, group: Group, *, compute_dtype: torch.dtype | None
 ) -> Kernel:
-    """The kernel of a model; every rank takes part.
+    """Select the kernel of a model. All ranks call it together.
 
     Args:
-        asked: value of `trainer.attention`.
-        name: of the model's class, for the log.
-        needs: the model's.
-        group: the ranks; they have the same devices and packages.
-        compute_dtype: of forward and backward; None: bfloat16 on CUDA.
+       asked: value of `trainer.attention`.
+       name: name of the model's class, for the log.
+       needs: required features of the model.
+       group: all ranks, with equal devices and packages.
+       compute_dtype: number format of forward and backward. Default: bfloat16 on CUDA.
 
     Raises:
-        RoleError: on every rank; the kernel that was asked for cannot compute the model here.
+       RoleError: the configured kernel cannot compute the model here; raised on all ranks.
     """
     needs = Needs(needs.features | _of_run(group, compute_dtype), needs.head_dim)
     kernel, text = group.broadcast(_choose_kernel(asked, needs, group) if group.leads else None)
@@ -49,14 +49,14 @@ def select_kernel(
 
 
 def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
-    """Demands of a model at its full size.
+    """Return the required features of a model at its full size.
 
     Args:
-        config: the model's.
-        features: observed in a small model of it (`packed_attention.observed_features`).
+       config: configuration of the model.
+       features: features observed in a small model of it (`packed_attention.observed_features`).
     """
     text = config.get_text_config()
-    # Gemma 4's layers have heads of their own sizes, and its configuration refuses to be asked for that of all.
+    # The layers of Gemma 4 have different head sizes, and its configuration raises an error for a common one.
     layers = list(getattr(text, "per_layer_config", ())) or [text]
     sizes: list[int] = [
         size for layer in layers for name in _HEAD_DIMS if isinstance(size := getattr(layer, name, None), int)

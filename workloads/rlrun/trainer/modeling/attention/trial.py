@@ -1,6 +1,7 @@
-"""A package's kernel tried once on a row of five tokens: what its build leaves out is found before the first step, not by it.
+"""Trial of a package's kernel on a row of five tokens, which detects missing features of its build before the first step.
 
-FlashAttention 3 is built with parts of its kernels (no soft cap, some sizes of heads); its functions take all arguments in every build.
+FlashAttention 3 can be built with a part of its kernels (without soft cap or some head sizes), but its functions accept all arguments in
+every build.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _LONGEST_REASON = 200
 
 
 def kernel_refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | None:
-    """Reason why an installed package does not compute attention as the model needs it, forward and backward; None: it does.
+    """Return the reason why an installed package cannot compute the model's attention, forward and backward, or None.
 
     Args:
-        kernel: one that the device and the table allow.
-        needs: the model's.
-        device: where the trainer computes.
+       kernel: kernel that device and table allow.
+       needs: required features of the model.
+       device: device of the trainer.
     """
     package = BACKENDS[kernel].package
     if package is None:
@@ -41,8 +42,8 @@ def kernel_refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | 
         query, key, value = (leaf.requires_grad_() for leaf in leaves)
         output = attend(kernel, query, key, value, row_layout(LENGTHS, device).segments, scores)
         torch.autograd.grad(output.float().sum(), leaves)
-    except Exception as error:  # a library's own, of whatever kind
+    except Exception as error:  # libraries raise many kinds of errors
         lines = str(error).strip().splitlines() or ["no message"]
         said = f"{type(error).__name__}: {lines[0][-_LONGEST_REASON:]}"
-        return f"the {package.module} that is installed refuses this model's attention ({said})"
+        return f"the installed {package.module} does not support this model's attention ({said})"
     return None

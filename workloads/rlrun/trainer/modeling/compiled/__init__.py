@@ -1,1 +1,1 @@
-"""Compiled layers, and what a run does where torch's compiler fails."""
+"""Compilation of layers, and the fallback if torch's compiler fails."""

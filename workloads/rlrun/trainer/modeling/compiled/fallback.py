@@ -1,8 +1,8 @@
-"""Compilation that nobody has asked for: what torch's compiler fails at is computed as it is written.
+"""Automatic compilation with a fallback to uncompiled operations.
 
-A forward pass that cannot be compiled is left to Python by torch's tracer. A backward pass is compiled when the first gradient is pulled
-back, beyond the tracer: there the traced operations are executed one by one. Each rank does so on its own, as they are the same operations,
-with no collective among them: nothing has been accumulated or sent, no rank waits for another, and no pass is computed again.
+If a forward pass cannot be compiled, torch's tracer runs it in Python. A backward pass is compiled at the first backward call, after the
+tracer: if that fails, its traced operations are executed one by one. Each rank falls back independently: the operations are the same and
+contain no collectives, nothing has been accumulated or sent, and no pass is repeated.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _said: set[str] = set()
 
 
 def compile_layer(layer: nn.Module, *, asked: bool) -> None:
-    """Compile a layer's forward pass, and with it the backward pass, in place; both when they are first needed.
+    """Compile a layer's forward and backward pass, in place and lazily.
 
     Args:
-        layer: of the model.
-        asked: whether the run asks for it: an error of the compiler then ends the run.
+       layer: decoder layer of the model.
+       asked: true if the configuration enables compilation; errors of the compiler then end the run.
     """
     options: dict[str, Any] = {} if asked else {"backend": _compile_backend}
-    import torch._dynamo.config as tracer  # takes seconds
+    import torch._dynamo.config as tracer  # the import takes seconds
 
-    # An epsilon or a scale is the same for all rows. As an input it would be a number on the CPU that kernels read in float64, and inside
-    # of a checkpoint a kernel of its own there, for which the compiler first tries a dozen C++ programs.
+    # Floats such as an epsilon or a scale are constant. As inputs they would be CPU scalars that kernels read in float64; inside of a
+    # checkpoint they would need a CPU kernel, for which the compiler first tries a dozen C++ programs.
     tracer.specialize_float = True
     if not asked:
         tracer.suppress_errors = True
@@ -45,13 +45,13 @@ def _compile_backend(graph: GraphModule, inputs: Sequence[Any]) -> Callable[...,
 
 
 def _compile_pass(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """Compiled operations of one pass; of a backward pass that cannot be compiled, the operations themselves."""
+    """Compile the operations of one pass; if a backward pass cannot be compiled, return its uncompiled operations."""
     if not options.get("is_backward"):
         return compile_operations(graph, inputs, **options)
-    kept = copy.deepcopy(graph)  # the compiler changes what it is given
+    kept = copy.deepcopy(graph)  # the compiler changes the graph
     try:
         return compile_operations(graph, inputs, **options)
-    except Exception as error:  # of the compiler, whatever it is
+    except Exception as error:  # the compiler may raise any error
         _warn_once(error)
         from functorch.compile import make_boxed_func  # type: ignore[import-untyped]
 
@@ -59,7 +59,7 @@ def _compile_pass(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> 
 
 
 def compile_operations(graph: GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-    """torch's compiler, on the operations of one pass."""
+    """Compile the operations of one pass with torch's compiler."""
     from torch._inductor.compile_fx import compile_fx_inner
 
     return compile_fx_inner(graph, inputs, **options)
@@ -68,10 +68,10 @@ def compile_operations(graph: GraphModule, inputs: Sequence[Any], **options: Any
 def _warn_once(error: Exception) -> None:
     lines = str(error).strip().splitlines() or ["no message"]
     text = f"{type(error).__name__}: {lines[0]}"
-    if text in _said:  # every kind of layer has the same one
+    if text in _said:  # each kind of layer raises the same error
         return
     _said.add(text)
     logger.warning(
-        f"torch cannot compile the backward pass of a layer ({text}); its operations are computed one by one, with the same result, but "
-        "slower. Set trainer.compile: false to compile nothing, or true to end the run at such an error"
+        f"torch cannot compile the backward pass of a layer ({text}); it runs uncompiled and slower, with the same result. "
+        "Set trainer.compile: false to disable compilation, or true to end the run at such an error"
     )

@@ -1,6 +1,6 @@
-"""Division of one model among ranks: data (FSDP, HSDP), tensors, context and experts, all with the numbers of one rank.
+"""Division of a model over ranks: data (FSDP, HSDP), tensor, context, expert and pipeline parallelism, with the numbers of one rank.
 
-Gradients follow one rule. The loss of a row is computed by every rank of its tensor and context group alike and counts once; a
-collective's backward is its adjoint under that rule (`collectives`). Then the gradient of a parameter that is divided over a group is
-whole where it is, and that of one that ranks share is whole on each (layers under tp) or a part on each, which FSDP adds up.
+Gradients follow one rule. Every rank of a tensor and context group computes the loss of a row, and it counts once; the backward of a
+collective is its adjoint under this rule (`collectives`). Then the gradient of a divided parameter is complete at its rank. The gradient
+of a shared parameter is complete on each rank (layers under tp), or a partial sum on each rank, which FSDP adds.
 """

@@ -1,4 +1,4 @@
-"""Collectives that autograd understands. "Once" below: every rank of the group computes the same loss, and it counts once."""
+"""Differentiable collectives. Every rank of the group computes the same loss, and it counts once."""
 
 from __future__ import annotations
 
@@ -82,30 +82,30 @@ class _ScaleGradient(torch.autograd.Function):  # type: ignore[misc]
 
 
 def copy_to(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The same tensor, of which each rank now uses a part: backward adds the parts' gradients (f of arXiv:1909.08053, 3)."""
+    """Return the same tensor, of which each rank uses a part; backward sums the gradients over ranks (f of arXiv:1909.08053, 3)."""
     result: Tensor = _Copy.apply(tensor, group)
     return result
 
 
 def reduce_from(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The sum over the ranks, of which each then computes the same, once: backward is the identity (g there)."""
+    """Return the sum over the ranks, with which all ranks compute the same; backward is the identity (g of arXiv:1909.08053, 3)."""
     result: Tensor = _Reduce.apply(tensor, group)
     return result
 
 
 def gather_parts(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' parts end to end along dimension 0, of which each rank makes its own use: backward adds up and cuts."""
+    """Concatenate the parts of all ranks along dimension 0; backward sums the gradients over ranks and returns this rank's part."""
     result: Tensor = _Gather.apply(tensor, group)
     return result
 
 
 def exchange_rows(tensor: Tensor, sent: Sequence[int], received: Sequence[int], group: dist.ProcessGroup) -> Tensor:
-    """Deal rows of dimension 0 to the ranks: `sent[r]` of them to rank r, `received[r]` come from it; backward sends back."""
+    """Exchange rows of dimension 0: send `sent[r]` rows to rank r and receive `received[r]` from it; backward exchanges the gradients."""
     result: Tensor = _Exchange.apply(tensor, sent, received, group)
     return result
 
 
 def scale_gradient(tensor: Tensor, factor: float) -> Tensor:
-    """The same tensor; its gradient times `factor`."""
+    """Return the same tensor; backward multiplies its gradient by `factor`."""
     result: Tensor = _ScaleGradient.apply(tensor, factor)
     return result

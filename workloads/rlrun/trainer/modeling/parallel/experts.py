@@ -1,7 +1,7 @@
-"""Expert parallelism: every rank of a group has some of a mixture's experts, and tokens travel to them and back.
+"""Expert parallelism: every rank of a group has a part of the experts, and tokens are sent to their experts and back.
 
-With tensor parallelism the group includes the tensor ranks. Those have the same tokens, so each sends only those of the experts in its
-own column of the group, and what comes back is added up over the column.
+With tensor parallelism the group includes the tensor ranks, which have the same tokens. Therefore each tensor rank sends only tokens of
+the experts in its own column of the group, and the results are summed over the columns.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange_rows, 
 
 
 def experts_of(layer: nn.Module) -> Any:
-    """The module that holds a layer's experts, `gate_up_proj` and `down_proj` of all in one tensor each; None for a dense layer."""
+    """Return the module of a layer's experts, with one tensor each for `gate_up_proj` and `down_proj` of all experts; None for a dense
+    layer."""
     return getattr(getattr(layer, "mlp", None), "experts", None)
 
 
 def divide_experts(layers: Iterable[nn.Module], mesh: DeviceMesh, tp: DeviceMesh | None) -> None:
-    """Deal every layer's experts over `mesh`, in place: rank r gets run r of equal runs of experts.
+    """Distribute every layer's experts over `mesh`, in place, in equal contiguous parts.
 
     Raises:
-        RoleError: there are no experts, or not a multiple of the ranks.
+       RoleError: the model has no experts, or their number is not a multiple of the ranks.
     """
     found = [experts for layer in layers if (experts := experts_of(layer)) is not None]
     columns = 1 if tp is None else tp.size()
@@ -58,18 +59,18 @@ def _forward_experts(
     chosen: Tensor,
     weights: Tensor,
 ) -> Tensor:
-    """Output of the layer's experts for its tokens.
+    """Compute the output of a layer's experts for this rank's tokens.
 
     Args:
-        experts: the module with this rank's experts.
-        group: the ranks that have the others.
-        tp: the ranks that have the same tokens.
-        hidden: `[N, D]`.
-        chosen: `[N, K]` int64, numbers of experts.
-        weights: `[N, K]`.
+       experts: module with this rank's experts.
+       group: ranks that share the experts.
+       tp: ranks with the same tokens, or None.
+       hidden: hidden states, `[N, D]`.
+       chosen: numbers of the chosen experts, `[N, K]` int64.
+       weights: weights of the chosen experts, `[N, K]`.
 
     Returns:
-        `[N, D]`, the weighted sum over the chosen experts.
+       Weighted sum over the chosen experts, `[N, D]`.
     """
     if tp is not None:
         hidden, weights = copy_to(hidden, tp), copy_to(weights, tp)
@@ -78,19 +79,21 @@ def _forward_experts(
         for tensor in (experts.gate_up_proj, experts.down_proj)
     )
     own, ranks = gate_up.shape[0], dist.get_world_size(group)
+    # Select the tokens of the experts in this rank's column, ordered by expert.
     columns, column = (1, 0) if tp is None else (dist.get_world_size(tp), dist.get_rank(tp))
     expert, order = chosen.flatten().sort(stable=True)
     here = (expert // own) % columns == column
     expert, order = expert[here], order[here]
     token = order // chosen.shape[1]
 
+    # Exchange the number of tokens per expert, then the tokens.
     counts = torch.bincount(expert, minlength=own * ranks)
     incoming = torch.empty_like(counts)
     dist.all_to_all_single(incoming, counts, group=group)
     per_rank = torch.stack([counts.view(ranks, own).sum(1), incoming.view(ranks, own).sum(1)]).tolist()
     arrived = exchange_rows(hidden[token], per_rank[0], per_rank[1], group)
 
-    # Rows come by rank, and by expert within: bring those of an expert together, and put them back afterwards.
+    # Received rows are ordered by rank, then by expert: group them by expert, and restore the order afterwards.
     number = torch.arange(own, device=hidden.device).repeat(ranks).repeat_interleave(incoming)
     grouped = number.argsort(stable=True)
     sizes = incoming.view(ranks, own).sum(0)
@@ -99,15 +102,16 @@ def _forward_experts(
         torch.empty_like(computed).index_copy(0, grouped, computed), per_rank[1], per_rank[0], group
     )
 
+    # Sum the weighted results per token; with tensor parallelism also over the columns.
     weighted = returned * weights.flatten()[order, None]
     output = torch.zeros_like(hidden).index_add(0, token, weighted.to(hidden.dtype))
     return output if tp is None else reduce_from(output, tp)
 
 
 def _compute_experts(tokens: Tensor, sizes: Tensor, gate_up: Tensor, down: Tensor, activation: Any) -> Tensor:
-    """Gated feed-forward of `tokens [M, D]`: `sizes[e]` neighbouring rows for expert e.
+    """Compute the gated feed-forward of `tokens [M, D]`, with `sizes[e]` contiguous rows for expert e.
 
-    Without any rows the gradients are 0 and not missing: FSDP waits for them.
+    Without rows the gradients are 0 instead of missing, because FSDP waits for them.
     """
     if tokens.is_cuda and tokens.dtype == torch.bfloat16:
         ends = sizes.cumsum(0).to(torch.int32)

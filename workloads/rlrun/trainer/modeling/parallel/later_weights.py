@@ -1,8 +1,8 @@
-"""Gradients of linear layers' weights that are computed later than those of inputs, as zero-bubble schedules order them.
+"""Delayed weight gradients of linear layers for zero-bubble schedules, which compute the gradients of inputs first.
 
-Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241). torch's own division of a backward pass walks its graph and finds no
-weights that FSDP has gathered; here a linear layer keeps its input and its output's gradient instead, so that recomputed and offloaded
-activations go with it. Everything else (norms, embedding, head, a mixture's experts) has its gradient at once.
+Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241). torch's split of a backward pass traverses the graph, where it does
+not find weights gathered by FSDP. Here a linear layer stores its input and the gradient of its output instead, which also works with
+recomputed and offloaded activations. All other parameters (norms, embedding, head, experts) get their gradients immediately.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from torch.nn.functional import linear
 
 _ATTRIBUTE = "_rlrun_later_weights"
 _Kept = tuple[Tensor, Tensor | None, Tensor, Tensor]
-"""Weight, bias, input and the output's gradient."""
+"""Weight, bias, input and gradient of the output."""
 
 
 class LaterWeights:
-    """Products that wait, of one rank."""
+    """Delayed products of one rank."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Products of the linear layers of `model`, which `postpone_products` has changed."""
+        """Create a store for the linear layers of `model` that `postpone_products` changes."""
         self._model = model
         self._waiting: list[_Kept] = []
 
     def keep(self, product: _Kept) -> None:
-        """Keep what a weight's gradient is made of."""
+        """Store the factors of a weight's gradient."""
         self._waiting.append(product)
 
     def take(self) -> Callable[[], None]:
-        """Computation of what has been kept since the last call."""
+        """Return a function that computes the products stored since the last call."""
         kept, self._waiting = self._waiting, []
         return partial(_add_products, self._model, kept)
 
 
 def postpone_products(model: nn.Module, layers: Iterable[nn.Module]) -> None:
-    """Have the linear layers in `layers` keep the products of their weights' gradients, in place, before FSDP divides the model."""
+    """Change the linear layers in `layers`, in place and before FSDP, to delay the products of their weight gradients."""
     later = LaterWeights(model)
     for layer in layers:
         for module in layer.modules():
@@ -50,19 +50,19 @@ def postpone_products(model: nn.Module, layers: Iterable[nn.Module]) -> None:
 
 
 def later_weights_of(model: nn.Module) -> LaterWeights | None:
-    """Products of a model that `postpone_products` has changed; None: it has its gradients at once."""
+    """Return the delayed products of a model, or None if its gradients are not delayed."""
     found: LaterWeights | None = getattr(model, _ATTRIBUTE, None)
     return found
 
 
 def hold_gradients(model: nn.Module) -> None:
-    """Keep gradients whole on every rank until `reduce_gradients`."""
+    """Disable the reduction of gradients until `reduce_gradients`."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(False)
 
 
 def reduce_gradients(model: nn.Module) -> None:
-    """Sum over the ranks what has been held, once, as the backward pass of a last micro-batch does."""
+    """Sum the accumulated gradients over the ranks once, like the backward pass of a last micro-batch."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(True)
         model._get_fsdp_state()._root_post_backward_final_callback()
@@ -74,7 +74,7 @@ def _forward_linear(module: nn.Linear, later: LaterWeights, hidden: Tensor) -> T
 
 
 class _Linear(torch.autograd.Function):  # type: ignore[misc]  # torch is not type-checked
-    """Linear layer whose backward pass computes the input's gradient alone."""
+    """Linear layer whose backward pass computes only the gradient of the input."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, later: LaterWeights) -> Tensor:
@@ -91,7 +91,7 @@ class _Linear(torch.autograd.Function):  # type: ignore[misc]  # torch is not ty
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _add_products(model: nn.Module, kept: list[_Kept]) -> None:
-    """Add the gradients to those of the gathered parameters, which `hold_gradients` keeps."""
+    """Add the gradients to the gathered parameters, which keep them because of `hold_gradients`."""
     while kept:
         weight, bias, hidden, gradient = kept.pop()
         columns = gradient.flatten(0, -2)
@@ -107,7 +107,7 @@ def _accumulate_gradient(parameter: Tensor, gradient: Tensor) -> None:
 
 
 def _sum_in_float32(model: nn.Module) -> None:
-    """Add rounded gradients to FSDP's float32 sums, as it does itself after a backward pass: none is added to another rounded one."""
+    """Add gradients in the compute dtype to FSDP's float32 sums, as FSDP does after a backward pass, so that sums are never rounded."""
     for unit in model.modules():
         if not isinstance(unit, FSDPModule):
             continue

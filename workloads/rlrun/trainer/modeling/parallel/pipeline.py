@@ -1,7 +1,7 @@
-"""Pipeline parallelism, a step: rows of unequal length through all stages by torch's schedules.
+"""Pipeline parallelism, a step: rows of different lengths pass all stages in the order of torch's schedules.
 
-torch's stages send tensors of one shape. A row is computed at its own length; what goes to the next stage is filled up with zeros to the
-longest row of the step, and cut again there, so that only bytes on the link are added.
+torch's stages send tensors of one shape. A row is computed at its own length; its output is padded with zeros to the longest row of the
+step for the transfer and cut by the next stage, so that padding costs only bandwidth.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from rlrun.trainer.modeling.parallel.schedules import Order, schedule_actions
 from rlrun.trainer.modeling.parallel.stages import Stage
 
 Compute = Callable[[int, int, Tensor | None], Tensor]
-"""Computation of one row by one stage: their numbers and what the stage before made of the row `[P, D]` (None on the first) -> this stage's
-`[P, D]`; on the last one the loss, a scalar."""
+"""Function that computes one row in one stage: its arguments are the numbers of stage and row and the previous stage's output `[P, D]`
+(None on the first); it returns this stage's output `[P, D]`, or the scalar loss on the last stage."""
 
 
 def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Compute, *, backward: bool) -> None:
-    """Send all rows through the stages, and their gradients back. Every rank calls it, with the same rows along a column of stages.
+    """Run all rows through the stages, and their gradients backward. All ranks call it together, with the same rows on all stages of a
+    column.
 
     Args:
-        model: this rank's stages of it, sharded.
-        stage: which.
-        tokens: P of each row, the tokens that this rank computes of it.
-        compute: called once for each row and stage of this rank; each stage's rows in order.
-        backward: whether gradients are wanted; rows then go forward and back as the schedule says.
+       model: sharded stages of this rank.
+       stage: description of the stages.
+       tokens: number P of tokens of each row that this rank computes.
+       compute: function called for each row and each stage of this rank; rows of a stage in order.
+       backward: compute gradients too, in the order of the schedule.
     """
     own = [_torch_stage(model, stage, number, tokens, compute, backward=backward) for number in stage.layers]
     options: dict[str, Any] = {"loss_fn": _stage_loss if backward else None, "scale_grads": False}
@@ -54,7 +55,7 @@ def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Com
 def _torch_stage(
     model: nn.Module, stage: Stage, number: int, tokens: Sequence[int], compute: Compute, *, backward: bool
 ) -> _Stage:
-    """torch's stage for one of this rank's stages."""
+    """Create torch's object for one of this rank's stages."""
     device = next(model.parameters()).device
     longest, width = max(tokens), model.config.get_text_config().hidden_size
     between = torch.empty(longest, width, dtype=stage.dtype, device="meta", requires_grad=backward)
@@ -79,7 +80,7 @@ def _stage_loss(output: Tensor, target: Tensor) -> Tensor:
 
 
 class _Several(_PipelineScheduleRuntime):  # type: ignore[misc]  # torch is not type-checked
-    """torch's executor of actions, for ranks with several stages."""
+    """torch's executor of pipeline actions, for ranks with several stages."""
 
     def __init__(self, stages: Sequence[_Stage], rows: int, actions: Order, **options: Any) -> None:
         super().__init__(list(stages), rows, **options)
@@ -90,7 +91,7 @@ class _Several(_PipelineScheduleRuntime):  # type: ignore[misc]  # torch is not 
 
 
 class _Rows(nn.Module):  # type: ignore[misc]
-    """Module that torch's stage calls, row by row in order. The model is not registered in it: its gradients are not torch's to handle."""
+    """Module that torch's stage calls for each row in order. The model is not a submodule, so torch does not process its gradients."""
 
     def __init__(self, stage: Stage, number: int, tokens: Sequence[int], longest: int, compute: Compute) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class _Rows(nn.Module):  # type: ignore[misc]
         self._tokens, self._longest, self._compute, self._next = tokens, longest, compute, 0
 
     def forward(self, *received: Tensor) -> Tensor:
-        """`[longest, D]` of the stage before -> `[longest, D]`, or the loss."""
+        """Compute the output `[longest, D]`, or the loss, from the previous stage's output `[longest, D]`."""
         index, self._next = self._next, self._next + 1
         tokens = self._tokens[index]
         made = self._compute(self._number, index, received[0][:tokens] if received else None)
@@ -106,7 +107,7 @@ class _Rows(nn.Module):  # type: ignore[misc]
 
 
 class _Stage(PipelineStage):  # type: ignore[misc]
-    """torch's stage, which tells FSDP before each backward pass what to reduce after it."""
+    """torch's stage, extended to configure FSDP's reductions before each backward pass."""
 
     def __init__(self, model: nn.Module, stage: Stage, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -115,7 +116,7 @@ class _Stage(PipelineStage):  # type: ignore[misc]
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """See torch."""
+        """Override of torch's method."""
         if self.dw_builder is None:
             layers = [self._own.stack[index] for index in self._own.layers[self.stage_index]]
             prepare_backward(self._model, last=last_backward, layers=layers if len(self._own.layers) > 1 else None)

@@ -1,4 +1,4 @@
-"""Part of a packed row that a rank computes: a context rank its tokens in the layers, a tensor rank its positions in the head."""
+"""Part of a packed row on a rank: tokens of a context rank in the layers, positions of a tensor rank in the head."""
 
 from __future__ import annotations
 
@@ -17,41 +17,41 @@ _ATTRIBUTE = "_rlrun_meshes"
 
 @dataclass(frozen=True)
 class RowPart:
-    """A rank's part of a row of T tokens. Without context parallelism it has all `P = T` tokens."""
+    """Part of a row of T tokens on a rank. Without context parallelism it has all `P = T` tokens."""
 
     input_ids: Tensor
-    """`[P]` int64."""
+    """Token ids, `[P]` int64."""
     position_ids: Tensor
-    """`[P]` int64."""
+    """Positions in the sequences, `[P]` int64."""
     packed: Layout
-    """Layout that the attention needs."""
+    """Layout for attention."""
     targets: Tensor
-    """`[K]` int64: positions in the whole row of the tokens whose log-probabilities this rank computes; at least one."""
+    """Positions in the whole row of the tokens whose log-probabilities this rank computes, `[K]` int64; at least one."""
     before: Tensor
-    """`[K]` int64: where in the part the token before each stands."""
+    """Position in the part of the token before each target, `[K]` int64."""
     counts: Tensor
-    """`[K]` bool: false for a target that stands in where this rank has none."""
+    """Real targets, `[K]` bool; false for the dummy target of a rank without targets."""
 
 
 def attach_division(model: nn.Module, meshes: Meshes) -> None:
-    """Remember how the model is divided, for `row_part` and `join_rows`."""
+    """Store the meshes at the model, for `row_part` and `join_rows`."""
     object.__setattr__(model, _ATTRIBUTE, meshes)
 
 
 def meshes_of(model: nn.Module) -> Meshes | None:
-    """Meshes that divide the model; None for one that is not divided, or by FSDP alone."""
+    """Return the meshes of the model's division, or None for a model without division or with FSDP only."""
     return getattr(model, _ATTRIBUTE, None)
 
 
 def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: Layout, predicted: Tensor) -> RowPart:
-    """Part of a row on this rank; all ranks of its context and tensor group have the whole row.
+    """Return this rank's part of a row; all ranks of its context and tensor group pass the whole row.
 
     Args:
-        model: as `shard` left it, or a plain one.
-        input_ids: `[T]` int64.
-        position_ids: `[T]` int64.
-        packed: the row's layout.
-        predicted: `[N]` int64, the positions whose log-probabilities are wanted; none of them is 0.
+       model: sharded or plain model.
+       input_ids: token ids, `[T]` int64.
+       position_ids: positions in the sequences, `[T]` int64.
+       packed: layout of the row.
+       predicted: positions whose log-probabilities are requested, `[N]` int64, greater than 0.
     """
     meshes = meshes_of(model)
     before = predicted - 1
@@ -76,7 +76,7 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
 
 
 def part_tokens(model: nn.Module, tokens: int) -> int:
-    """P: tokens of a row of T that a rank computes in the layers."""
+    """Return the number P of tokens that a rank computes in the layers for a row of T tokens."""
     meshes = meshes_of(model)
     if meshes is None or meshes.cp is None:
         return tokens
@@ -84,7 +84,8 @@ def part_tokens(model: nn.Module, tokens: int) -> int:
 
 
 def join_rows(model: nn.Module, part: RowPart, values: Tensor, tokens: int) -> Tensor:
-    """`values [K]` of all ranks' targets in one row `[T]`, 0 elsewhere, the same on every rank of the group; differentiable."""
+    """Combine the `values [K]` of all ranks' targets into one row `[T]`, 0 elsewhere; differentiable and equal on all ranks of the
+    group."""
     meshes = meshes_of(model)
     row = values.new_zeros(tokens).index_put((part.targets,), torch.where(part.counts, values, 0))
     return row if meshes is None or meshes.row is None else reduce_from(row, meshes.row)
@@ -93,14 +94,14 @@ def join_rows(model: nn.Module, part: RowPart, values: Tensor, tokens: int) -> T
 @dataclass(frozen=True)
 class _Tokens:
     tokens: Tensor
-    """`[P]` int64, positions in the padded row; those from T on are padding."""
+    """Positions in the padded row, `[P]` int64; positions from T on are padding."""
     packed: Layout
 
 
 def _context_part(packed: Layout, meshes: Meshes) -> _Tokens:
-    """Two of `2 * cp` equal runs, one from each end, so that causal attention costs every rank about the same.
+    """Return two of `2 * cp` equal ranges, one from each end, so that causal attention costs about the same on every rank.
 
-    What fills the row up to equal runs is a sequence of its own.
+    The padding of the row is a separate sequence.
     """
     group, ranks = meshes.cp, meshes.dims.cp
     assert group is not None

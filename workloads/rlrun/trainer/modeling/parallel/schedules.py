@@ -1,8 +1,7 @@
-"""Orders of a pipeline's actions where ranks have several stages: torch's own, for any number of rows.
+"""Pipeline schedules for ranks with several stages: torch's schedules, extended to any number of rows.
 
-torch's interleaved schedules take numbers of rows that divide into rounds. Their order for the next multiple of the ranks is taken, and
-the actions of rows that are not there are left out: what remains depends on nothing that is gone. Received tensors and sends are put in
-by torch.
+torch's interleaved schedules require a multiple of the number of ranks as number of rows. The schedule of the next multiple is used
+without the actions of missing rows, on which no other action depends. torch adds the sends and receives.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from rlrun.config.division import stages_of_rank
 from rlrun.config.models.parallel import PipelineSchedule
 
 Action = Any
-"""torch's action: a stage, a computation and a row."""
+"""Action of torch: a stage, a computation and a row."""
 _KINDS = {
     "Interleaved1F1B": torch_schedules.ScheduleInterleaved1F1B,
     "InterleavedZeroBubble": torch_schedules.ScheduleInterleavedZeroBubble,
@@ -29,12 +28,12 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Order:
-    """Actions of all ranks in a step."""
+    """Actions of all ranks in one step."""
 
     computed: Mapping[int, Sequence[Action]]
-    """Passes of each rank."""
+    """Computations of each rank."""
     sent: Mapping[int, Sequence[Action]]
-    """The same with what is sent and received."""
+    """Computations, sends and receives of each rank."""
     places: Mapping[int, int]
     """Rank of each stage."""
 
@@ -43,14 +42,14 @@ class Order:
 def schedule_actions(
     schedule: PipelineSchedule, ranks: int, per_rank: int, rows: int, *, backward: bool = True
 ) -> Order:
-    """Order of the actions of one step.
+    """Return the actions of one step.
 
     Args:
-        schedule: one with several stages for each rank.
-        ranks: that a row passes through.
-        per_rank: stages of each.
-        rows: micro-batches, 1 or more.
-        backward: whether gradients are wanted; without, each rank takes all rows through its stages in turn.
+       schedule: schedule with several stages per rank.
+       ranks: number of ranks in the pipeline.
+       per_rank: number of stages per rank.
+       rows: number of micro-batches, at least 1.
+       backward: compute gradients; otherwise each rank runs all rows through its stages in order.
     """
     folded = schedule == "ZBVZeroBubble"
     stages = {rank: stages_of_rank(rank, ranks, per_rank, folded=folded) for rank in range(ranks)}

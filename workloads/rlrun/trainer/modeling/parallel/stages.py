@@ -1,8 +1,8 @@
-"""Pipeline parallelism, the division: a rank keeps the layers of its stages, the first also the embedding, the last norm and head.
+"""Pipeline parallelism, the division: a rank keeps the layers of its stages; the first stage has the embedding, the last has norm and head.
 
-What another rank has is replaced by a module without parameters, so that all names stay those of the whole model. A rank with several
-stages has one model of all their layers; a pass of one of them goes past the others. An embedding that is the head as well is on both of
-these stages: where two ranks have them, their gradients are added up before the update, which then changes both alike.
+Other parts are replaced with modules without parameters, so that all names equal those of the whole model. A rank with several stages has
+one model with all their layers; a pass of one stage skips the others. A tied embedding is on the first and the last stage. If these are
+on two ranks, its gradients are summed before the update, which then is the same on both.
 """
 
 from __future__ import annotations
@@ -30,65 +30,65 @@ Value = TypeVar("Value")
 
 
 class Elsewhere(nn.Module):  # type: ignore[misc]  # torch is not type-checked
-    """A part of the model that another stage has. As a layer or a norm it hands its input on."""
+    """Placeholder of a part in another stage, which returns its input."""
 
     def forward(self, hidden: Tensor, *_: object, **__: object) -> Tensor:
-        """`[1, T, D]`, as it is."""
+        """Return the input `[1, T, D]` unchanged."""
         return hidden
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Stage of a model that this rank has, or several."""
+    """Stages of this rank."""
 
     index: int
-    """Place of the rank among those that a row passes through."""
+    """Position of the rank in the pipeline."""
     count: int
-    """Number of these ranks."""
+    """Number of ranks in the pipeline."""
     group: dist.ProcessGroup | None
-    """The ranks that the same rows pass through, by their places; None: no rows do."""
+    """Ranks with the same rows, in the order of the pipeline; None if no rows are computed."""
     layers: Mapping[int, range]
-    """Layers of each of its stages, by the stage's number."""
+    """Layers of each stage of this rank, by number of the stage."""
     total: int
-    """Number of all stages."""
+    """Total number of stages."""
     schedule: PipelineSchedule
     tied: bool
-    """True if the embedding is the head as well."""
+    """Whether embedding and head are tied."""
     shapes: Mapping[str, torch.Size]
-    """Shapes of the whole model's trained parameters and stored buffers: what a checkpoint holds."""
+    """Shapes of the whole model's trained parameters and stored buffers, which a checkpoint contains."""
     dtype: torch.dtype
-    """Number format of what goes from stage to stage."""
+    """Number format of hidden states between stages."""
     stack: nn.ModuleList
-    """The model's list of decoder layers."""
+    """List of the model's decoder layers."""
 
     @property
     def first(self) -> bool:
-        """True if this rank has the embedding."""
+        """Whether this rank has the embedding."""
         return 0 in self.layers
 
     @property
     def last(self) -> bool:
-        """True if this rank has norm and head, and computes the loss."""
+        """Whether this rank has norm and head, and computes the loss."""
         return self.total - 1 in self.layers
 
     def computes_loss(self, number: int) -> bool:
-        """True if the stage of this number is the last one."""
+        """Return whether a stage is the last one."""
         return number == self.total - 1
 
     @property
     def head_place(self) -> int:
-        """Place of the rank with the last stage."""
+        """Position in the pipeline of the rank with the last stage."""
         return 0 if self.schedule == "ZBVZeroBubble" else self.count - 1
 
 
 def stage_of(model: nn.Module) -> Stage | None:
-    """Stage that a model is on this rank; None: it is whole."""
+    """Return the stages of a model on this rank, or None for a whole model."""
     found: Stage | None = getattr(model, _ATTRIBUTE, None)
     return found
 
 
 def of_all_stages(model: nn.Module, value: Value) -> list[Value]:
-    """One object of every rank that a row passes through, by their places, on all of them; of a model that is whole this one."""
+    """Gather one object from every rank of the pipeline, in its order; return only this rank's object for a whole model."""
     stage = stage_of(model)
     if stage is None:
         return [value]
@@ -108,20 +108,20 @@ def keep_stage(
     group: dist.ProcessGroup | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Leave the stages of one rank, in place, before the model is divided further.
+    """Reduce a model to the stages of one rank, in place, before the model is divided further.
 
     Args:
-        model: whole, on the CPU or on meta; `stage_check` has seen one of its kind.
-        layers: its decoder layers, at least as many as stages.
-        index: place of the rank.
-        count: number of ranks that rows pass through.
-        per_rank: stages of each.
-        schedule: order of their passes; says which stages a rank has.
-        group: ranks that rows pass through; None where none do.
-        dtype: number format of what goes from stage to stage.
+       model: whole model, on the CPU or on meta, whose architecture `stage_check` accepts.
+       layers: decoder layers of the model, at least as many as stages.
+       index: position of the rank in the pipeline.
+       count: number of ranks in the pipeline.
+       per_rank: number of stages per rank.
+       schedule: pipeline schedule, which defines the stages of a rank.
+       group: ranks of the pipeline, or None if no rows are computed.
+       dtype: number format of hidden states between stages.
 
     Raises:
-        RoleError: adapters leave a stage nothing to train.
+       RoleError: a stage has no trained parameter because of the adapters' targets.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head.weight is embedding.weight
@@ -160,16 +160,16 @@ def keep_stage(
 
 
 def last_stage(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """`one_stage` of the last stage; of a model that is whole, all of it."""
+    """Return `one_stage` of the last stage, or an empty context for a whole model."""
     stage = stage_of(model)
     return nullcontext() if stage is None else one_stage(model, stage.total - 1)
 
 
 @contextmanager
 def one_stage(model: PreTrainedModel, number: int) -> Iterator[None]:
-    """Let a pass go through one of this rank's stages alone, inside of FSDP's forward method.
+    """Restrict forward passes to one of this rank's stages, inside of FSDP's forward method.
 
-    What is passed by stays in FSDP's units, which hold modules themselves.
+    Skipped layers stay in FSDP's units, which reference the modules directly.
     """
     stage = stage_of(model)
     if stage is None or len(stage.layers) == 1:
@@ -194,21 +194,21 @@ def one_stage(model: PreTrainedModel, number: int) -> Iterator[None]:
 
 
 def _check_trained(model: nn.Module, layers: nn.ModuleList, runs: Sequence[range], pp: int) -> None:
-    """Refuse a stage without anything to train beside others that have: gradients pass through every stage."""
+    """Raise an error for a stage without trained parameters, because gradients must pass through every stage."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return
     count = f"pp ({pp})" + ("" if len(runs) == pp else f" times stagesPerRank ({len(runs) // pp})")
     for run in runs:
         if not any(parameter.requires_grad for number in run for parameter in layers[number].parameters()):
             raise RoleError(
-                f"trainer.parallelism.{count} makes a stage of the layers {run.start} to {run.stop - 1}, of which "
-                "lora.targets trains nothing; lower pp, or train a part of every layer",
+                f"trainer.parallelism.{count} creates a stage of the layers {run.start} to {run.stop - 1}, which have no "
+                "layer of lora.targets; lower pp, or add targets in every layer",
                 exit_codes.CONFIGURATION,
             )
 
 
 def _layer_cost(model: PreTrainedModel, layer: nn.Module) -> float:
-    """Parameters of a layer's matrices that a token visits."""
+    """Return the number of matrix parameters of a layer that a token uses."""
     config = model.config
     experts = getattr(config, "num_experts", None)
     share = config.num_experts_per_tok / experts if experts else 1.0
@@ -217,7 +217,7 @@ def _layer_cost(model: PreTrainedModel, layer: nn.Module) -> float:
 
 
 def second_copy(model: nn.Module) -> Tensor | None:
-    """The parameter of this rank that another rank has as well and that counts there: the last stage's tied embedding."""
+    """Return the parameter of this rank that counts on another rank: the tied embedding of the last stage, or None."""
     stage = stage_of(model)
     if stage is None or not (stage.tied and stage.last) or stage.first:
         return None
@@ -226,7 +226,7 @@ def second_copy(model: nn.Module) -> Tensor | None:
 
 
 def add_shared_gradients(model: nn.Module) -> None:
-    """Give a tied embedding, on the first and the last stage, the sum of both stages' gradients: the same number on both."""
+    """Sum the gradients of a tied embedding over the first and the last stage; both get the same result."""
     stage = stage_of(model)
     if stage is None or not stage.tied or stage.first == stage.last:
         return

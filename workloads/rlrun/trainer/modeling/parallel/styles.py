@@ -1,4 +1,4 @@
-"""Ways to divide a linear layer over tensor ranks, each also for one with an adapter (`rlrun.trainer.modeling.lora`)."""
+"""Styles of tensor parallel linear layers, with support of adapters (`rlrun.trainer.modeling.lora`)."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from torch.nn.functional import linear
 from rlrun.trainer.modeling.parallel.collectives import copy_to
 
 PARAMETERS = ("lora_A", "lora_B")
-"""Parameters of a linear layer with an adapter."""
+"""Parameters of an adapter in a linear layer."""
 
 
 class Columns(ColwiseParallel):  # type: ignore[misc]  # torch is not type-checked
-    """Division by columns, also of a layer with an adapter: B is divided by rows as the weight is, A is whole on every rank."""
+    """Division by columns; with an adapter B is divided by rows like the weight, and A is complete on every rank."""
 
     def __init__(self, *, copied: bool = False) -> None:
-        """Keep whether results are copied: autograd takes no change in place of what a DTensor holds."""
+        """Create the style. `copied`: copy outputs, because autograd does not allow in-place changes of a DTensor's local tensor."""
         super().__init__()
         self.copied = copied
 
@@ -43,7 +43,7 @@ class Columns(ColwiseParallel):  # type: ignore[misc]  # torch is not type-check
 
 
 class Rows(RowwiseParallel):  # type: ignore[misc]
-    """Division by rows, also of a layer with an adapter: A is divided by columns as the weight is, B is whole on every rank."""
+    """Division by rows; with an adapter A is divided by columns like the weight, and B is complete on every rank."""
 
     def _partition_linear_fn(self, name: str, module: nn.Module, device_mesh: DeviceMesh) -> None:
         adapter = _take_adapter(module)
@@ -52,20 +52,20 @@ class Rows(RowwiseParallel):  # type: ignore[misc]
 
 
 class Joined(ParallelStyle):  # type: ignore[misc]
-    """Division by columns of a layer whose outputs are several parts end to end: each rank computes its share of every part.
+    """Division by columns of a layer with several concatenated outputs: each rank computes its share of every output.
 
-    The parameters stay what they are in files: whole rows in their order, of which each rank holds one run. Those that a rank computes
-    with are another choice of rows, so that they are gathered for each pass, as FSDP gathers them over its ranks, and not kept between.
+    The parameters keep the order of rows in files, and each rank has one contiguous range. A rank computes with other rows, so they are
+    gathered for each pass, like FSDP gathers over its ranks, and not kept.
     """
 
     def __init__(self, widths: Sequence[int]) -> None:
-        """Keep the outputs of each part."""
+        """Create the style from the number of outputs of each part."""
         super().__init__()
         self.widths = tuple(widths)
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         if sum(self.widths) != module.out_features:
-            raise ValueError(f"parts of {self.widths} outputs in a layer of {module.out_features}")
+            raise ValueError(f"parts of {self.widths} outputs do not match a layer with {module.out_features} outputs")
         for name, parameter in list(module.named_parameters()):
             whole = name == "lora_A"
             divided = distribute_tensor(
@@ -83,7 +83,7 @@ class Joined(ParallelStyle):  # type: ignore[misc]
 
 
 def _joined_forward(module: Any, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup, input: Tensor) -> Tensor:
-    """`[..., in]` of all ranks -> `[..., out / ranks]`."""
+    """Compute `[..., out / ranks]` from the input `[..., in]`, which is equal on all ranks."""
     bias = None if module.bias is None else module.bias.to_local()
     output: Tensor = _JoinedLinear.apply(input, module.weight.to_local(), bias, shares, group)
     if not hasattr(module, "lora_A"):
@@ -94,7 +94,7 @@ def _joined_forward(module: Any, shares: Sequence[tuple[int, int]], group: dist.
 
 
 class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
-    """Linear layer with a rank's rows of a matrix whose rows the ranks hold otherwise; they are gathered again for the backward pass."""
+    """Linear layer with selected rows of a matrix that is sharded by contiguous rows; the rows are gathered again for backward."""
 
     @staticmethod
     def forward(
@@ -106,7 +106,7 @@ class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
         group: dist.ProcessGroup,
         shared_input: bool = True,
     ) -> Tensor:
-        """`shared_input`: the ranks have the same input, whose gradients are added up."""
+        """Compute the layer. `shared_input`: the ranks have the same input, so its gradients are summed over the ranks."""
         ctx.save_for_backward(input, weight)
         ctx.shares, ctx.group, ctx.shared_input = shares, group, shared_input
         own_bias = None if bias is None else _own_rows(bias, shares, group)
@@ -130,14 +130,14 @@ class _JoinedLinear(torch.autograd.Function):  # type: ignore[misc]
 
 
 def _own_rows(part: Tensor, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> Tensor:
-    """Rows that this rank computes with, out of the runs that the ranks hold."""
+    """Gather the rows with which this rank computes."""
     whole = part.new_empty(part.shape[0] * dist.get_world_size(group), *part.shape[1:])
     dist.all_gather_single(whole, part.contiguous(), group=group)
     return torch.cat([whole[first:last] for first, last in shares])
 
 
 def _given_back(gradient: Tensor, shares: Sequence[tuple[int, int]], group: dist.ProcessGroup) -> Tensor:
-    """Gradient of the run that this rank holds; each row's comes from one rank alone."""
+    """Return the gradient of this rank's contiguous rows; the gradient of each row comes from one rank."""
     ranks = dist.get_world_size(group)
     whole = gradient.new_zeros(gradient.shape[0] * ranks, *gradient.shape[1:])
     for (first, last), rows in zip(shares, gradient.split([last - first for first, last in shares]), strict=True):
@@ -155,6 +155,6 @@ def _take_adapter(module: nn.Module) -> dict[str, nn.Parameter]:
 def _put_adapter(
     module: nn.Module, adapter: dict[str, nn.Parameter], mesh: DeviceMesh, **placements: Placement
 ) -> None:
-    for name, parameter in adapter.items():  # its values are set later, from the seed
+    for name, parameter in adapter.items():  # values are initialized later from the seed
         divided = distribute_tensor(parameter.detach(), mesh, [placements[name]], src_data_rank=None)
         module.register_parameter(name, nn.Parameter(divided, requires_grad=parameter.requires_grad))

@@ -1,7 +1,7 @@
-"""Tensor parallelism (arXiv:1909.08053): each rank has some of the heads and some of the feed-forward's columns.
+"""Tensor parallelism (arXiv:1909.08053): each rank has a part of the heads and of the feed-forward's columns.
 
-Which module of a layer is divided how says the table of families (`rlrun.config.families`). Outside of the layers nothing is divided by
-columns: embedding, last norm and head are FSDP's over these ranks too, and each rank computes its part of the positions there (`rows`).
+The table of families (`rlrun.config.families`) defines the division of each module. Outside of the layers nothing is divided by columns:
+FSDP also shards embedding, last norm and head over the tensor ranks, and each rank computes a part of the positions there (`rows`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 
 def check_family(model: PreTrainedModel, layers: Sequence[nn.Module], by: Kind, size: int) -> Family:
-    """The family's row; refuses what was never checked against one rank.
+    """Return the table row of the model's family; only tested families are supported.
 
     Raises:
-        RoleError: the model is of no family that is divided so, or has parameters that its family's row does not name.
+       RoleError: the family does not support the division, or the model has parameters that the row does not contain.
     """
     kind = model.config.model_type
     row = find_family(kind, by)
@@ -49,11 +49,11 @@ def divide_layers(model: PreTrainedModel, layers: Sequence[nn.Module], mesh: Dev
     """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
 
     Raises:
-        RoleError: the model's family is not known, a layer has parameters that its family's row does not name, or the size does not
-            divide its heads or columns.
+       RoleError: the model's family is unknown, a layer has parameters that the table does not contain, or the size does not divide heads
+       or columns.
     """
     row = check_family(model, layers, "tp", mesh.size())
-    # It warns for every tensor that is gathered from two dimensions, as publishing does, that one collective would be faster.
+    # torch warns about each tensor gathered over two mesh dimensions, which happens at every publication.
     logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     _check_divisible(model, layers, row, mesh.size())
     for layer in layers:
@@ -61,19 +61,19 @@ def divide_layers(model: PreTrainedModel, layers: Sequence[nn.Module], mesh: Dev
         parallelize_module(layer, mesh, _plan_layer(model, layer, row))
         for attribute in row.counts:
             _divide_count(layer, attribute, mesh.size())
-        for name, parameter in layer.named_parameters():  # a copied norm forgets that it is frozen
+        for name, parameter in layer.named_parameters():  # a copied norm loses `requires_grad=False`
             parameter.requires_grad_(trained[name])
     group = mesh.get_group()
 
     def embedded(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        return scale_gradient(output, 1 / mesh.size())  # each rank has the whole gradient, and FSDP adds them up
+        return scale_gradient(output, 1 / mesh.size())  # each rank has the complete gradient, and FSDP sums them
 
     def left_layers(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (copy_to(inputs[0], group), *inputs[1:])
 
     model.get_input_embeddings().register_forward_hook(embedded)
     last_norm = getattr(model.get_decoder(), row.last_norm)
-    if not isinstance(last_norm, Elsewhere):  # or the stage's layers are not the last ones, and no rank has left them
+    if not isinstance(last_norm, Elsewhere):  # otherwise the last layer is in another stage
         last_norm.register_forward_pre_hook(left_layers)
 
 
@@ -91,7 +91,7 @@ def _check_named(
     if unknown:
         raise RoleError(
             f"trainer.parallelism.{field}: the model's type is {kind}, but it has {', '.join(sorted(unknown))}, which "
-            f"models of that type are not known to have; {fix}",
+            f"this type normally lacks; {fix}",
             exit_codes.CONFIGURATION,
         )
 
@@ -100,7 +100,7 @@ def _check_divisible(model: PreTrainedModel, layers: Sequence[nn.Module], row: F
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     sizes = [("key-value heads", getattr(config, "num_key_value_heads", heads)), ("attention heads", heads)]
-    for layer in layers:  # a mixture's experts are dealt out instead
+    for layer in layers:  # experts are distributed instead
         sizes += [
             ("intermediate size", module.out_features // len(row.joined.get(name, "1")))
             for name, module in layer.named_modules()
@@ -114,7 +114,7 @@ def _plan_layer(model: PreTrainedModel, layer: nn.Module, row: Family) -> dict[s
     there = dict(layer.named_modules())
     plan: dict[str, ParallelStyle] = {name: Columns(copied=row.in_place) for name in row.columns if name in there}
     plan |= {name: Rows() for name in row.rows if name in there}
-    for name in row.norms:  # one weight for all ranks: its gradient is a sum over them
+    for name in row.norms:  # all ranks share the weight, and its gradient is summed over them
         if name in there and any(True for _ in there[name].parameters()):
             plan[name] = SequenceParallel(sequence_dim=row.norm_heads, use_local_output=True)
     for name, widths in row.joined.items():
@@ -135,7 +135,8 @@ def _layer_width(model: PreTrainedModel, module: Any, width: Width) -> int:
 
 
 def _divide_count(layer: nn.Module, attribute: str, tp: int) -> None:
-    """Divide a number of heads that a layer's code reads; a configuration is copied, as the model's own keeps the whole number."""
+    """Divide a number of heads that a layer's code reads. A configuration is copied first, because the model's must keep the total
+    number."""
     path, _, name = attribute.rpartition(".")
     owner: Any = layer
     for step in path.split("."):

@@ -1,1 +1,1 @@
-"""Weights in a model's files: where each parameter's numbers lie, and reads of the slices that one rank needs."""
+"""Weights in a model's files: location of each parameter, and reads of the slices for one rank."""

@@ -1,4 +1,4 @@
-"""Buffers that no file has: rotary frequencies, scales of embeddings, masks. The architecture's own code makes them again."""
+"""Buffers that are not in files: rotary frequencies, scales of embeddings, masks. The architecture's code recomputes them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 _DONE = "_is_hf_initialized"
-"""Attribute of a tensor that transformers' functions leave as it is."""
+"""Attribute that protects a tensor from initialization by transformers."""
 _FILLINGS = (0, 1)
-"""Values that a buffer has before it is made; where the result depends on them, it was not made."""
+"""Values of a buffer before its initialization; if the result depends on them, the buffer was not initialized."""
 
 
 def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
-    """Give the buffers the values that they have in a new model.
+    """Initialize buffers with their values in a new model.
 
     Args:
-        model: with memory for all tensors, divided or not; its parameters are left alone.
-        names: of buffers, whose values are undefined.
+       model: model with memory for all tensors, sharded or not; parameters are not changed.
+       names: names of the undefined buffers.
 
     Raises:
-        RoleError: the architecture's code does not make one of them in `_init_weights`, so that transformers loads it undefined too.
+       RoleError: `_init_weights` of the architecture does not initialize a buffer, so transformers would leave it undefined too.
     """
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -39,14 +39,15 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
         for name in own:
             if not torch.equal(first[name], second[name]):
                 raise RoleError(
-                    f"{type(model).__name__} cannot be trained: its buffer {prefix}{name} is in no file, and its code does not make it "
-                    "in _init_weights; make it there, or register it with persistent=True",
+                    f"{type(model).__name__} cannot be trained: its files lack the buffer {prefix}{name}, and its code does not "
+                    "initialize it in _init_weights; initialize it there, or register it with persistent=True",
                     exit_codes.CONFIGURATION,
                 )
 
 
 def _buffer_maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
-    """Model whose code makes a module's buffers: the innermost one that it is in, as for the images of a model of text and images."""
+    """Return the innermost model that contains a module, such as the image model of a multimodal model; its code initializes the
+    buffers."""
     found, module = model, model
     for name in path.split(".") if path else ():
         module = getattr(module, name)

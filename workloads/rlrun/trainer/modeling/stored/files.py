@@ -1,4 +1,4 @@
-"""Files of a model's weights: which tensors they have, and slices of them. A file is never read whole."""
+"""Files of a model's weights: names of tensors, and reads of slices. A file is never read completely."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from transformers.utils.hub import cached_file, get_checkpoint_shard_files
 from rlrun.trainer.modeling.stored.lazy import Lazy, Slices
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-"""A single file, and the index of several. Pickles (`pytorch_model.bin`) are never read: `rlrun.hub.pickled` refuses them."""
+"""Names of a single file, and of the index of several files. Pickles (`pytorch_model.bin`) are refused by `rlrun.hub.pickled`."""
 
 
 class Files:
-    """Tensors of a model's files.
+    """Tensors in a model's files.
 
     Args:
-        where: file of each tensor.
+       where: file of each tensor, by name.
     """
 
     def __init__(self, where: Mapping[str, Path]) -> None:
         self.where = where
         self.bytes_read = 0
-        """Bytes of all slices that were read, in the number format of the files."""
+        """Total bytes of all read slices, in the number format of the files."""
         self.largest_read = 0
-        """Bytes of the largest slice."""
+        """Bytes of the largest read slice."""
 
     def tensor(self, name: str) -> Lazy:
-        """A tensor, by its name in the files."""
+        """Return a lazy tensor by its name in the files."""
         return Lazy(self._shape(name), lambda slices: self._read(name, slices))
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -49,11 +49,11 @@ class Files:
 
 
 def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
-    """Names of the tensors in a model's files, without their numbers; None when it has none.
+    """Return the names of the tensors in a model's files without reading values, or None if the model has no files.
 
     Args:
         source: folder or name on the hub.
-        options: of the hub, such as the revision.
+        options: options of the hub, such as the revision.
     """
     if (path := _optional_file(source, _INDEX, options)) is not None:
         return list(_weight_map(path))
@@ -64,14 +64,14 @@ def stored_names(source: str, options: Mapping[str, Any]) -> list[str] | None:
 
 
 def open_files(source: str, options: Mapping[str, Any], names: list[str]) -> Files:
-    """The files of tensors that `stored_names` gave; those of the hub are downloaded."""
+    """Open the files of the tensors from `stored_names`, and download them if the source is on the hub."""
     if (path := _optional_file(source, _INDEX, options)) is not None:
         paths, _ = get_checkpoint_shard_files(source, str(path), **options)
         by_name = {Path(one).name: Path(one) for one in paths}
         return Files({name: by_name[file] for name, file in _weight_map(path).items()})
     if (path := _optional_file(source, _SINGLE, options)) is not None:
         return Files(dict.fromkeys(names, path))
-    raise FileNotFoundError(f"{source} has no safetensors")
+    raise FileNotFoundError(f"{source} has no safetensors files")
 
 
 def _optional_file(source: str, name: str, options: Mapping[str, Any]) -> Path | None:

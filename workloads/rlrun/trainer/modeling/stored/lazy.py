@@ -1,4 +1,4 @@
-"""Tensors that are read slice by slice, and the ways in which files put one together: stacked, joined, divided, transposed."""
+"""Lazy tensors that are read by slices, and their combinations: stacked, joined, divided, transposed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Slices = tuple[slice, ...]
 
 @dataclass(frozen=True)
 class Lazy:
-    """A tensor of which nothing is in memory yet."""
+    """Tensor that is not in memory; parts of it can be read."""
 
     shape: tuple[int, ...]
     read: Callable[[Slices], Tensor]
-    """Reader of a part."""
+    """Function that reads a part."""
 
     def whole(self) -> Tensor:
-        """The tensor itself."""
+        """Read the complete tensor."""
         return self.read(tuple(slice(0, size) for size in self.shape))
 
 
 def stack_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
-    """Tensors of one shape along a new dimension.
+    """Stack tensors of equal shape along a new dimension.
 
     Raises:
-        ValueError: their shapes differ.
+       ValueError: the shapes differ.
     """
     shape = _same_shape([part.shape for part in parts])
 
@@ -41,10 +41,10 @@ def stack_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
 
 
 def join_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
-    """Tensors one after the other along a dimension.
+    """Concatenate tensors along a dimension.
 
     Raises:
-        ValueError: their shapes differ in another dimension.
+       ValueError: the shapes differ in another dimension.
     """
     rest = _same_shape([part.shape[:dim] + part.shape[dim + 1 :] for part in parts])
     sizes = [part.shape[dim] for part in parts]
@@ -57,7 +57,7 @@ def join_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
 
 
 def chunk_tensor(one: Lazy, count: int, dim: int) -> list[Lazy]:
-    """Parts of a tensor along a dimension, as `torch.chunk` makes them."""
+    """Divide a tensor along a dimension like `torch.chunk`."""
     size = -(-one.shape[dim] // count)
     return [
         _tensor_part(one, dim, start, min(start + size, one.shape[dim]))
@@ -66,7 +66,7 @@ def chunk_tensor(one: Lazy, count: int, dim: int) -> list[Lazy]:
 
 
 def transpose_tensor(one: Lazy, first: int, second: int) -> Lazy:
-    """A tensor with two dimensions exchanged."""
+    """Exchange two dimensions of a tensor."""
 
     def exchanged(sizes: Sequence[object]) -> list[object]:
         found = list(sizes)
@@ -89,7 +89,8 @@ def _tensor_part(one: Lazy, dim: int, start: int, stop: int) -> Lazy:
 
 
 def _overlapping_parts(sizes: Sequence[int], asked: slice) -> Iterator[tuple[int, slice]]:
-    """Parts that a slice of their sequence meets, each with its own slice; one of no length of the first where it meets none."""
+    """Iterate over the parts that overlap a slice of their concatenation, each with its own slice; without overlap yield an empty slice
+    of the first part."""
     start, met = 0, False
     for at, size in enumerate(sizes):
         first, last = max(asked.start - start, 0), min(asked.stop - start, size)
@@ -108,5 +109,5 @@ def _replace_slice(slices: Slices, dim: int, one: slice) -> Slices:
 def _same_shape(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     for shape in shapes:
         if shape != shapes[0]:
-            raise ValueError(f"tensors that become one have the shapes {list(shapes[0])} and {list(shape)}")
+            raise ValueError(f"cannot combine tensors of shapes {list(shapes[0])} and {list(shape)}")
     return shapes[0]

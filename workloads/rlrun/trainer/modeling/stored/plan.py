@@ -1,8 +1,8 @@
-"""Plan of a model's load: for each tensor in memory, what is to be read of which tensors in files.
+"""Plan of loading a model: the sources in files of each tensor in memory.
 
-Most are themselves. Those that transformers puts together when it loads (experts of a mixture, joined or transposed matrices) are read by
-slices too, where its operations are of the four kinds that `lazy` knows; of others all that makes up one tensor is read and converted, one
-tensor at a time.
+Most tensors are stored unchanged. Tensors that transformers converts during loading (experts, joined or transposed matrices) are read by
+slices too if the conversion consists of the four operations of `lazy`. For other conversions all sources of one tensor are read and
+converted, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rlrun.trainer.modeling.tensor_names import Sources, convert_tensors, source
 
 
 def plan_tensors(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
-    """The tensors of the model that its files have, by name in memory.
+    """Return lazy tensors for the model's tensors in its files, by name in memory.
 
     Args:
-        model: on meta, its names remembered (`tensor_names.remember_names`), before it is divided.
-        files: of its weights.
+       model: model on meta with stored conversions (`tensor_names.remember_names`), before sharding.
+       files: files of its weights.
 
     Raises:
-        RoleError: a tensor has another shape than the model's.
-        ValueError: tensors that become one do not go together.
+       RoleError: the shape of a tensor differs from the model's.
+       ValueError: tensors cannot be combined.
     """
     state, found = model.state_dict(), {}
     for name, one in source_parts(model, files.where, state).items():
@@ -52,14 +52,14 @@ def _convert_parts(
     try:
         targets = convert_tensors(model, name, one, empty)
     except RuntimeError as error:
-        raise ValueError(f"{name} cannot be made of the files: {error}") from error
+        raise ValueError(f"cannot convert the files' tensors to {name}: {error}") from error
     if combined is not None:
         return dict(zip(targets, combined, strict=True))
     return {target: _by_transformers(model, name, one, parts, target, tensor) for target, tensor in targets.items()}
 
 
 def _combine_parts(one: Sources, parts: list[list[Lazy]], *, expected: tuple[int, ...]) -> list[Lazy] | None:
-    """Result of the converter's operations on the parts; None if there is one whose slices nobody knows."""
+    """Apply the converter's operations to lazy parts; return None if an operation does not support slices."""
     for operation in one.converter.operations:
         if getattr(operation, "num_shards_attribute", None) is not None:
             return None
