@@ -32,6 +32,20 @@ from rlrun.trainer.guests import requests as module
 from rlrun.trainer.guests.isolation import tell_all, to_blame
 from rlrun.trainer.guests.requests import Change, Guests
 from rlrun.trainer.loop import Loop
+from rlrun.trainer.runs import (
+    CloseOrder,
+    DropOrder,
+    EndOrder,
+    FinishOrder,
+    JoinOrder,
+    LeaveOrder,
+    Order,
+    SaveOrder,
+    StepOrder,
+    WaitOrder,
+    read_order,
+    write_order,
+)
 
 
 def config(name: str, root: Path = Path("/runs"), **options: Any) -> TrainerConfig:
@@ -228,13 +242,43 @@ def test_who_asks_anew_or_not_at_all_gives_up_the_slot(bench: Bench) -> None:
     ]
 
 
-@pytest.mark.parametrize(("do", "collects"), [("drop", True), ("join", True), ("wait", False)])
-def test_what_a_run_had_is_collected_when_it_has_gone(do: str, collects: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what a refused one had loaded: sharded models are cycles."""
+DROP, JOIN = (
+    DropOrder("guest", "Left", "the run has ended"),
+    JoinOrder({"name": "guest"}, {"attempt": 1}, "/runs/guest"),
+)
+
+
+@pytest.mark.parametrize(("order", "collects"), [(DROP, True), (JOIN, True), (WaitOrder(), False)])
+def test_garbage_of_a_removed_or_refused_run_is_collected(
+    order: Order, collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A refused guest has loaded objects too, and sharded models are reference cycles."""
     calls: list[int] = []
     monkeypatch.setattr("rlrun.trainer.loop.Garbage.after_run", lambda self: calls.append(1))
     runs: Any = SimpleNamespace(runs=["host", "guest"])
-    runs.change = lambda order: runs.runs.pop() if order["do"] == "drop" else None
+    runs.change = lambda order: runs.runs.pop() if isinstance(order, DropOrder) else None
     nothing: Any = None
-    Loop(runs, nothing, nothing, threading.Event())._carry_out({"do": do})
+    Loop(runs, nothing, nothing, threading.Event())._carry_out(order)
     assert bool(calls) == collects
+
+
+@pytest.mark.parametrize(
+    ("order", "document"),
+    [
+        (StepOrder("a", "/b", save=True), {"do": "step", "run": "a", "path": "/b", "save": True}),
+        (SaveOrder("a"), {"do": "save", "run": "a"}),
+        (FinishOrder("a"), {"do": "finish", "run": "a"}),
+        (LeaveOrder("a"), {"do": "leave", "run": "a"}),
+        (CloseOrder("a"), {"do": "close", "run": "a"}),
+        (
+            JOIN,
+            {"do": "join", "config": {"name": "guest"}, "attempt": {"attempt": 1}, "folder": "/runs/guest"},
+        ),
+        (DROP, {"do": "drop", "run": "guest", "state": "Left", "reason": "the run has ended", "code": 0}),
+        (WaitOrder(), {"do": "wait"}),
+        (EndOrder(), {"do": "end"}),
+    ],
+)
+def test_order_keeps_its_wire_format(order: Order, document: dict[str, Any]) -> None:
+    assert json.dumps(write_order(order)) == json.dumps(document)
+    assert read_order(json.loads(json.dumps(document))) == order

@@ -41,7 +41,22 @@ from rlrun.trainer.ranks.phases import Phases
 from rlrun.trainer.ranks.start_clock import StartClock, launched_ago
 from rlrun.trainer.ranks.stop import Stop, StopAgreed
 from rlrun.trainer.run import Run
-from rlrun.trainer.runs import OneRun, Order, drop_order, start_of
+from rlrun.trainer.runs import (
+    CloseOrder,
+    DropOrder,
+    EndOrder,
+    FinishOrder,
+    JoinOrder,
+    LeaveOrder,
+    OneRun,
+    Order,
+    SaveOrder,
+    StepOrder,
+    WaitOrder,
+    read_order,
+    start_of,
+    write_order,
+)
 from rlrun.trainer.turns import next_turn
 
 
@@ -81,11 +96,9 @@ def train_runs(
             log_band_warnings(config)
         agreement, news = Agreement(group, stop or Stop()), threading.Event()
         phases = Phases.of_group(group.rank, group.world_size)
-        link = (
-            _open_link(config, attempt, api_key, replay, phases, news)
-            if group.leads
-            else Link(replay=replay is not None)
-        )
+        link = Link(replay=replay is not None)
+        if group.leads:
+            link = _open_link(config, attempt, api_key, replay, phases, news)
         paths = RunPaths(Path(config.output_dir))
         clock.done("group")
         begun = _begin_attempt(config, attempt, group, config_hash, replay)
@@ -185,8 +198,9 @@ class Loop:
                     host.channel.stop = stop.join
                 while True:
                     self._agreement.meet()
-                    order = self._group.broadcast(self._next_order() if self._group.leads else None)
-                    if order["do"] == "end":
+                    document = write_order(self._next_order()) if self._group.leads else None
+                    order = read_order(self._group.broadcast(document))
+                    if isinstance(order, EndOrder):
                         return exit_codes.OK
                     self._carry_out(order)
             except StopAgreed:
@@ -203,9 +217,9 @@ class Loop:
             if order is not None:
                 return order
             if not self._runs.runs and not self._runs.awaited():
-                return {"do": "end"}
+                return EndOrder()
             if (left := deadline - time.monotonic()) <= 0:
-                return {"do": "wait"}
+                return WaitOrder()
             self._news.wait(left)
 
     def _change(self) -> Order | None:
@@ -218,15 +232,15 @@ class Loop:
             again = run.save_again()  # called in every round, because it also reports a refused write
             if run.stage == "finished" or run.trained():
                 if again:
-                    return {"do": "save", "run": run.name}
+                    return SaveOrder(run.name)
                 if run.unsaved() is not None and not over:
                     continue
             if run.stage == "training" and run.trained():
-                return {"do": "finish", "run": run.name}
+                return FinishOrder(run.name)
             if over:
-                return {"do": "close", "run": run.name}
+                return CloseOrder(run.name)
             if run.stage == "leaving" and run.left():
-                return drop_order(run, "Left", "the run requested to leave, or its orchestrator is gone")
+                return DropOrder(run.name, "Left", "the run requested to leave, or its orchestrator is gone")
         return None
 
     def _turn(self) -> Order | None:
@@ -238,33 +252,35 @@ class Loop:
             return None
         run = self._runs.named(name)
         path = run.next_batch()
-        return None if path is None else {"do": "step", "run": name, "path": str(path), "save": run.save_again()}
+        return None if path is None else StepOrder(name, str(path), save=run.save_again())
 
     # ---- all ranks carry it out
 
     def _carry_out(self, order: Order) -> None:
         before = len(self._runs.runs)
         self._act(order)
-        if len(self._runs.runs) < before or order["do"] == "join":  # a rejected guest has loaded objects too
+        if len(self._runs.runs) < before or isinstance(order, JoinOrder):  # a rejected guest has loaded objects too
             self._garbage.after_run()
 
     def _act(self, order: Order) -> None:
-        match order["do"]:
-            case "step":
-                self._last = order["run"]
-                path, save = Path(order["path"]), bool(order["save"])
-                self._runs.work(self._runs.named(order["run"]), lambda run: run.step(path, save=save))
+        match order:
+            case StepOrder():
+                self._last = order.run
+                path, save = Path(order.path), order.save
+                self._runs.work(self._runs.named(order.run), lambda run: run.step(path, save=save))
                 self._garbage.after_step()
-            case "save":
-                self._runs.work(self._runs.named(order["run"]), Run.save)
-            case "finish":
-                self._runs.work(self._runs.named(order["run"]), Run.finish)
-            case "leave":
-                self._runs.work(self._runs.named(order["run"]), Run.leave)
-            case "close":
-                self._runs.close(self._runs.named(order["run"]))
-            case "join" | "drop":
+            case SaveOrder():
+                self._runs.work(self._runs.named(order.run), Run.save)
+            case FinishOrder():
+                self._runs.work(self._runs.named(order.run), Run.finish)
+            case LeaveOrder():
+                self._runs.work(self._runs.named(order.run), Run.leave)
+            case CloseOrder():
+                self._runs.close(self._runs.named(order.run))
+            case JoinOrder() | DropOrder():
                 self._runs.change(order)
+            case WaitOrder() | EndOrder():
+                pass
 
     def _save_and_end(self) -> int:
         """Complete the checkpoint of the last finished step of every run, and return the exit code."""

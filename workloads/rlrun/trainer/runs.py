@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.failures import RoleError
@@ -14,8 +15,115 @@ from rlrun.protocol.files.shared import SlotState
 from rlrun.runtime import exit_codes
 from rlrun.trainer.run import Run
 
-Order = dict[str, Any]
-"""Next action of all ranks: JSON, as rank 0 broadcasts it."""
+
+@dataclass(frozen=True)
+class StepOrder:
+    """Train the next step of a run."""
+
+    do: ClassVar[str] = "step"
+    run: str
+    path: str
+    """Folder of the batch."""
+    save: bool
+    """Save a checkpoint after the step, even if none is due."""
+
+
+@dataclass(frozen=True)
+class SaveOrder:
+    """Save the last step of a run again, because the volume refused its checkpoint."""
+
+    do: ClassVar[str] = "save"
+    run: str
+
+
+@dataclass(frozen=True)
+class FinishOrder:
+    """Report the end of training of a run."""
+
+    do: ClassVar[str] = "finish"
+    run: str
+
+
+@dataclass(frozen=True)
+class LeaveOrder:
+    """Save a guest that leaves before its end."""
+
+    do: ClassVar[str] = "leave"
+    run: str
+
+
+@dataclass(frozen=True)
+class CloseOrder:
+    """Remove a run that has ended."""
+
+    do: ClassVar[str] = "close"
+    run: str
+
+
+@dataclass(frozen=True)
+class JoinOrder:
+    """Add a guest."""
+
+    do: ClassVar[str] = "join"
+    config: Mapping[str, Any]
+    """Configuration of the guest's trainer, as JSON."""
+    attempt: Mapping[str, Any]
+    """Fields of the guest's `Attempt`."""
+    folder: str
+
+
+@dataclass(frozen=True)
+class DropOrder:
+    """Remove a guest before its end."""
+
+    do: ClassVar[str] = "drop"
+    run: str
+    state: SlotState
+    reason: str
+    code: int = exit_codes.OK
+
+
+@dataclass(frozen=True)
+class WaitOrder:
+    """Meet again after one tick."""
+
+    do: ClassVar[str] = "wait"
+
+
+@dataclass(frozen=True)
+class EndOrder:
+    """End the loop, because all runs have ended."""
+
+    do: ClassVar[str] = "end"
+
+
+Order = StepOrder | SaveOrder | FinishOrder | LeaveOrder | CloseOrder | JoinOrder | DropOrder | WaitOrder | EndOrder
+"""Next action of all ranks, selected by rank 0."""
+_KINDS: dict[str, type[Order]] = {
+    kind.do: kind
+    for kind in (
+        StepOrder,
+        SaveOrder,
+        FinishOrder,
+        LeaveOrder,
+        CloseOrder,
+        JoinOrder,
+        DropOrder,
+        WaitOrder,
+        EndOrder,
+    )
+}
+
+
+def write_order(order: Order) -> dict[str, Any]:
+    """Return the JSON document with which rank 0 broadcasts an order: `do` and the order's fields."""
+    return {"do": order.do, **vars(order)}
+
+
+def read_order(document: Mapping[str, Any]) -> Order:
+    """Parse a document of `write_order`."""
+    fields = dict(document)
+    return _KINDS[fields.pop("do")](**fields)
 
 
 class OneRun:
@@ -68,17 +176,12 @@ class OneRun:
         self.runs.remove(run)
         run.close(wait=True)
 
-    def change(self, order: Order) -> None:
+    def change(self, order: JoinOrder | DropOrder) -> None:
         """Carry out an order of shared trainers: a run joins or is dropped."""
-        raise AssertionError(f"{order['do']} is not supported by a trainer with one run")
+        raise AssertionError(f"{order.do} is not supported by a trainer with one run")
 
     def stopped(self, run: Run, why: str) -> None:
         """Report the end of the process to a guest's orchestrator."""
-
-
-def drop_order(run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> Order:
-    """Return the order to remove a run before its end."""
-    return {"do": "drop", "run": run.name, "state": state, "reason": reason, "code": code}
 
 
 def start_of(attempt: Attempt) -> str:

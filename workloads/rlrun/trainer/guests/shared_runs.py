@@ -26,7 +26,7 @@ from rlrun.trainer.process import Link, Process
 from rlrun.trainer.ranks.agreement import Agreement
 from rlrun.trainer.ranks.stop import StopAgreed
 from rlrun.trainer.run import Run
-from rlrun.trainer.runs import OneRun, Order, drop_order, start_of
+from rlrun.trainer.runs import DropOrder, JoinOrder, LeaveOrder, OneRun, Order, start_of
 
 SILENCE_SECONDS = 120.0
 """Time without a request of its orchestrator after which a guest is evicted."""
@@ -62,7 +62,7 @@ class SharedRuns(OneRun):
         """
         if run is self.host:
             raise error
-        return drop_order(run, "Failed", str(error), error.code)
+        return DropOrder(run.name, "Failed", str(error), error.code)
 
     def requested(self) -> Order | None:
         """Return the next order to let a run leave or join, or None."""
@@ -73,18 +73,18 @@ class SharedRuns(OneRun):
         for change in self._requests.changes(joined):
             run = guests[change.run]
             if change.at_once:
-                return drop_order(run, "Left", change.reason)
+                return DropOrder(run.name, "Left", change.reason)
             if run.stage == "training":
-                return {"do": "leave", "run": run.name}
+                return LeaveOrder(run.name)
         for run in guests.values():
             if run.stage == "training" and run.silence() > SILENCE_SECONDS:
                 logger.warning(f"run {run.name}: no request from its orchestrator for {run.silence():.0f} s")
-                return {"do": "leave", "run": run.name}
+                return LeaveOrder(run.name)
         found = self._requests.next(joined, free=len(joined) + 1 < self._size)
         if found is None:
             return None
         config = found.config.model_dump(mode="json")
-        return {"do": "join", "config": config, "attempt": asdict(found.attempt), "folder": str(found.folder)}
+        return JoinOrder(config, asdict(found.attempt), str(found.folder))
 
     def awaited(self) -> bool:
         """Return whether a request has no final answer yet."""
@@ -118,12 +118,12 @@ class SharedRuns(OneRun):
         else:
             self._part(run, "Left", "the run has ended")
 
-    def change(self, order: Order) -> None:
+    def change(self, order: JoinOrder | DropOrder) -> None:
         """Carry out an order to join or drop a guest."""
-        if order["do"] == "join":
+        if isinstance(order, JoinOrder):
             self._join(order)
         else:
-            self._part(self.named(order["run"]), order["state"], order["reason"], order["code"])
+            self._part(self.named(order.run), order.state, order.reason, order.code)
 
     def stopped(self, run: Run, why: str) -> None:
         """Report the end of the trainer to a guest's orchestrator, which would otherwise wait for it."""
@@ -149,9 +149,9 @@ class SharedRuns(OneRun):
         self._process.policy.reset()
         return failure
 
-    def _join(self, order: Order) -> None:
-        config, attempt = TrainerConfig.model_validate(order["config"]), attempt_of(order["attempt"])
-        paths = RunPaths(Path(order["folder"]))
+    def _join(self, order: JoinOrder) -> None:
+        config, attempt = TrainerConfig.model_validate(order.config), attempt_of(order.attempt)
+        paths = RunPaths(Path(order.folder))
         link = self._link(config.name, attempt.attempt, paths)
         try:
             objective = bind_objective(config)
