@@ -18,6 +18,7 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optim.muon import orthogonalize
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
@@ -205,8 +206,7 @@ def test_steps_lower_the_loss_and_stay_near_those_on_the_cpu(name: str, alone: G
         train_step(
             model,
             optimizer,
-            batch,
-            [(0, 1), (2,)],
+            Update(batch, [(0, 1), (2,)]),
             group=alone,
             loss=Mixture(Objective("aipo")),
             lr=config.lr,

@@ -36,6 +36,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling import lora, packed_attention
 from rlrun.trainer.modeling.flops import model_cost
+from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.noise import read_noise, set_noise
 from rlrun.trainer.modeling.shard import local_part
@@ -184,7 +185,7 @@ def adapters(source: Path, group: Group, ids: Tensor) -> str:
         str(source),
         group,
         seq_len=LONGEST,
-        prepare=lambda model: lora.inject_adapters(model, LORA),
+        options=LoadOptions(prepare=lambda model: lora.inject_adapters(model, LORA)),
     )
     lora.initialize_adapters(model, 0)
     for number, layer in enumerate(lora.layers_with_adapter(model).values()):

@@ -15,9 +15,10 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
-from rlrun.trainer.learning.critic import Critic, critic_step, estimate_values, to_critic, token_rewards
+from rlrun.trainer.learning.critic import Critic, GaeOptions, critic_step, estimate_values, to_critic, token_rewards
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
+from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.modeling.lora import fill_parameter
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
@@ -95,7 +96,7 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     """The same on this rank of a layout: largest relative errors, on rank 0."""
     batch = _with_cut_answers(batch)
     config = ModelConfig(path=str(source))
-    module = _with_head(load_checked(config, str(source), group, seq_len=128, prepare=to_critic))
+    module = _with_head(load_checked(config, str(source), group, seq_len=128, options=LoadOptions(prepare=to_critic)))
     critic = Critic(module, make_optimizer(module, _OPTIMIZER, group.device), CLIP)
     dealt = plan([len(sample) for sample in batch.samples], row_tokens=row_tokens, ranks=group.data_size).ranks[
         group.data_rank
@@ -104,7 +105,9 @@ def run(source: Path, batch: Batch, group: Group, want: dict[str, Any], row_toke
     rows = micro_batches(samples, group.device)
     numbers = sorted({sample.group for sample in batch.samples})
     levels = {"adv_mean": "batch", "adv_std": "batch"}
-    found = estimate_values(module, rows, samples, **GAE, **levels, bootstrap=True, groups=numbers, group=group)  # type: ignore[arg-type]
+    found = estimate_values(
+        module, rows, samples, GaeOptions(**GAE, **levels, bootstrap=True), groups=numbers, group=group
+    )  # type: ignore[arg-type]
     signals = [
         Signals(values=v + SHIFT, returns=r, advantages=a)
         for v, r, a in zip(found.values, found.returns, found.advantages, strict=True)

@@ -21,6 +21,7 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
@@ -70,7 +71,13 @@ def measure(case: str, world: Group) -> dict[str, Any]:
             metrics = critic_step(Critic(model, optimizer), batch, inputs, signals, group=group, lr=1.0)
         else:
             metrics = train_step(
-                model, optimizer, batch, rows, group=group, loss=Mixture(layouts.LOSS), lr=1.0, max_grad_norm=None
+                model,
+                optimizer,
+                Update(batch, rows),
+                group=group,
+                loss=Mixture(layouts.LOSS),
+                lr=1.0,
+                max_grad_norm=None,
             )
     kept = ("loss", "grad_norm", "value_loss", "critic_grad_norm")
     counted = {"calls": dict(sent.calls), "sent": dict(sent.bytes), "units": len(fsdp_modules(model))}

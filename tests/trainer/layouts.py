@@ -28,7 +28,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlrun.algorithms import Mixture, Objective, Regularizers
+from rlrun.algorithms import LossBatch, Mixture, Objective, Regularizers
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
 from rlrun.config.models.lora import LoRAConfig
 from rlrun.config.models.model import ModelConfig
@@ -41,10 +41,12 @@ from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
 from rlrun.trainer.learning.auxiliary_logprobs import release_gathered
 from rlrun.trainer.learning.forward import TokenStatistics, token_statistics
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import step_objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
+from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.modeling.model_files import ModelFiles
 from rlrun.trainer.modeling.parallel.stages import stage_of
 from rlrun.trainer.modeling.shard import Memory
@@ -189,12 +191,14 @@ def reference(family: str, folder: Path) -> list[dict[str, Any]]:
                 loss
                 + one(
                     statistics.logprobs,
-                    inference_logprobs=row.inference_logprobs,
-                    advantages=row.advantages,
-                    mask=row.mask & own.repeat_interleave(torch.tensor(row.packed.lengths)),
-                    sequence_lengths=row.packed.lengths,
-                    denominator=one.denominator(row.mask, row.packed.lengths),
-                    entropy=statistics.entropy,
+                    LossBatch(
+                        inference_logprobs=row.inference_logprobs,
+                        advantages=row.advantages,
+                        mask=row.mask & own.repeat_interleave(torch.tensor(row.packed.lengths)),
+                        sequence_lengths=row.packed.lengths,
+                        denominator=one.denominator(row.mask, row.packed.lengths),
+                        entropy=statistics.entropy,
+                    ),
                 ).loss
             )
         loss.backward()
@@ -290,8 +294,7 @@ def one_step(model: nn.Module, optimizer: Any, step: int, group: Group) -> tuple
         metrics = train_step(
             model,
             optimizer,
-            batch,
-            rows,
+            Update(batch, rows),
             group=group,
             loss=Mixture(LOSS, {"other": OTHER}),
             lr=LR,
@@ -329,7 +332,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
         "prepare": lambda model: prepare(model, family),
     }
     config = ModelConfig(path=str(source))
-    model = load_checked(config, str(source), group, seq_len=128, **options)
+    model = load_checked(config, str(source), group, seq_len=128, options=LoadOptions(**options))
     initialise(model, family)
     optimizer = make_optimizer(model, family, offload=offload)
     found: dict[str, Any] = {"checksum_exact": parameter_checksum(model) == exact}
@@ -363,7 +366,9 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
     if group.dims.pp > 1 and not with_adapters(family):
         found["sent_exact"] = pipelines.sent_exact(model, weights, group)
     if before is not None:  # what another layout saved after the same step
-        other = load_checked(config, str(source), group, seq_len=128, with_weights=with_adapters(family), **options)
+        other = load_checked(
+            config, str(source), group, seq_len=128, options=LoadOptions(with_weights=with_adapters(family), **options)
+        )
         moments = make_optimizer(other, family, offload=offload)
         progress = dcp.load_parts({POLICY: Part(other, moments)}, before)
         metrics, gradient = one_step(other, moments, 2, group)

@@ -17,6 +17,7 @@ from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.learning.auxiliary_logprobs import release_gathered
 from rlrun.trainer.learning.forward import token_logprobs
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.learning.validation import validate_batch
@@ -50,7 +51,9 @@ def linear_error(model: nn.Module, batch: Batch, group: Group) -> float:
         optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.0)
         with patch.object(Mixture, "is_linear", linear):
             found.append(
-                train_step(model, optimizer, batch, rows, group=group, loss=supervised, lr=0.0, max_grad_norm=None)
+                train_step(
+                    model, optimizer, Update(batch, rows), group=group, loss=supervised, lr=0.0, max_grad_norm=None
+                )
             )
     return max(abs(found[0][name] - found[1][name]) for name in ("loss", "grad_norm"))
 

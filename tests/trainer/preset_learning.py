@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from rlrun.algorithms import LossBatch
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.config.models.model import TinyModelConfig
 from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
@@ -170,13 +171,15 @@ def train(
         for _ in range(UPDATES):
             output = loss(
                 token_statistics(model, row).logprobs,
-                inference_logprobs=row.inference_logprobs,
-                advantages=sign * row.advantages,
-                mask=row.mask,
-                sequence_lengths=lengths,
-                denominator=loss.denominator(row.mask, lengths),
-                reference_logprobs=reference,
-                proximal_logprobs=start if loss.proximal == "recompute" else None,
+                LossBatch(
+                    inference_logprobs=row.inference_logprobs,
+                    advantages=sign * row.advantages,
+                    mask=row.mask,
+                    sequence_lengths=lengths,
+                    denominator=loss.denominator(row.mask, lengths),
+                    reference_logprobs=reference,
+                    proximal_logprobs=start if loss.proximal == "recompute" else None,
+                ),
             )
             output.loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -15,6 +15,7 @@ from rlrun.config.models.model import TinyModelConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from rlrun.trainer.learning.minibatches import Update
 from tests.support.programs import run_program
 from tests.support.stub.engine import StubEngine
 from tests.support.stub.metrics import step_metrics
@@ -127,8 +128,7 @@ def test_metrics_have_the_names_of_the_real_trainers(tmp_path: Path) -> None:
     real = train_step(
         model,
         make_optimizer(model, OptimizerConfig(), group.device),
-        batch,
-        [(0,)],
+        Update(batch, [(0,)]),
         group=group,
         loss=Mixture(Objective("aipo")),
         lr=1e-3,

@@ -40,18 +40,10 @@ def _lead(config: TrainerConfig, number: int, api_key: str, script: Script, grou
         batch_path=lambda step: paths.batch(step, number),
     )
     beginning = resume.Beginning()
+    new = resume.NewAttempt(number, config.world_size, config_fingerprint(config), with_orchestrator=True)
     attempt = Volume(paths.root, say=logger.warning).insist(
         "begin the attempt",
-        lambda: resume.start_attempt(
-            paths,
-            config,
-            attempt=number,
-            world_size=config.world_size,
-            config_hash=config_fingerprint(config),
-            with_orchestrator=True,
-            log=logger.warning,
-            beginning=beginning,
-        ),
+        lambda: resume.start_attempt(paths, config, new, log=logger.warning, beginning=beginning),
     )
     start = f"the checkpoint of step {attempt.base_step}" if attempt.base_step else "the model"
     logger.info(f"attempt {number}: {config.world_size} ranks without torch, from {start}")

@@ -10,7 +10,7 @@ import torch
 
 from rlrun.advantages import ADVANTAGES, advantages
 from rlrun.advantages.estimate import SHARED_OPTIONS
-from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, Objective, Preset, gae, losses
+from rlrun.algorithms import DEFAULT_LOSS, LOSSES, PRESETS, LossBatch, Objective, Preset, gae, losses
 from rlrun.algorithms import objective as objectives
 from rlrun.config.algorithm.names import (
     ADVANTAGE_ENTRIES,
@@ -65,7 +65,8 @@ def test_a_step_finds_its_loss_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     mask = torch.ones(2, dtype=torch.bool)
     assert objective.denominator(mask, [2]) == 2.0
     objective(
-        zeros.clone().requires_grad_(), inference_logprobs=zeros, advantages=zeros, mask=mask, sequence_lengths=[2]
+        zeros.clone().requires_grad_(),
+        LossBatch(inference_logprobs=zeros, advantages=zeros, mask=mask, sequence_lengths=[2]),
     )
 
 
@@ -108,11 +109,13 @@ def test_presets_run(name: str) -> None:
     )
     output = objective(
         logprobs,
-        inference_logprobs=logprobs.detach(),
-        advantages=values,
-        mask=torch.ones(4, dtype=torch.bool),
-        sequence_lengths=[2, 2],
-        reference_logprobs=logprobs.detach() + torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        LossBatch(
+            inference_logprobs=logprobs.detach(),
+            advantages=values,
+            mask=torch.ones(4, dtype=torch.bool),
+            sequence_lengths=[2, 2],
+            reference_logprobs=logprobs.detach() + torch.tensor([1.0, 1.0, -1.0, -1.0]),
+        ),
     )
     (gradient,) = torch.autograd.grad(output.loss, logprobs)
     # On-policy, every objective raises what did better than its group (or than the teacher says) and lowers what did worse.
@@ -188,10 +191,12 @@ def test_grpo_end_to_end_against_trl_and_verl() -> None:
         values = torch.from_numpy(advantages(advantage.name, rewards, group_size=3, lengths=lengths, **options))
         output = step_objective(config, seq_len=16)(
             new,
-            inference_logprobs=old,
-            advantages=values,
-            mask=torch.ones(6, dtype=torch.bool),
-            sequence_lengths=lengths,
+            LossBatch(
+                inference_logprobs=old,
+                advantages=values,
+                mask=torch.ones(6, dtype=torch.bool),
+                sequence_lengths=lengths,
+            ),
         )
         (found,) = torch.autograd.grad(output.loss, new)
         for theirs, near in ((VERL, 1e-6), (TRL, 5e-5)):

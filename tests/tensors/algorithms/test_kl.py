@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlrun.algorithms import KlReward, Regularizers, kl_estimate, policy_loss
+from rlrun.algorithms import KlReward, LossBatch, Regularizers, kl_estimate, policy_loss
 from rlrun.config.algorithm.names import KL_KINDS
 
 DTYPE = torch.float64
@@ -104,11 +104,13 @@ def test_regularizer_weighs_by_the_ratio_to_the_engine() -> None:
     output = policy_loss(
         "sft",
         t,
-        inference_logprobs=i,
-        advantages=torch.zeros(1, dtype=DTYPE),
-        mask=torch.tensor([False, True, True]),
-        sequence_lengths=[3],
-        reference_logprobs=ref,
+        LossBatch(
+            inference_logprobs=i,
+            advantages=torch.zeros(1, dtype=DTYPE),
+            mask=torch.tensor([False, True, True]),
+            sequence_lengths=[3],
+            reference_logprobs=ref,
+        ),
         regularizers=Regularizers(kl=0.5, kl_kind="k3_unbiased"),
     )
     output.loss.backward()

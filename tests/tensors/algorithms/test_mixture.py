@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlrun.algorithms import Mixture, Objective, Regularizers
+from rlrun.algorithms import LossBatch, Mixture, Objective, Regularizers
 
 NAMES = ("a", "b", "c")
 CHOICES = (
@@ -90,16 +90,15 @@ def evaluated(
         if isinstance(objective, Mixture):
             output = objective(
                 policy,
+                LossBatch(proximal_logprobs=here.columns[:, 2], **shared),
                 environments=here.environments,
                 divisors=divisors,
-                proximal_logprobs=here.columns[:, 2],
-                **shared,
             )
             parts.append(output.metrics)
         else:
             o = here.columns[:, 2] if objective.proximal == "recompute" else None
             denominator = objective.denominator(batch.mask, batch.lengths)
-            output = objective(policy, denominator=denominator, proximal_logprobs=o, **shared)
+            output = objective(policy, LossBatch(denominator=denominator, proximal_logprobs=o, **shared))
         total = total + output.loss
     if not isinstance(objective, Mixture):
         return total, {}

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from rlrun.algorithms import (
     LOSSES,
+    LossBatch,
     LossInputs,
     LossOutput,
     TokenLoss,
@@ -34,7 +35,8 @@ def run(name: str, t: list[float] | Tensor = T, **changes: object) -> tuple[Loss
         "mask": torch.tensor(MASK),
         "sequence_lengths": LENGTHS,
     } | changes
-    output = policy_loss(name, logprobs, **arguments)  # type: ignore[arg-type]
+    batch = {key: arguments.pop(key) for key in [*arguments] if key in LossBatch.__dataclass_fields__}
+    output = policy_loss(name, logprobs, LossBatch(**batch), **arguments)  # type: ignore[arg-type]
     (gradient,) = torch.autograd.grad(output.loss, logprobs)
     return output, gradient
 
@@ -214,10 +216,12 @@ def test_bf16_log_probs_are_computed_in_fp32() -> None:
     output = policy_loss(
         "aipo",
         torch.tensor(T).bfloat16().requires_grad_(),
-        inference_logprobs=torch.tensor(I),
-        advantages=torch.tensor([0.5, -0.5]),
-        mask=torch.tensor(MASK),
-        sequence_lengths=LENGTHS,
+        LossBatch(
+            inference_logprobs=torch.tensor(I),
+            advantages=torch.tensor([0.5, -0.5]),
+            mask=torch.tensor(MASK),
+            sequence_lengths=LENGTHS,
+        ),
     )
     assert output.loss.dtype == torch.float32
 
@@ -231,7 +235,7 @@ def test_only_logprobs_get_a_gradient() -> None:
             "advantages": torch.tensor([0.5, -0.5], requires_grad=True),
         }
         logprobs = torch.tensor(T, requires_grad=True)
-        output = policy_loss(name, logprobs, mask=torch.tensor(MASK), sequence_lengths=LENGTHS, **constants)
+        output = policy_loss(name, logprobs, LossBatch(mask=torch.tensor(MASK), sequence_lengths=LENGTHS, **constants))
         output.loss.backward()
         assert logprobs.grad is not None
         assert all(tensor.grad is None for tensor in constants.values())

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rlrun.algorithms import Regularizers, denominator_count, mean_metrics, merge_metrics, policy_loss
+from rlrun.algorithms import LossBatch, Regularizers, denominator_count, mean_metrics, merge_metrics, policy_loss
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,16 @@ class Batch:
         return policy_loss(
             name,
             self.t,
-            inference_logprobs=self.i,
-            advantages=self.advantages,
-            mask=self.mask,
-            sequence_lengths=self.lengths,
-            proximal_logprobs=self.o,
-            reference_logprobs=self.ref,
-            denominator=denominator,
-            entropy=torch.sigmoid(self.t),  # any function of t with a gradient
+            LossBatch(
+                inference_logprobs=self.i,
+                advantages=self.advantages,
+                mask=self.mask,
+                sequence_lengths=self.lengths,
+                proximal_logprobs=self.o,
+                reference_logprobs=self.ref,
+                denominator=denominator,
+                entropy=torch.sigmoid(self.t),
+            ),
             **options,
         )
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rlrun.algorithms import (
     AGGREGATIONS,
+    LossBatch,
     Objective,
     Regularizers,
     aggregation_count,
@@ -35,7 +36,9 @@ BATCH: dict[str, Any] = {
 
 def loss_of(name: str, **changes: Any) -> tuple[float, Tensor]:
     t = T.clone().requires_grad_()
-    loss = policy_loss(name, t, **(BATCH | changes)).loss
+    arguments = BATCH | changes
+    batch = {key: arguments.pop(key) for key in [*arguments] if key in LossBatch.__dataclass_fields__}
+    loss = policy_loss(name, t, LossBatch(**batch), **arguments).loss
     (gradient,) = torch.autograd.grad(loss, t)
     return loss.item(), gradient
 
@@ -233,7 +236,9 @@ def test_aggregations_by_hand() -> None:
     assert expected.keys() == AGGREGATIONS.keys()
     for aggregation, value in expected.items():
         length = 10 if aggregation == "constant_length" else None
-        found = policy_loss("aipo", T, **BATCH, aggregation=aggregation, aggregation_length=length).loss.item()
+        found = policy_loss(
+            "aipo", T, LossBatch(**BATCH), aggregation=aggregation, aggregation_length=length
+        ).loss.item()
         assert found == pytest.approx(value, abs=1e-6)
         weights = aggregation_weights(aggregation, MASK, LENGTHS)
         divisor = aggregation_count(aggregation, MASK, LENGTHS, length=length)
@@ -285,10 +290,8 @@ def test_terms_are_reported() -> None:
     metrics = policy_loss(
         "aipo",
         T.clone().requires_grad_(),
-        **BATCH,
+        LossBatch(**BATCH, entropy=entropy, reference_logprobs=T - 1.0),
         regularizers=Regularizers(entropy=0.25, kl=0.5, kl_kind="k1+"),
-        entropy=entropy,
-        reference_logprobs=T - 1.0,
         correction={"action": "mask", "high": 1.2},
     ).metrics
     assert metrics["entropy_bonus"].item() == pytest.approx(0.25 * 2 * 6)
@@ -304,10 +307,13 @@ def test_an_objective_makes_the_proximal_policy_itself() -> None:
     expected = loss_of("decoupled_ppo", proximal_logprobs=o)
     t = T.clone().requires_grad_()
     objective = Objective("decoupled_ppo", proximal="log_linear")
-    output = objective(t, **BATCH, versions=versions, policy_version=3)
+    output = objective(t, LossBatch(**BATCH, versions=versions, policy_version=3))
     (gradient,) = torch.autograd.grad(output.loss, t)
     assert output.loss.item() == expected[0]
     assert torch.equal(gradient, expected[1])
-    assert objective(T, **BATCH, proximal_logprobs=I).loss.item() == loss_of("decoupled_ppo", proximal_logprobs=I)[0]
+    assert (
+        objective(T, LossBatch(**BATCH, proximal_logprobs=I)).loss.item()
+        == loss_of("decoupled_ppo", proximal_logprobs=I)[0]
+    )
     assert objective.denominator(MASK, LENGTHS) == 6.0
     assert Objective("aipo", aggregation="constant_length", aggregation_length=9).denominator(MASK, LENGTHS) == 18.0

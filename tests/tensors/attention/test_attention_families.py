@@ -20,6 +20,7 @@ from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import load_weights, packed_attention
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
+from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.proof.small_model import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
@@ -149,7 +150,7 @@ def test_a_run_whose_kernel_cannot_compute_its_model_ends_before_weights_are_rea
     with pytest.raises(
         RoleError, match=r"trainer\.attention \(flash2\): the model's attention has sinks, which flash2 does"
     ) as caught:
-        load_checked(config, str(tmp_path), solo, seq_len=8, kernel="flash2")
+        load_checked(config, str(tmp_path), solo, seq_len=8, options=LoadOptions(kernel="flash2"))
     assert caught.value.code == exit_codes.CONFIGURATION
 
 

@@ -19,6 +19,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.seed import seed_step
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
@@ -62,8 +63,7 @@ def test_training_goes_on_bit_for_bit(
             train_step(
                 model,
                 optimizer,
-                batch,
-                [(0, 1)],
+                Update(batch, [(0, 1)]),
                 group=solo,
                 loss=Mixture(Objective("aipo")),
                 lr=0.01 / step,

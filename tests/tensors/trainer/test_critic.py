@@ -22,6 +22,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import (
     Critic,
+    GaeOptions,
     critic_step,
     estimate_values,
     make_critic,
@@ -106,7 +107,7 @@ def test_advantages_and_returns_are_those_of_the_definition(
     module = shard_model(with_head(to_critic(make_model())), solo)
     samples = [[batch.samples[i] for i in row] for row in [*ROWS, ()]]
     rows = [micro_batch(members, solo.device) for members in samples]
-    found = estimate_values(module, rows, samples, **GAE, groups=GROUPS, group=solo)
+    found = estimate_values(module, rows, samples, GaeOptions(**GAE), groups=GROUPS, group=solo)
 
     raw, targets, valued = [], [], []
     for row, values in zip(samples, found.values, strict=True):
@@ -148,7 +149,7 @@ def test_a_cut_answer_is_continued_by_the_value_after_its_last_token(
     rows = [micro_batch(row, solo.device) for row in members]
     module = shard_model(with_head(to_critic(make_model())), solo)
     settings = GAE | {"bootstrap": bootstrap, "adv_mean": "none", "adv_std": "none"}
-    found = estimate_values(module, rows, members, **settings, groups=GROUPS, group=solo)
+    found = estimate_values(module, rows, members, GaeOptions(**settings), groups=GROUPS, group=solo)
     plain = with_head(to_critic(make_model(attn="eager")))
     for row, values, advantages in zip(members, found.values, found.advantages, strict=True):
         start = 0
@@ -192,11 +193,7 @@ def test_advantages_are_normalized_at_the_levels_that_are_asked_for(
             module,
             rows,
             samples,
-            gamma=0.95,
-            lam=0.9,
-            bootstrap=True,
-            adv_mean=adv_mean,
-            adv_std=adv_std,
+            GaeOptions(gamma=0.95, lam=0.9, bootstrap=True, adv_mean=adv_mean, adv_std=adv_std),
             groups=GROUPS,
             group=solo,
         ).advantages
@@ -233,7 +230,12 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
         critic = Critic(module, make_optimizer(module, SMOOTH, solo.device), 0.2, None)
         samples = [[batch.samples[i] for i in row] for row in rows]
         found = estimate_values(
-            module, [micro_batch(s, solo.device) for s in samples], samples, **GAE, groups=GROUPS, group=solo
+            module,
+            [micro_batch(s, solo.device) for s in samples],
+            samples,
+            GaeOptions(**GAE),
+            groups=GROUPS,
+            group=solo,
         )
         signals = [
             Signals(values=v + 0.5, returns=r, advantages=a)
@@ -266,7 +268,7 @@ def test_a_critics_update_is_the_mean_over_all_loss_tokens_however_it_is_cut(
 def found_of_one_row(batch: Batch, make_model: MakeModel, group: Group) -> tuple[torch.Tensor, torch.Tensor]:
     module = shard_model(with_head(to_critic(make_model())), group)
     row = micro_batch(batch.samples, group.device)
-    found = estimate_values(module, [row], [batch.samples], **GAE, groups=GROUPS, group=group)
+    found = estimate_values(module, [row], [batch.samples], GaeOptions(**GAE), groups=GROUPS, group=group)
     return found.values[0], found.returns[0]
 
 
@@ -285,7 +287,7 @@ def test_the_policy_is_trained_on_the_critics_advantages_and_not_on_the_rewards(
     members = [[batch.samples[i]] for i in range(len(LENGTHS))]
     rows = [micro_batch(row, solo.device) for row in members]
     made = estimate_values(
-        shard_model(to_critic(make_model()), solo), rows, members, **GAE, groups=GROUPS, group=solo
+        shard_model(to_critic(make_model()), solo), rows, members, GaeOptions(**GAE), groups=GROUPS, group=solo
     ).advantages
     filled = [dataclasses.replace(s, advantages=a.numpy()) for s, a in zip(batch.samples, made, strict=True)]
     plain = make_learner(shard_model(make_model(), solo), solo, loss=Objective("ppo"))

@@ -38,7 +38,13 @@ def step(
 ) -> tuple[dict[str, float], torch.Tensor]:
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     found = train_step(
-        model, sgd, batch, rows, group=group, loss=Mixture(Objective(), environments), lr=1.0, max_grad_norm=None
+        model,
+        sgd,
+        Update(batch, rows),
+        group=group,
+        loss=Mixture(Objective(), environments),
+        lr=1.0,
+        max_grad_norm=None,
     )
     return found, weights(model)
 

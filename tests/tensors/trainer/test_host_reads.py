@@ -109,7 +109,7 @@ def test_a_step_looks_at_the_device_once(
     model = shard_model(make_model(), solo)
     made = make_optimizer(model, OptimizerConfig(name=optimizer, lr=0.01), solo.device)
     mixture = Mixture(LOSSES[loss], {"nowhere": Objective("cispo")})
-    run = partial(train_step, model, made, batch, ROWS, group=solo, loss=mixture, lr=0.01, max_grad_norm=0.1)
+    run = partial(train_step, model, made, Update(batch, ROWS), group=solo, loss=mixture, lr=0.01, max_grad_norm=0.1)
     run()  # looks at the model's head once
     guard.reads = 0
     with guard:

@@ -14,7 +14,7 @@ from rlrun.algorithms import KlReward, Mixture, Objective
 from rlrun.algorithms.mixture import RewardedKl
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
-from rlrun.trainer.learning.critic import estimate_values, to_critic
+from rlrun.trainer.learning.critic import GaeOptions, estimate_values, to_critic
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batch
@@ -212,7 +212,7 @@ def test_a_critic_values_the_kl_rewards(solo: Group, make_model: MakeModel, rewa
     more = kl_token_rewards(KlInputs(loss, rows, members, start, reference))
     critic = shard_model(to_critic(make_model()), solo)
     assert loss.gae is not None
-    made = estimate_values(critic, rows, members, **loss.gae, groups=GROUPS, group=solo, more_rewards=more)
+    made = estimate_values(critic, rows, members, GaeOptions(**loss.gae), groups=GROUPS, group=solo, more_rewards=more)
     found = split(made.advantages, members)
     differences = split([a - b for a, b in zip(start, reference, strict=True)], members)
     for i, sample in enumerate(batch.samples):

@@ -20,7 +20,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, GraniteConfig, Granite
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning import lm_head
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.lm_head import KEPT_BYTES, find_head, head_statistics
+from rlrun.trainer.learning.lm_head import KEPT_BYTES, LogitOptions, find_head, head_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.shard import shard_model
@@ -85,8 +85,7 @@ def test_values_and_gradients_are_those_of_the_definition(
             single[1],
             targets,
             temperatures.float(),
-            bias=single[2],
-            softcap=softcap,
+            options=LogitOptions(single[2], softcap),
             chunk_tokens=chunk,
             entropy="gradient" if weights[1] else "value",
         )

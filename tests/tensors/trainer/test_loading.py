@@ -35,6 +35,7 @@ from rlrun.hub.pickled import convert_command
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights
+from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.modeling.shard import check_source, load_model, local_part
 from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
@@ -165,7 +166,9 @@ def test_what_the_architecture_freezes_is_read_where_a_checkpoint_follows(tmp_pa
     whole = make_model("ernie4_5_moe", 0)
     whole.save_pretrained(tmp_path)
     frozen = [name for name, parameter in whole.named_parameters() if not parameter.requires_grad]
-    model = load_checked(ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=16, with_weights=False)
+    model = load_checked(
+        ModelConfig(path=str(tmp_path)), str(tmp_path), solo, seq_len=16, options=LoadOptions(with_weights=False)
+    )
     assert [name.rpartition(".")[2] for name in frozen] == ["e_score_correction_bias"]
     for name in frozen:
         assert torch.equal(local_part(model.get_parameter(name)), whole.get_parameter(name)), name

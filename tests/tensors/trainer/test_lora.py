@@ -25,6 +25,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
@@ -65,8 +66,7 @@ def train(
         metrics = train_step(
             model,
             optimizer,
-            batch,
-            rows,
+            Update(batch, rows),
             group=group,
             loss=Mixture(Objective("aipo")),
             lr=SMOOTH.lr,
@@ -127,8 +127,7 @@ def test_the_optimizer_remembers_what_is_trained_alone(
     train_step(
         model,
         optimizer,
-        make_batch([9, 7]),
-        [(0, 1)],
+        Update(make_batch([9, 7]), [(0, 1)]),
         group=solo,
         loss=Mixture(Objective("aipo")),
         lr=SMOOTH.lr,
@@ -299,8 +298,7 @@ def test_runs_keep_their_bits_while_others_train(
             train_step(
                 model,
                 optimizer,
-                make_batch([9, 7]),
-                [(0, 1)],
+                Update(make_batch([9, 7]), [(0, 1)]),
                 group=solo,
                 loss=Mixture(Objective("aipo")),
                 lr=SMOOTH.lr,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optim import muon as muon_module
 from rlrun.trainer.learning.optim.muon import Muon, orthogonalize, orthogonalized_all
 from rlrun.trainer.learning.optimizers import make_optimizer
@@ -161,8 +162,7 @@ def test_a_gradient_that_is_not_finite_changes_neither_weights_nor_state(
         return train_step(
             model,
             optimizer,
-            make_batch([9, 4, 13]),
-            rows,
+            Update(make_batch([9, 4, 13]), rows),
             group=solo,
             loss=Mixture(Objective(loss)),
             lr=LR,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlrun.algorithms import LOSSES, Mixture, Objective
+from rlrun.algorithms import LOSSES, LossBatch, Mixture, Objective
 from rlrun.config.algorithm.names import LOSS_ENTRIES
 from rlrun.config.models.checkpoint import CheckpointConfig
 from rlrun.config.models.companions import CriticConfig
@@ -175,15 +175,17 @@ def test_the_terms_of_samples_add_up_to_the_loss_and_its_gradient(name: str, rew
     lengths, environments = [len(sample) for sample in batch.samples], ["random"] * 4
     output = loss(
         now,
-        mask=mask,
-        sequence_lengths=lengths,
+        LossBatch(
+            mask=mask,
+            sequence_lengths=lengths,
+            entropy=torch.zeros_like(now),
+            advantages=torch.tensor(np.concatenate([sample.advantages for sample in batch.samples])),
+            versions=torch.zeros(len(mask), dtype=torch.long),
+            policy_version=0,
+            **values,
+        ),
         environments=environments,
         divisors=loss.divisors(mask, lengths, environments),
-        entropy=torch.zeros_like(now),
-        advantages=torch.tensor(np.concatenate([sample.advantages for sample in batch.samples])),
-        versions=torch.zeros(len(mask), dtype=torch.long),
-        policy_version=0,
-        **values,
     )
     output.loss.backward()
     found = [explain_sample(loss, [Update(batch, [tuple(range(4))])], sample) for sample in batch.samples]

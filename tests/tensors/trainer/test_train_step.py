@@ -12,13 +12,14 @@ from loguru import logger
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlrun.algorithms import Mixture, Objective, Regularizers
+from rlrun.algorithms import LossBatch, Mixture, Objective, Regularizers
 from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.objective import log_band_warnings, step_objective
 from rlrun.trainer.learning.optim.update import apply_gradient, squared_norm
 from rlrun.trainer.learning.optimizers import make_optimizer
@@ -51,7 +52,13 @@ def step(solo: Group, make_model: Callable[..., nn.Module]) -> Step:
                 local_part(model.lm_head.weight)[0, 0] = float("inf")
         optimizer = make_optimizer(model, SMOOTH, solo.device)
         metrics = train_step(
-            model, optimizer, batch, rows, group=solo, loss=Mixture(loss), lr=SMOOTH.lr, max_grad_norm=max_grad_norm
+            model,
+            optimizer,
+            Update(batch, rows),
+            group=solo,
+            loss=Mixture(loss),
+            lr=SMOOTH.lr,
+            max_grad_norm=max_grad_norm,
         )
         return metrics, model
 
@@ -159,8 +166,7 @@ def test_clipping_bounds_the_update(
         train_step(
             model,
             sgd,
-            make_batch(LENGTHS),
-            [(0, 1, 2, 3, 4)],
+            Update(make_batch(LENGTHS), [(0, 1, 2, 3, 4)]),
             group=solo,
             loss=Mixture(Objective("aipo")),
             lr=1.0,
@@ -245,8 +251,7 @@ def test_an_update_is_made_at_the_rate_of_its_step(
         metrics = train_step(
             model,
             optimizer,
-            make_batch(LENGTHS),
-            [(0, 1, 2, 3, 4)],
+            Update(make_batch(LENGTHS), [(0, 1, 2, 3, 4)]),
             group=solo,
             loss=Mixture(AIPO),
             lr=lr,
@@ -282,10 +287,12 @@ def test_preset_gspo_keeps_the_gradient_under_rounding_noise(tokens: int) -> Non
         logprobs = noisy.clone().requires_grad_()
         found = step_objective(config, 4096)(
             logprobs,
-            inference_logprobs=inference,
-            advantages=torch.full((answers,), sign, dtype=torch.float64),
-            mask=torch.ones(answers * tokens, dtype=torch.bool),
-            sequence_lengths=[tokens] * answers,
+            LossBatch(
+                inference_logprobs=inference,
+                advantages=torch.full((answers,), sign, dtype=torch.float64),
+                mask=torch.ones(answers * tokens, dtype=torch.bool),
+                sequence_lengths=[tokens] * answers,
+            ),
         )
         (gradient,) = torch.autograd.grad(found.loss, logprobs)
         return float((gradient == 0).double().mean())

@@ -15,6 +15,7 @@ from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.batch import Batch
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.flops import model_cost
@@ -66,8 +67,7 @@ def test_a_step_is_trained_and_its_weights_are_published(
     trained = train_step(
         model,
         optimizer,
-        make_batch([5, 9]),
-        [(0, 1)],
+        Update(make_batch([5, 9]), [(0, 1)]),
         group=solo,
         loss=Mixture(Objective("sft")),
         lr=0.01,

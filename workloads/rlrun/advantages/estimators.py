@@ -123,5 +123,6 @@ FUNCTIONS: Mapping[str, Callable[..., Floats]] = {
     "gae": _per_token,
 }
 """Functions of the estimators. `reinforce_pp` and its baseline differ from `reward` and `dr_grpo` only in `adv_mean`, `adv_std` and
-`gamma` (Hu et al. 2025)."""
+`gamma` (Hu et al. 2025).
+"""
 ADVANTAGES = builtins("advantage", FUNCTIONS)

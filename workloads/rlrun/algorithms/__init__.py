@@ -8,7 +8,7 @@ presets are data in `rlrun.config.algorithm.names`.
 from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights
 from rlrun.algorithms.correction import Corrected, correct_mismatch
 from rlrun.algorithms.group_advantages import advantages
-from rlrun.algorithms.inputs import LossInputs
+from rlrun.algorithms.inputs import LossBatch, LossInputs
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.kl_reward import KlReward
 from rlrun.algorithms.losses import TokenLoss
@@ -30,6 +30,7 @@ __all__ = [
     "Corrected",
     "Estimate",
     "KlReward",
+    "LossBatch",
     "LossInputs",
     "LossOutput",
     "Mixture",

@@ -8,14 +8,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rlrun.algorithms.inputs import LossInputs, checked_lengths, prepare
+from rlrun.algorithms.inputs import LossBatch, LossInputs, checked_lengths, prepare
 from rlrun.algorithms.kl import bounded_exp
 from rlrun.config.algorithm.names import Options, complete_correction
 
 
 class Corrected(NamedTuple):
     """Weights of the tokens' losses, and dropped tokens. Both are `[T]` and detached; outside the mask the weight is 0 and `dropped` is
-    false."""
+    false.
+    """
 
     weights: Tensor
     dropped: Tensor
@@ -48,16 +49,8 @@ def correct_mismatch(
     """
     complete = complete_correction(options)
     checked_lengths(sequence_lengths, logprobs.shape[0])
-    inputs = prepare(
-        logprobs.detach(),
-        inference_logprobs=inference_logprobs,
-        advantages=torch.zeros_like(logprobs),
-        mask=mask,
-        sequence_lengths=sequence_lengths,
-        proximal_logprobs=None,
-        reference_logprobs=None,
-        denominator=None,
-    )
+    batch = LossBatch(inference_logprobs, torch.zeros_like(logprobs), mask, sequence_lengths)
+    inputs = prepare(logprobs.detach(), batch)
     return corrected(inputs, complete)
 
 

@@ -11,6 +11,43 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
+class LossBatch:
+    """Inputs of a loss for one packed batch, except for the log-probs of the current policy. Only `entropy` may have a gradient.
+
+    Raises no errors: `prepare` checks shapes and values together with the log-probs.
+    """
+
+    inference_logprobs: Tensor
+    """Log-probs at sampling, at the same temperature, `[T]`."""
+    advantages: Tensor
+    """Advantages per token `[T]`, or per sequence `[S]`."""
+    mask: Tensor
+    """Loss mask, `[T]` bool (or 0 and 1). Other tokens have no effect, but must be finite."""
+    sequence_lengths: Sequence[int]
+    """S positive lengths with sum T."""
+    denominator: float | Tensor | None = None
+    """Divisor of the sum, normally `denominator_count` added up over all micro-batches and ranks. Default: the count of this batch."""
+    entropy: Tensor | None = None
+    """Entropies in nats, `[T]`, differentiable; for an entropy bonus."""
+    reference_logprobs: Tensor | None = None
+    """Log-probs of the reference, `[T]`; for `ref_kl`, `distill`, `masked_is` with a teacher_tau, a KL regularizer and the metric
+    `reference_kl`.
+    """
+    proximal_logprobs: Tensor | None = None
+    """Log-probs of the proximal policy, `[T]`; for clipped losses and `sapo` (default `inference_logprobs`), `decoupled_ppo` and a
+    correction. An `Objective` computes missing ones by its method `proximal`.
+    """
+    versions: Tensor | None = None
+    """Version that sampled each token, `[T]` integers; for the method `log_linear`."""
+    policy_version: int | None = None
+    """Version of the trained policy; for the method `log_linear`."""
+    sequence_ids: Tensor | None = None
+    """Index of each token's sequence, `[T]` int64, if it is on the device already."""
+    checked: bool = False
+    """The caller has checked the values, so the host does not wait for the device."""
+
+
+@dataclass(frozen=True)
 class LossInputs:
     """Checked inputs of one packed batch; every tensor is `[T]`, floating ones at least fp32.
 
@@ -51,38 +88,27 @@ class LossInputs:
         return per_sequence[self.sequence_ids]
 
 
-def prepare(
-    logprobs: Tensor,
-    *,
-    inference_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    sequence_lengths: Sequence[int],
-    proximal_logprobs: Tensor | None,
-    reference_logprobs: Tensor | None,
-    denominator: float | Tensor | None,
-    sequence_ids: Tensor | None = None,
-    checked: bool = False,
-) -> LossInputs:
-    """Align and check the arguments of `policy_loss`.
+def prepare(logprobs: Tensor, batch: LossBatch) -> LossInputs:
+    """Align and check the inputs of a loss.
 
     The checks copy a few numbers from the device in one transfer, for any T. A caller that has checked the values on the host sets
     `checked`; with `sequence_ids` on the device, nothing is copied then.
 
     Raises:
-       ValueError: an argument is invalid; the message contains its name.
+        ValueError: an argument is invalid; the message contains its name.
     """
     _one_dimensional("logprobs", logprobs)
-    lengths = checked_lengths(sequence_lengths, logprobs.shape[0])
-    ids = _sequence_ids(lengths, logprobs) if sequence_ids is None else sequence_ids
+    lengths = checked_lengths(batch.sequence_lengths, logprobs.shape[0])
+    ids = _sequence_ids(lengths, logprobs) if batch.sequence_ids is None else batch.sequence_ids
+    advantages, mask = batch.advantages, batch.mask
     if advantages.shape == (len(lengths),):
         _same_device("advantages", advantages, logprobs)
         advantages = advantages[ids]
     constants = {
-        "inference_logprobs": inference_logprobs,
+        "inference_logprobs": batch.inference_logprobs,
         "advantages": advantages,
-        "proximal_logprobs": proximal_logprobs,
-        "reference_logprobs": reference_logprobs,
+        "proximal_logprobs": batch.proximal_logprobs,
+        "reference_logprobs": batch.reference_logprobs,
     }
     given = {name: tensor for name, tensor in constants.items() if tensor is not None}
     for name, tensor in (given | {"mask": mask}).items():
@@ -90,8 +116,8 @@ def prepare(
 
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     floats = {"logprobs": logprobs.to(dtype)} | {name: x.detach().to(dtype) for name, x in given.items()}
-    if not checked:
-        _check_values(floats, mask, denominator)
+    if not batch.checked:
+        _check_values(floats, mask, batch.denominator)
     kept = mask.bool()
     neutral = {name: torch.where(kept, tensor, 0) for name, tensor in floats.items()}
     return LossInputs(mask=kept, sequence_ids=ids, num_sequences=len(lengths), **neutral)

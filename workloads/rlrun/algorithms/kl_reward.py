@@ -23,7 +23,7 @@ class KlReward:
     are rewards of GAE.
 
     Raises:
-       ValueError: a value is out of range, or the estimate is unknown.
+        ValueError: a value is out of range, or the estimate is unknown.
     """
 
     weight: float

@@ -41,7 +41,8 @@ def aipo(inputs: LossInputs, *, delta: float) -> TokenLoss:
 
 def ppo(inputs: LossInputs, *, eps_low: float, eps_high: float, dual_clip: float | None) -> TokenLoss:
     """max(-A·r, -A·clip(r, 1-ε_lo, 1+ε_hi)) (PPO, eq. 7); for A < 0 at most -A·c with c = `dual_clip`, unless it is None (Ye et al.
-    2020)."""
+    2020).
+    """
     ratio = bounded_exp(inputs.log_proximal_ratio)
     clipped, is_clipped = _clipped(ratio, inputs.advantages, eps_low, eps_high)
     if dual_clip is not None:

@@ -14,12 +14,12 @@ other samples, environments with equal settings have one common loss, and the su
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from rlrun.algorithms.inputs import LossBatch
 from rlrun.algorithms.kl_reward import KlReward
 from rlrun.algorithms.metrics import joint_means, merge_metrics
 from rlrun.algorithms.objective import LossOutput, Objective, TokenTerms
@@ -109,74 +109,49 @@ class Mixture:
         )
 
     def __call__(
-        self,
-        logprobs: Tensor,
-        *,
-        mask: Tensor,
-        sequence_lengths: Sequence[int],
-        environments: Sequence[str],
-        divisors: Divisors,
-        entropy: Tensor,
-        proximal_logprobs: Tensor | None = None,
-        sequence_ids: Tensor | None = None,
-        **inputs: Any,
+        self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
     ) -> LossOutput:
         """Return the loss of one micro-batch.
 
         Args:
-            logprobs, mask, sequence_lengths, sequence_ids, entropy: arguments of `Objective`.
+            logprobs: log-probs of the packed tokens under the current policy, `[T]`.
+            batch: all other inputs; `entropy` is required, `denominator` is ignored. Only objectives that recompute proximal log-probs
+                read `proximal_logprobs`.
             environments: environment of each sequence; an environment without its own objective uses the run's.
             divisors: divisors of the whole batch.
-            proximal_logprobs: log-probs at the start of the step, `[T]`, for objectives that recompute them.
-            inputs: other arguments of `Objective`, the same for all objectives.
 
         Returns:
             Loss, and the sums of `policy_loss` plus `entropy` and `loss`, each with the name `<number of the objective>/<name>`.
         """
-        masks = self.masks(mask, sequence_lengths, environments, sequence_ids)
+        assert batch.entropy is not None
+        entropy = batch.entropy.detach()
         losses: list[Tensor] = []
         metrics: dict[str, Tensor] = {}
-        for index, kept in masks.items():
-            objective = self.objectives[index]
-            output = objective(
-                logprobs,
-                mask=kept,
-                sequence_lengths=sequence_lengths,
-                denominator=divisors.batch[index],
-                entropy=entropy,
-                proximal_logprobs=proximal_logprobs if objective.proximal == "recompute" else None,
-                sequence_ids=sequence_ids,
-                **inputs,
-            )
+        for index, part in self._parts(batch, environments, divisors).items():
+            output = self.objectives[index](logprobs, part)
             losses.append(output.loss)
-            sums = {"entropy": torch.where(kept, entropy.detach(), 0).sum(), "loss": output.loss.detach()}
+            sums = {"entropy": torch.where(part.mask, entropy, 0).sum(), "loss": output.loss.detach()}
             metrics |= {f"{index}/{name}": value for name, value in (output.metrics | sums).items()}
         return LossOutput(losses[0] if len(losses) == 1 else torch.stack(losses).sum(), metrics)
 
     def token_terms(
-        self,
-        logprobs: Tensor,
-        *,
-        mask: Tensor,
-        sequence_lengths: Sequence[int],
-        environments: Sequence[str],
-        divisors: Divisors,
-        sequence_ids: Tensor | None = None,
-        **inputs: Any,
+        self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
     ) -> dict[int, TokenTerms]:
-        """Return the terms of each token of one micro-batch by the number of the objective; the arguments are those of a call."""
-        proximal = inputs.pop("proximal_logprobs", None)
+        """Return the terms of each token of one micro-batch by the number of the objective; for the arguments see a call."""
+        parts = self._parts(batch, environments, divisors)
+        return {index: self.objectives[index].terms(logprobs, part) for index, part in parts.items()}
+
+    def _parts(self, batch: LossBatch, environments: Sequence[str], divisors: Divisors) -> dict[int, LossBatch]:
+        """Return the inputs of each objective with a sequence in the micro-batch, by its number."""
+        masks = self.masks(batch.mask, batch.sequence_lengths, environments, batch.sequence_ids)
         return {
-            index: self.objectives[index].terms(
-                logprobs,
+            index: replace(
+                batch,
                 mask=kept,
-                sequence_lengths=sequence_lengths,
                 denominator=divisors.batch[index],
-                proximal_logprobs=proximal if self.objectives[index].proximal == "recompute" else None,
-                sequence_ids=sequence_ids,
-                **inputs,
+                proximal_logprobs=batch.proximal_logprobs if self.objectives[index].proximal == "recompute" else None,
             )
-            for index, kept in self.masks(mask, sequence_lengths, environments, sequence_ids).items()
+            for index, kept in masks.items()
         }
 
     def merged(self, parts: Sequence[Mapping[str, Tensor]], *, reference: bool) -> dict[str, Tensor]:
@@ -234,21 +209,20 @@ class Mixture:
         nothing = Divisors((1.0,) * len(self.objectives), (1.0,) * len(self.objectives))
         found: dict[str, Tensor] = {}
         for name in ("", *self.environments):
-            found |= self(
-                zeros.clone().requires_grad_(),
-                mask=zeros.bool(),
-                sequence_lengths=[1],
-                environments=[name],
-                divisors=nothing,
-                entropy=zeros.clone().requires_grad_(),
+            batch = LossBatch(
                 inference_logprobs=zeros,
                 advantages=zeros,
+                mask=zeros.bool(),
+                sequence_lengths=[1],
+                entropy=zeros.clone().requires_grad_(),
                 reference_logprobs=zeros if reference else None,
                 versions=zeros.long(),
                 policy_version=0,
                 sequence_ids=zeros.long(),
                 checked=True,
-            ).metrics
+            )
+            logprobs = zeros.clone().requires_grad_()
+            found |= self(logprobs, batch, environments=[name], divisors=nothing).metrics
         return found
 
 

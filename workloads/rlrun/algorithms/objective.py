@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Required, TypedDict, Unpack
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from rlrun.algorithms import losses
 from rlrun.algorithms.aggregation import aggregation_count, check_aggregation, divided, token_weights
 from rlrun.algorithms.correction import corrected
-from rlrun.algorithms.inputs import LossInputs, prepare
+from rlrun.algorithms.inputs import LossBatch, LossInputs, prepare
 from rlrun.algorithms.kl import kl_estimate, mismatch_kl
 from rlrun.algorithms.losses import TokenLoss
 from rlrun.algorithms.proximal import proximal_logprobs as make_proximal
@@ -41,23 +41,6 @@ class LossOutput(NamedTuple):
 
     loss: Tensor
     metrics: dict[str, Tensor]
-
-
-class LossArguments(TypedDict, total=False):
-    """Arguments of a call of `Objective`, except for the log-probs."""
-
-    inference_logprobs: Required[Tensor]
-    advantages: Required[Tensor]
-    mask: Required[Tensor]
-    sequence_lengths: Required[Sequence[int]]
-    denominator: float | Tensor | None
-    entropy: Tensor | None
-    reference_logprobs: Tensor | None
-    proximal_logprobs: Tensor | None
-    versions: Tensor | None
-    policy_version: int | None
-    sequence_ids: Tensor | None
-    checked: bool
 
 
 class TokenTerms(NamedTuple):
@@ -150,90 +133,51 @@ class Objective:
         """
         return float(self.count(mask, sequence_lengths))
 
-    def __call__(
-        self,
-        logprobs: Tensor,
-        *,
-        inference_logprobs: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        sequence_lengths: Sequence[int],
-        denominator: float | Tensor | None = None,
-        entropy: Tensor | None = None,
-        reference_logprobs: Tensor | None = None,
-        proximal_logprobs: Tensor | None = None,
-        versions: Tensor | None = None,
-        policy_version: int | None = None,
-        sequence_ids: Tensor | None = None,
-        checked: bool = False,
-    ) -> LossOutput:
-        """The sum of the per-token loss over the loss mask, divided by `denominator`; arguments as of `policy_loss`.
+    def __call__(self, logprobs: Tensor, batch: LossBatch) -> LossOutput:
+        """Return the sum of the per-token loss over the loss mask, divided by the denominator.
 
         Args:
-            proximal_logprobs: `[T]` at the start of the step; default: made of the other arguments by the method `proximal`. For
-                `recompute` that is right as long as nothing has been updated since the step began.
-            versions, policy_version: of each token `[T]` and of the policy, for `log_linear`.
-            sequence_ids: number of each token's sequence, `[T]` int64, where it is on the device already.
-            checked: whether the values were looked at before; the host then waits for nothing.
+            logprobs: log-probs of the packed tokens under the current policy, `[T]`.
+            batch: all other inputs. Without proximal log-probs the method `proximal` computes them; for `recompute` this is correct until
+                the first update of the step.
 
         Returns:
-            The loss (0 with a zero gradient if there is no loss token) and sums over the loss tokens: `tokens`, `sequences`,
-            `mismatch_kl`, `ratio`, `clip_fraction` or `dropped_fraction`, given a reference `reference_kl` (k3), with a correction
-            `correction_weight` and `corrected_fraction`, and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by
-            `tokens` after adding up (`mean_metrics`).
+            Loss (0 with a zero gradient for an empty loss mask) and sums over the loss tokens: `tokens`, `sequences`, `mismatch_kl`,
+            `ratio`, `clip_fraction` or `dropped_fraction`; with a reference `reference_kl` (k3); with a correction `correction_weight`
+            and `corrected_fraction`; and the maxima `ratio_max` and `mismatch_kl_max`. Divide the sums by `tokens` after adding them up
+            (`mean_metrics`).
+
+        Raises:
+            ValueError: an input is misaligned, not finite or out of range; the message contains its name.
         """
-        found = self.terms(
-            logprobs,
-            inference_logprobs=inference_logprobs,
-            advantages=advantages,
-            mask=mask,
-            sequence_lengths=sequence_lengths,
-            denominator=denominator,
-            entropy=entropy,
-            reference_logprobs=reference_logprobs,
-            proximal_logprobs=proximal_logprobs,
-            versions=versions,
-            policy_version=policy_version,
-            sequence_ids=sequence_ids,
-            checked=checked,
-        )
+        found = self.terms(logprobs, batch)
         inputs = found.inputs
         total = (torch.where(inputs.mask, found.loss, 0) * found.weights).sum()
+        denominator = batch.denominator
         if denominator is None:
-            denominator = self.count(inputs.mask, sequence_lengths)
+            denominator = self.count(inputs.mask, batch.sequence_lengths)
         counts = {"tokens": inputs.mask.sum(), "sequences": (inputs.sequence_tokens() > 0).sum()}
         return LossOutput(
             divided(total, denominator),
             {key: count.to(total.dtype) for key, count in counts.items()} | _summed(inputs, found.metrics),
         )
 
-    def terms(self, logprobs: Tensor, **given: Unpack[LossArguments]) -> TokenTerms:
-        """Terms of each token before they are added up; arguments as of a call."""
-        mask, proximal, checked = given["mask"], given.get("proximal_logprobs"), given.get("checked", False)
-        if proximal is None and self.proximal != "inference":
-            versions = given.get("versions")
+    def terms(self, logprobs: Tensor, batch: LossBatch) -> TokenTerms:
+        """Return the terms of each token before they are summed; for the arguments see a call."""
+        if batch.proximal_logprobs is None and self.proximal != "inference":
+            versions = batch.versions
             proximal = make_proximal(
                 self.proximal,
                 logprobs,
-                given["inference_logprobs"],
-                versions=None if versions is None else torch.where(mask.bool(), versions, 0),
-                policy_version=given.get("policy_version"),
-                checked=checked,
+                batch.inference_logprobs,
+                versions=None if versions is None else torch.where(batch.mask.bool(), versions, 0),
+                policy_version=batch.policy_version,
+                checked=batch.checked,
             )
-        inputs = prepare(
-            logprobs,
-            inference_logprobs=given["inference_logprobs"],
-            advantages=given["advantages"],
-            mask=mask,
-            sequence_lengths=given["sequence_lengths"],
-            proximal_logprobs=proximal,
-            reference_logprobs=given.get("reference_logprobs"),
-            denominator=given.get("denominator"),
-            sequence_ids=given.get("sequence_ids"),
-            checked=checked,
-        )
+            batch = replace(batch, proximal_logprobs=proximal)
+        inputs = prepare(logprobs, batch)
         result = self._corrected(inputs, _checked(self.loss, inputs, self._function(inputs, **self.options)))
-        per_token, terms = self.regularizers.add(result.loss, inputs, given.get("entropy"), checked=checked)
+        per_token, terms = self.regularizers.add(result.loss, inputs, batch.entropy, checked=batch.checked)
         assert self.aggregation is not None
         weights = token_weights(self.aggregation, inputs, dtype=per_token.dtype)
         return TokenTerms(per_token, weights, {**result.metrics, **terms}, inputs)
@@ -249,7 +193,7 @@ class Objective:
 
 
 def _checked(name: str, inputs: LossInputs, result: TokenLoss) -> TokenLoss:
-    """A user's function is held to the contract of the built-in ones."""
+    """Check that a user's function satisfies the contract of the built-in losses."""
     if not isinstance(result, TokenLoss):
         raise ValueError(f"loss {name} must return a TokenLoss, got {type(result).__name__}")
     for what, tensor in {"loss": result.loss, **result.metrics}.items():

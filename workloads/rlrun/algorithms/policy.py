@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from rlrun.algorithms.inputs import LossBatch
 from rlrun.algorithms.objective import LossOutput, Objective
 from rlrun.algorithms.regularizers import Regularizers
 
@@ -15,43 +16,27 @@ NO_REGULARIZERS = Regularizers()
 def policy_loss(
     name: str,
     logprobs: Tensor,
+    batch: LossBatch,
     *,
-    inference_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    sequence_lengths: Sequence[int],
-    proximal_logprobs: Tensor | None = None,
-    reference_logprobs: Tensor | None = None,
-    denominator: float | Tensor | None = None,
     aggregation: str | None = None,
     aggregation_length: float | None = None,
     regularizers: Regularizers = NO_REGULARIZERS,
-    entropy: Tensor | None = None,
     correction: Mapping[str, object] | None = None,
     **options: object,
 ) -> LossOutput:
-    """The sum of a per-token loss over the loss mask, divided by `denominator`.
+    """Return the sum of a per-token loss over the loss mask, divided by the denominator.
 
     Args:
-        name: the loss of an `Objective`.
-        logprobs: `[T]` log-probs of the packed tokens under the current policy; with `entropy` the only input with a gradient.
-        inference_logprobs: `[T]`, as sampled, at the same temperature.
-        advantages: `[T]`, or one per sequence `[S]`.
-        mask: `[T]` bool (or 0 and 1), true on tokens to train on. The others change nothing, as long as they are finite.
-        sequence_lengths: S positive lengths that add up to T.
-        proximal_logprobs: `[T]`, read by clipped losses and `sapo` (default `inference_logprobs`), `decoupled_ppo` and a correction.
-        reference_logprobs: `[T]`, read by `ref_kl`, `distill`, `masked_is` with a teacher_tau, a KL regulariser, and for the metric
-            `reference_kl`.
-        denominator: what the sum is divided by, normally `denominator_count` added up over all micro-batches and
-            ranks; default: that of this batch alone.
-        entropy: `[T]` nats, differentiable; for an entropy bonus.
-        aggregation, aggregation_length, regularizers, correction, options: as of `Objective`.
+        name: loss of an `Objective`.
+        logprobs: log-probs of the packed tokens under the current policy, `[T]`; with `batch.entropy` the only input with a gradient.
+        batch: all other tensors.
+        aggregation, aggregation_length, regularizers, correction, options: see `Objective`.
 
     Returns:
-        As an `Objective` when it is called.
+        Result of a call of the `Objective`.
 
     Raises:
-        ValueError: names the argument that is misaligned, not finite, unknown or out of range.
+        ValueError: an argument is misaligned, not finite, unknown or out of range; the message contains its name.
     """
     objective = Objective(
         name,
@@ -61,17 +46,7 @@ def policy_loss(
         regularizers=regularizers,
         correction=correction,
     )
-    return objective(
-        logprobs,
-        inference_logprobs=inference_logprobs,
-        advantages=advantages,
-        mask=mask,
-        sequence_lengths=sequence_lengths,
-        denominator=denominator,
-        entropy=entropy,
-        reference_logprobs=reference_logprobs,
-        proximal_logprobs=proximal_logprobs,
-    )
+    return objective(logprobs, batch)
 
 
 def denominator_count(

@@ -18,7 +18,8 @@ class Regularizers:
     """Weights of the terms; 0 disables a term.
 
     Raises:
-       ValueError: a weight is negative or not finite, or the estimate is unknown."""
+        ValueError: a weight is negative or not finite, or the estimate is unknown.
+    """
 
     entropy: float = 0.0
     """Weight of the entropy of the token's distribution, in nats, which is subtracted from the loss."""
@@ -44,7 +45,7 @@ class Regularizers:
         """Add the terms to `loss` `[T]`, and return the sum and the metrics of the terms.
 
         Raises:
-           ValueError: differentiable `entropy` `[T]` or reference log-probs are missing for an enabled term.
+            ValueError: differentiable `entropy` `[T]` or reference log-probs are missing for an enabled term.
         """
         metrics: dict[str, Tensor] = {}
         if self.entropy > 0:

@@ -1,7 +1,7 @@
 """GPU memory of a run that shares its GPUs with engines in turn. Every rank runs the same code.
 
-   start    wait until the colocated engines sleep; load, publish, move to the host, report
-   step     check that the engines sleep; move to the GPU; train, publish, save; move to the host, report
+    start    wait until the colocated engines sleep; load, publish, move to the host, report
+    step     check that the engines sleep; move to the GPU; train, publish, save; move to the host, report
 
 Parameters, optimizer states and auxiliary models move to host memory. The process keeps its CUDA context and its communicators, some
 hundred MB. A run whose state is on the host anyway (`cpuOffload`) only empties the CUDA cache.

@@ -1,8 +1,8 @@
 """Main loop of the trainer. Every rank runs the same code.
 
-   start    choose the base checkpoint, write the attempt's file, load, publish the base version
-   loop     rank 0 selects the next order and broadcasts it; all ranks carry it out: a step, the end of training, the end of the run
-   stop     after a signal, all ranks stop together: between two micro-batches, while they wait, or after a write; then they save the
+    start    choose the base checkpoint, write the attempt's file, load, publish the base version
+    loop     rank 0 selects the next order and broadcasts it; all ranks carry it out: a step, the end of training, the end of the run
+    stop     after a signal, all ranks stop together: between two micro-batches, while they wait, or after a write; then they save the
             last finished step
 
 Several runs may share the model: they take turns step by step, and runs without a batch are skipped. See `run` for the state of one run,
@@ -142,22 +142,21 @@ def _open_link(
 
 def _begin_attempt(config: TrainerConfig, attempt: int, group: Group, config_hash: str, replay: Path | None) -> Attempt:
     """Choose the base checkpoint on rank 0 and write the attempt's file; other ranks check their part of the files, then read the
-    attempt."""
+    attempt.
+    """
     paths, check, beginning = RunPaths(Path(config.output_dir)), SharedCheck(group), resume.Beginning()
     if group.leads:
+        new = resume.NewAttempt(
+            attempt,
+            group.world_size,
+            config_hash,
+            with_orchestrator=replay is None,
+            required=RESUME_REQUIRED_VARIABLE in os.environ,
+        )
         begun = Volume(paths.root, say=logger.warning).insist(
             "begin the attempt",
             lambda: resume.start_attempt(
-                paths,
-                config,
-                attempt=attempt,
-                world_size=group.world_size,
-                config_hash=config_hash,
-                with_orchestrator=replay is None,
-                required=RESUME_REQUIRED_VARIABLE in os.environ,
-                log=logger.warning,
-                check=check.verify,
-                beginning=beginning,
+                paths, config, new, log=logger.warning, check=check.verify, beginning=beginning
             ),
         )
         logger.info(
@@ -173,10 +172,10 @@ class Loop:
     """Loop in which rank 0 selects orders and all ranks carry them out.
 
     Args:
-       runs: the host's run, or the host and its guests.
-       group: all ranks.
-       agreement: point at which all ranks agree to stop.
-       news: event that is set if rank 0 has to check for a new order.
+        runs: the host's run, or the host and its guests.
+        group: all ranks.
+        agreement: point at which all ranks agree to stop.
+        news: event that is set if rank 0 has to check for a new order.
     """
 
     def __init__(self, runs: OneRun, group: Group, agreement: Agreement, news: threading.Event) -> None:

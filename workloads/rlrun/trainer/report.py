@@ -20,10 +20,10 @@ class RunReport:
     """Reports of one rank about a run during training.
 
     Args:
-       channel: channel to the run's orchestrator, on rank 0 only.
-       tell: receiver of this rank's phase, step and micro-batch, called on each change.
-       label: prefix of log lines.
-       leads: whether this is rank 0.
+        channel: channel to the run's orchestrator, on rank 0 only.
+        tell: receiver of this rank's phase, step and micro-batch, called on each change.
+        label: prefix of log lines.
+        leads: whether this is rank 0.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ def step_summary(step: int, max_steps: int, metrics: Mapping[str, float]) -> str
     """Return the log line of a trained step.
 
     Args:
-       step: number of the trained step.
-       max_steps: number of steps of the run.
-       metrics: metrics of the step, by their names in `metrics.jsonl`.
+        step: number of the trained step.
+        max_steps: number of steps of the run.
+        metrics: metrics of the step, by their names in `metrics.jsonl`.
     """
     return (
         f"step {step}/{max_steps}: loss {metrics['loss']:.4g}, grad_norm {metrics['grad_norm']:.4g}, "
@@ -78,10 +78,10 @@ def append_line(path: Path, step: int, attempt: int, metrics: Mapping[str, float
     """Append the metrics of a step; used in replays, which have no orchestrator. Values that are not finite are left out.
 
     Args:
-       path: file `metrics.jsonl`.
-       step: number of the trained step.
-       attempt: number of the attempt that trained it.
-       metrics: metrics of the step.
+        path: file `metrics.jsonl`.
+        step: number of the trained step.
+        attempt: number of the attempt that trained it.
+        metrics: metrics of the step.
     """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     line = json.dumps({"step": step, "attempt": attempt, **finite})

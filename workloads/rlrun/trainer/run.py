@@ -59,16 +59,16 @@ class Run:
     """State of one run in training.
 
     Args:
-       config: configuration of the run.
-       attempt: attempt that has started.
-       objective: training objective, with the run's options bound.
-       process: shared objects of the process; its policy gets the run's parameters.
-       link: connection to the run's orchestrator.
-       output_dir: folder of the run.
-       label: prefix of log lines; empty for the host.
+        config: configuration of the run.
+        attempt: attempt that has started.
+        objective: training objective, with the run's options bound.
+        process: shared objects of the process; its policy gets the run's parameters.
+        link: connection to the run's orchestrator.
+        output_dir: folder of the run.
+        label: prefix of log lines; empty for the host.
 
     Raises:
-       RoleError: a reference model, a critic or a checkpoint cannot be loaded.
+        RoleError: a reference model, a critic or a checkpoint cannot be loaded.
     """
 
     def __init__(
@@ -225,8 +225,9 @@ class Run:
         """Train the next step, publish it and save it if due.
 
         Args:
-           path: folder of the batch.
-           save: request for a checkpoint even if none is due."""
+            path: folder of the batch.
+            save: request for a checkpoint even if none is due.
+        """
         step, taken = self.progress.step + 1, time.perf_counter()
         self._policy.adapters.hold(self.name, self.config.lora)
         batch = self._steps.read(path, step, written_by=None if self._replay else self.number)
@@ -279,7 +280,8 @@ class Run:
     def finish(self) -> None:
         """Wait for the files of the last step, then report `finished` and wait for the shutdown.
 
-        If the volume has refused the files, the stage stays `training` and the loop retries."""
+        If the volume has refused the files, the stage stays `training` and the loop retries.
+        """
         step = self.progress.step
         self.phase("finished")
         if not self._checkpoints.settle():
@@ -320,7 +322,8 @@ class Run:
         """Release the run's threads, adapters and process groups, except for its channel.
 
         Args:
-           wait: request to wait for running writes, unless they have failed."""
+            wait: request to wait for running writes, unless they have failed.
+        """
         self._volume.close()
         self._checkpoints.close(wait=wait)
         self._policy.adapters.forget(self.name)
@@ -365,7 +368,8 @@ class Run:
     def _next_part(self) -> None:
         """Report the next micro-batch, then meet the other ranks.
 
-        The report comes first: a rank that hangs in the previous micro-batch then has a lower number than the others."""
+        The report comes first: a rank that hangs in the previous micro-batch then has a lower number than the others.
+        """
         self._report.micro_batch(self.progress.step)
         self._agree()
 

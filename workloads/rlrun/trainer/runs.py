@@ -65,9 +65,9 @@ class JoinOrder:
     """Add a guest."""
 
     do: ClassVar[str] = "join"
-    config: Mapping[str, Any]
+    config: dict[str, Any]
     """Configuration of the guest's trainer, as JSON."""
-    attempt: Mapping[str, Any]
+    attempt: dict[str, Any]
     """Fields of the guest's `Attempt`."""
     folder: str
 
@@ -147,7 +147,7 @@ class OneRun:
         """Return the order after a failure of one run.
 
         Raises:
-           RoleError: `error`, if it ends the process.
+            RoleError: `error`, if it ends the process.
         """
         raise error
 
@@ -165,8 +165,8 @@ class OneRun:
         """Call `act` for one run and return whether the run continues.
 
         Raises:
-           StopAgreed: all ranks stop.
-           Exception: error of `act` that ends the process.
+            StopAgreed: all ranks stop.
+            Exception: error of `act` that ends the process.
         """
         act(run)
         return True

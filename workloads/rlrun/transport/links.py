@@ -53,7 +53,7 @@ def serve_store(host: str) -> dist.TCPStore:
     """Start the store through which members find each other, on a free port.
 
     Args:
-       host: address on which the trainer serves; for a loopback address the store listens on loopback only.
+        host: address on which the trainer serves; for a loopback address the store listens on loopback only.
     """
     store = loopback_store if is_loopback(host) else dist.TCPStore
     return store(host, 0, None, True, timeout=datetime.timedelta(seconds=SECONDS), wait_for_workers=False)

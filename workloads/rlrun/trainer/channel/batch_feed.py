@@ -27,7 +27,7 @@ class Feed(Protocol):
         """Return whether the batch of `step` is available.
 
         Raises:
-           RoleError: the batch will never arrive.
+            RoleError: the batch will never arrive.
         """
         ...
 
@@ -101,14 +101,14 @@ def read_checked(path: Path, *, step: int, vocabulary: int, seq_len: int, attemp
     """Read a batch and check that it can be trained in `step`.
 
     Args:
-       path: folder of the batch.
-       step: expected step; the batch's tokens must be of version `step - 1` or older.
-       vocabulary: number of token ids of the model.
-       seq_len: longest allowed sample, in tokens.
-       attempt: expected attempt of the batch; None in a replay.
+        path: folder of the batch.
+        step: expected step; the batch's tokens must be of version `step - 1` or older.
+        vocabulary: number of token ids of the model.
+        seq_len: longest allowed sample, in tokens.
+        attempt: expected attempt of the batch; None in a replay.
 
     Raises:
-       RoleError: the batch is invalid; the message names its folder and the wrong value.
+        RoleError: the batch is invalid; the message names its folder and the wrong value.
     """
     try:
         batch = read_batch(path)

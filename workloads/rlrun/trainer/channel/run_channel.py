@@ -48,7 +48,8 @@ _GONE_SECONDS = 2.0
 
 class Channel:
     """End of one run's channel. The host's is created before the model is loaded, so that the orchestrator can read the phase of the
-    start."""
+    start.
+    """
 
     def __init__(
         self,
@@ -62,11 +63,11 @@ class Channel:
         """Register the run's routes at the server.
 
         Args:
-           server: HTTP server with address and key.
-           run: name of a guest; empty for the trainer's own run.
-           attempt: number of the run's attempt, part of every answer.
-           batch_path: required folder of this attempt's batch of a step; other folders are refused.
-           news: event that wakes the training loop.
+            server: HTTP server with address and key.
+            run: name of a guest; empty for the trainer's own run.
+            attempt: number of the run's attempt, part of every answer.
+            batch_path: required folder of this attempt's batch of a step; other folders are refused.
+            news: event that wakes the training loop.
         """
         self._server, self._run, self._attempt, self._batch_path = server, run, attempt, batch_path
         self._lock = threading.Lock()
@@ -100,7 +101,11 @@ class Channel:
         """Time of the orchestrator's last request, in seconds of `time.monotonic`."""
         self._open = 0
         self._happened = asyncio.Event()
-        self._handlers: dict[tuple[str, str], Handler] = {
+        self._handlers = self._routes()
+        server.open(run, self)
+
+    def _routes(self) -> dict[tuple[str, str], Handler]:
+        return {
             ("GET", TRAINER_READY): self._get_ready,
             ("GET", protocol.STATE): self._get_state,
             ("GET", protocol.EVENTS): self._get_events,
@@ -110,7 +115,6 @@ class Channel:
             ("POST", protocol.STOP): self._post_stop,
             ("POST", TRANSFERS): self._post_transfer,
         }
-        server.open(run, self)
 
     @classmethod
     def listen(

@@ -37,7 +37,7 @@ class ChannelServer:
         """Create a server that is not yet listening.
 
         Args:
-           api_key: key expected as `Authorization: Bearer` on every route except the probe; a guest's key opens only its own channel.
+            api_key: key expected as `Authorization: Bearer` on every route except the probe; a guest's key opens only its own channel.
         """
         self._key = api_key
         self._runs: dict[str, Answering] = {}

@@ -42,9 +42,9 @@ class Saver:
     """Writer of one checkpoint at a time. Every rank has one and calls it at the same steps.
 
     Args:
-       parts: trained modules and optimizers, by name.
-       group: all ranks.
-       background: write in a thread; otherwise `save` returns after the write.
+        parts: trained modules and optimizers, by name.
+        group: all ranks.
+        background: write in a thread; otherwise `save` returns after the write.
     """
 
     def __init__(self, parts: Mapping[str, Part], group: Group, *, background: bool) -> None:
@@ -68,7 +68,7 @@ class Saver:
         The method waits for the previous save, because there is only one set of buffers.
 
         Raises:
-           RoleError: the previous save failed, or this one without a background thread. A volume's refusal does not raise.
+            RoleError: the previous save failed, or this one without a background thread. A volume's refusal does not raise.
         """
         self.wait()
         self.check()
@@ -92,7 +92,7 @@ class Saver:
         """Raise the error of the last save, if it failed. A volume's refusal is not an error, because the save can be retried.
 
         Raises:
-           RoleError: the last save or its report failed.
+            RoleError: the last save or its report failed.
         """
         for future in (self._last, self._after):
             if future is not None and future.done():
@@ -120,7 +120,7 @@ class Saver:
         """Stop the saver and destroy the process group. All ranks call it.
 
         Args:
-           wait: wait for the running write and report. Otherwise the thread destroys the group after the write, which may hang.
+            wait: wait for the running write and report. Otherwise the thread destroys the group after the write, which may hang.
         """
         if self._thread is None:
             dist.destroy_process_group(self._peers)

@@ -20,7 +20,7 @@ class ChecksumWriter(dcp.FileSystemWriter):  # type: ignore[misc]  # torch is no
     """Writer of one rank's files; each file is fsynced before it is closed.
 
     Args:
-       folder: folder of the files.
+        folder: folder of the files.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -16,9 +16,9 @@ class Together:
     """File or folder to which all ranks write a part.
 
     Args:
-       group: all ranks.
-       folder: folder on the volume, for the message.
-       doing: action in the message `cannot ...`.
+        group: all ranks.
+        folder: folder on the volume, for the message.
+        doing: action in the message `cannot ...`.
     """
 
     def __init__(self, group: Group, folder: Path, doing: str) -> None:
@@ -41,7 +41,7 @@ class Together:
         """Compare the results of all ranks; all ranks call it together.
 
         Raises:
-           RefusedError: the volume refused the write of at least one rank; raised on all ranks.
+            RefusedError: the volume refused the write of at least one rank; raised on all ranks.
         """
         mine = 0 if self.refused is None else 1 + STORAGE_REASONS.index(self.refused.reason)
         worst = int(self._group.maxima({"refused": float(mine)})["refused"])
@@ -55,13 +55,13 @@ def agree_among(peers: dist.ProcessGroup, error: Exception | None, folder: Path,
     """Compare the results of all ranks like `Together.agree`, in another process group.
 
     Args:
-       peers: process group; all its ranks call this function.
-       error: error of this rank, or None; raised here if no rank has a volume fault.
-       folder: folder on the volume, for the message.
-       doing: action in the message `cannot ...`.
+        peers: process group; all its ranks call this function.
+        error: error of this rank, or None; raised here if no rank has a volume fault.
+        folder: folder on the volume, for the message.
+        doing: action in the message `cannot ...`.
 
     Raises:
-       RefusedError: the volume refused the write of at least one rank; raised on all ranks.
+        RefusedError: the volume refused the write of at least one rank; raised on all ranks.
     """
     mine = None if error is None else trouble_of(error, folder)
     found: list[Trouble | None] = [None] * dist.get_world_size(peers)

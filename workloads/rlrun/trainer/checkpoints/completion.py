@@ -93,8 +93,8 @@ class Completer:
         """Wait until the checkpoint of `step` is complete; return whether it is.
 
         Args:
-           step: step with durable shards.
-           worth: polled condition: whether the orchestrator may still add its part.
+            step: step with durable shards.
+            worth: polled condition: whether the orchestrator may still add its part.
         """
         began = time.monotonic()
         while self.completed < step:

@@ -77,16 +77,16 @@ def write_shards(state: dict[str, Any], path: Path, group: Group, peers: dist.Pr
     """Write the shards into `path`/trainer; they are durable on all ranks after the return. All ranks call it together.
 
     Args:
-       state: result of `snapshot_shards`, or a copy of it.
-       path: folder of the checkpoint, which is incomplete until its manifest is written.
-       group: all ranks.
-       peers: gloo process group that only the calling thread uses.
+        state: result of `snapshot_shards`, or a copy of it.
+        path: folder of the checkpoint, which is incomplete until its manifest is written.
+        group: all ranks.
+        peers: gloo process group that only the calling thread uses.
 
     Returns:
-       Manifest entries of all ranks' files on rank 0; an empty tuple on other ranks.
+        Manifest entries of all ranks' files on rank 0; an empty tuple on other ranks.
 
     Raises:
-       RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
+        RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
     """
     folder, doing = path / TRAINER_PART, "save the checkpoint"
     writer = ChecksumWriter(folder)
@@ -117,12 +117,13 @@ def load_parts(parts: Mapping[str, Part], path: Path, *, say: Callable[[str], No
     Parts that the checkpoint lacks, such as a critic added by a later objective, keep their values.
 
     Args:
-       parts: trained modules and optimizers, by name.
-       path: folder of the checkpoint.
-       say: receiver of a message about each missing part.
+        parts: trained modules and optimizers, by name.
+        path: folder of the checkpoint.
+        say: receiver of a message about each missing part.
 
     Raises:
-       RoleError: the checkpoint belongs to another model (the message names the first different parameter), or contains unsupported values.
+        RoleError: the checkpoint belongs to another model (the message names the first different parameter), or contains unsupported
+            values.
     """
     reader = CheckpointReader(path / TRAINER_PART)
     stored = reader.read_metadata().state_dict_metadata

@@ -92,8 +92,8 @@ class CheckpointReader(dcp.FileSystemReader):  # type: ignore[misc]  # torch is 
         an error about those instead.
 
         Raises:
-           RoleError: the table is missing, contains a forbidden class, or does not match the files.
-           OSError: the volume has a fault.
+            RoleError: the table is missing, contains a forbidden class, or does not match the files.
+            OSError: the volume has a fault.
         """
         path = Path(self._get_metadata_path())
         try:
@@ -118,7 +118,7 @@ class CheckpointPlanner(dcp.DefaultLoadPlanner):  # type: ignore[misc]
         """Read one value.
 
         Raises:
-           RoleError: the value is not plain data.
+            RoleError: the value is not plain data.
         """
         name = read_item.dest_index.fqn
         try:
@@ -135,12 +135,12 @@ def load_state(state: dict[str, Any], reader: CheckpointReader, *, alone: bool =
     """Load tensors and values of `state` in place; all ranks call it together.
 
     Args:
-       state: nested state dict; its tensors have the shapes of the checkpoint's.
-       reader: reader of the checkpoint.
-       alone: load in one process without a process group.
+        state: nested state dict; its tensors have the shapes of the checkpoint's.
+        reader: reader of the checkpoint.
+        alone: load in one process without a process group.
 
     Raises:
-       RoleError: the data of at least one rank is damaged or not allowed.
+        RoleError: the data of at least one rank is damaged or not allowed.
     """
     try:
         dcp.load(state, storage_reader=reader, planner=CheckpointPlanner(), no_dist=alone)
@@ -170,7 +170,7 @@ def _check_table(metadata: Any, folder: Path) -> None:
     """Compare the table with the files.
 
     Raises:
-       ValueError: they do not match.
+        ValueError: they do not match.
     """
     if type(metadata) is not Metadata or type(metadata.storage_meta) is not StorageMeta:
         raise ValueError("it does not contain a table")

@@ -32,17 +32,17 @@ class Checkpoints:
     """Checkpoints of one attempt. The constructor loads the base checkpoint.
 
     Args:
-       config: configuration of the run.
-       attempt: attempt that has started.
-       parts: trained modules and optimizers, by name.
-       paths: paths of the run.
-       group: all ranks.
-       channel: channel to the run's orchestrator, on rank 0.
-       volume: receiver of the volume's refusals.
-       say: logger of rank 0.
+        config: configuration of the run.
+        attempt: attempt that has started.
+        parts: trained modules and optimizers, by name.
+        paths: paths of the run.
+        group: all ranks.
+        channel: channel to the run's orchestrator, on rank 0.
+        volume: receiver of the volume's refusals.
+        say: logger of rank 0.
 
     Raises:
-       RoleError: the base checkpoint cannot be loaded; with the exit code for storage if the volume fails.
+        RoleError: the base checkpoint cannot be loaded; with the exit code for storage if the volume fails.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Checkpoints:
         """Wait for the running write; return whether the volume accepted the last save.
 
         Raises:
-           RoleError: the save failed.
+            RoleError: the save failed.
         """
         self._saver.wait()
         self._saver.check()
@@ -142,7 +142,7 @@ class Checkpoints:
         """Wait until the checkpoint of `step` is complete or cannot become complete; return on rank 0 whether it is complete.
 
         Raises:
-           RoleError: the save failed.
+            RoleError: the save failed.
         """
         taken = self.settle()
         if self._completer is not None and taken and self.step == step > self._attempt.base_step:
@@ -177,7 +177,7 @@ class Checkpoints:
         """Return whether the last checkpoint was refused and its retry is due.
 
         Args:
-           blocks: true if training waits for the checkpoint.
+            blocks: true if training waits for the checkpoint.
         """
         refused = self.unsaved()
         return refused is not None and self._retry.due(refused, blocks=blocks)

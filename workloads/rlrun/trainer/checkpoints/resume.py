@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Beginning:
     """State of an attempt's start over several tries on a faulty volume.
 
     Args:
-       clock: monotonic clock in seconds.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -80,18 +80,19 @@ def choose_base(
     """Return the newest complete checkpoint of the newest attempt's lineage that matches its manifest, or None to start from the model.
 
     Args:
-       paths: paths of the run.
-       resume: policy of the run.
-       with_orchestrator: the checkpoint needs the orchestrator's part; false in a replay.
-       required: raise an error instead of returning None if all complete checkpoints are damaged.
-       log: receiver of a message about each skipped checkpoint.
-       check: comparison of the files with the manifest.
-       beginning: state of retries on a faulty volume. Default: no retries.
+        paths: paths of the run.
+        resume: policy of the run.
+        with_orchestrator: the checkpoint needs the orchestrator's part; false in a replay.
+        required: raise an error instead of returning None if all complete checkpoints are damaged.
+        log: receiver of a message about each skipped checkpoint.
+        check: comparison of the files with the manifest.
+        beginning: state of retries on a faulty volume. Default: no retries.
 
     Raises:
-       RoleError: the policy forbids the found files, the requested step does not exist, or all checkpoints are damaged or unreadable.
-       OSError, ManifestError: the volume cannot read a checkpoint now; retry later.
+        RoleError: the policy forbids the found files, the requested step does not exist, or all checkpoints are damaged or unreadable.
+        OSError, ManifestError: the volume cannot read a checkpoint now; retry later.
     """
+    # The policy may forbid the files of earlier attempts, or require them.
     attempts = paths.attempts_on_disk()
     if resume.policy == "Never" and attempts:
         raise RoleError(
@@ -108,18 +109,8 @@ def choose_base(
     lineage = newest_attempt(paths, log)
     candidates = lineage.owned(complete_checkpoints(paths)) if lineage is not None else []
     if resume.policy == "Step":
-        wanted = [c for c in candidates if c.step == resume.step]
-        if not wanted:
-            steps = ", ".join(str(c.step) for c in candidates) or "none"
-            raise RoleError(
-                f"checkpoint.resume.step is {resume.step}, but the complete checkpoints are of steps: {steps}",
-                exit_codes.CONFIGURATION,
-            )
-        problem = _find_problem(wanted[-1], with_orchestrator, check, beginning)
-        if problem:
-            raise RoleError(f"checkpoint.resume.step is {resume.step}, but {problem}", exit_codes.DATA)
-        assert lineage is not None  # a candidate exists only with a lineage
-        return Base(wanted[-1], lineage)
+        return _choose_step(resume.step, candidates, lineage, with_orchestrator, check, beginning)
+    # Use the newest usable checkpoint of the lineage.
     is_unreadable = False
     for candidate in reversed(candidates):
         problem = _find_problem(candidate, with_orchestrator, check, beginning)
@@ -127,20 +118,50 @@ def choose_base(
             return Base(candidate, lineage)
         is_unreadable |= isinstance(problem, _Unreadable)
         log(f"cannot resume from step {candidate.step}: {problem}; trying the previous checkpoint")
-    if is_unreadable:  # the checkpoint may be intact, so do not start from the model
-        raise RoleError(
+    if candidates and (is_unreadable or required):
+        raise _unusable_error(paths, candidates, problem, is_unreadable=is_unreadable)
+    return None
+
+
+def _unusable_error(
+    paths: RunPaths, candidates: Sequence[Artifact], problem: str | None, *, is_unreadable: bool
+) -> RoleError:
+    """Return the error of a resume without a usable checkpoint; an unreadable one may be intact."""
+    if is_unreadable:
+        return RoleError(
             f"cannot resume, because no complete checkpoint of {paths.root} can be used or read; last problem: {problem}; "
             "repair the storage or the connection to it",
             exit_codes.STORAGE,
         )
-    if candidates and required:
-        steps = ", ".join(str(c.step) for c in candidates)
+    steps = ", ".join(str(c.step) for c in candidates)
+    return RoleError(
+        f"cannot resume, because no complete checkpoint (steps {steps}) can be used; step "
+        f"{candidates[0].step}: {problem}; restore its files from a copy, or start a new run in another --output-dir",
+        exit_codes.DATA,
+    )
+
+
+def _choose_step(
+    step: int | None,
+    candidates: Sequence[Artifact],
+    lineage: Attempt | None,
+    with_orchestrator: bool,
+    check: Verify,
+    beginning: Beginning | None,
+) -> Base:
+    """Return the checkpoint of the configured step; raise `RoleError` if it does not exist or is damaged."""
+    wanted = [c for c in candidates if c.step == step]
+    if not wanted:
+        steps = ", ".join(str(c.step) for c in candidates) or "none"
         raise RoleError(
-            f"cannot resume, because no complete checkpoint (steps {steps}) can be used; step "
-            f"{candidates[0].step}: {problem}; restore its files from a copy, or start a new run in another --output-dir",
-            exit_codes.DATA,
+            f"checkpoint.resume.step is {step}, but the complete checkpoints are of steps: {steps}",
+            exit_codes.CONFIGURATION,
         )
-    return None
+    problem = _find_problem(wanted[-1], with_orchestrator, check, beginning)
+    if problem:
+        raise RoleError(f"checkpoint.resume.step is {step}, but {problem}", exit_codes.DATA)
+    assert lineage is not None  # a candidate exists only with a lineage
+    return Base(wanted[-1], lineage)
 
 
 def choose_origin(
@@ -152,7 +173,7 @@ def choose_origin(
     the pinned checkpoint: if it is deleted and `from_step` does not require it, the newest checkpoint is used.
 
     Raises:
-       RoleError: the other run does not exist, or has no complete checkpoint.
+        RoleError: the other run does not exist, or has no complete checkpoint.
     """
     if resume.from_run is None:
         return None
@@ -210,15 +231,26 @@ def _find_problem(
     return None
 
 
+@dataclass(frozen=True)
+class NewAttempt:
+    """Attempt that is about to start."""
+
+    number: int
+    world_size: int
+    """Number of ranks of the group."""
+    config_hash: str
+    """Hash of the run's configuration."""
+    with_orchestrator: bool
+    """The base checkpoint needs the orchestrator's part; false in a replay."""
+    required: bool = False
+    """Raise an error instead of starting from the model if all complete checkpoints are damaged."""
+
+
 def start_attempt(
     paths: RunPaths,
     config: TrainerConfig,
+    new: NewAttempt,
     *,
-    attempt: int,
-    world_size: int,
-    config_hash: str,
-    with_orchestrator: bool,
-    required: bool = False,
     log: Callable[[str], None],
     check: Verify = verify_files,
     beginning: Beginning | None = None,
@@ -226,15 +258,15 @@ def start_attempt(
     """Choose the start of an attempt and write its file; called only on rank 0.
 
     Raises:
-       RoleError: see `choose_base`, `choose_origin` and `begin_attempt`; or the volume refuses the write.
+        RoleError: see `choose_base`, `choose_origin` and `begin_attempt`; or the volume refuses the write.
     """
     resume = config.checkpoint.resume
     with storage_errors(paths.attempts, "write the attempt's file"):
         base = choose_base(
             paths,
             resume,
-            with_orchestrator=with_orchestrator,
-            required=required,
+            with_orchestrator=new.with_orchestrator,
+            required=new.required,
             log=log,
             check=check,
             beginning=beginning,
@@ -244,9 +276,9 @@ def start_attempt(
             paths,
             base,
             origin=origin,
-            attempt=attempt,
-            world_size=world_size,
-            config_hash=config_hash,
+            attempt=new.number,
+            world_size=new.world_size,
+            config_hash=new.config_hash,
             uid=config.uid,
             beginning=beginning,
         )

@@ -48,9 +48,9 @@ def share_files(files: Iterable[FileEntry], rank: int, world_size: int) -> list[
     """Return the files that a rank checks: shards with its number, which it will load. Rank 0 also checks files that belong to no rank.
 
     Args:
-       files: files of the checkpoint, written with any number of ranks.
-       rank: number of the checking rank.
-       world_size: number of checking ranks.
+        files: files of the checkpoint, written with any number of ranks.
+        rank: number of the checking rank.
+        world_size: number of checking ranks.
     """
     found = ((entry, _SHARD.search(entry.path)) for entry in files)
     return [entry for entry, shard in found if (int(shard[1]) if shard else 0) % world_size == rank]
@@ -60,8 +60,8 @@ class SharedCheck:
     """Check on every rank: rank 0 calls `verify` any number of times and then `end`; other ranks only call `end`.
 
     Args:
-       group: all ranks.
-       patience: seconds to wait for a file that rank 0 has seen, because network file systems cache missing entries.
+        group: all ranks.
+        patience: seconds to wait for a file that rank 0 has seen, because network file systems cache missing entries.
     """
 
     def __init__(self, group: Ranks, patience: float = 60.0) -> None:
@@ -71,7 +71,7 @@ class SharedCheck:
         """Compare every file with its entry; called on rank 0 while the other ranks are in `end`.
 
         Raises:
-           ManifestError: a file is missing, has another size or checksum, or cannot be read; the message contains its name.
+            ManifestError: a file is missing, has another size or checksum, or cannot be read; the message contains its name.
         """
         check_sizes(checkpoint, manifest.files)
         entries = [asdict(entry) for entry in manifest.files]

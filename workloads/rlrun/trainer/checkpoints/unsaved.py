@@ -32,8 +32,8 @@ class Retry:
     """Time of the next try of a refused checkpoint, and the report of the fault until then.
 
     Args:
-       volume: receiver of the refusals.
-       clock: monotonic clock in seconds.
+        volume: receiver of the refusals.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, volume: Volume, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -46,8 +46,8 @@ class Retry:
         """Report the refusal and return whether a retry is due.
 
         Args:
-           refused: refused checkpoint of the last try.
-           blocks: true if training waits for the checkpoint.
+            refused: refused checkpoint of the last try.
+            blocks: true if training waits for the checkpoint.
         """
         if refused is not self._known:
             self._known, self._at = refused, self._clock() + next(self._pauses)

@@ -51,9 +51,9 @@ class Guests:
     """Requests in the host's folder.
 
     Args:
-       host: configuration of the trainer's own run.
-       world_size: number of ranks of the trainer.
-       api_key: key of the host.
+        host: configuration of the trainer's own run.
+        world_size: number of ranks of the trainer.
+        api_key: key of the host.
     """
 
     def __init__(self, host: TrainerConfig, *, world_size: int, api_key: str) -> None:
@@ -79,7 +79,7 @@ class Guests:
         """Compare the requests with the runs that have a slot.
 
         Args:
-           joined: attempt of each guest.
+            joined: attempt of each guest.
         """
         asked = {join.run: join.attempt for join in self._requests}
         for run, attempt in joined.items():
@@ -92,8 +92,8 @@ class Guests:
         """Return the next run to join after starting its attempt, and answer requests that must wait or are refused.
 
         Args:
-           joined: attempt of each guest.
-           free: true if a slot is free.
+            joined: attempt of each guest.
+            free: true if a slot is free.
         """
         for join in self._requests:
             if join.run in joined or self._is_final(join):
@@ -137,7 +137,7 @@ class Guests:
         """Report the state of a request to the run's orchestrator and the log.
 
         Raises:
-           RoleError: the volume refuses the write.
+            RoleError: the volume refuses the write.
         """
         logger.info(f"run {run}, attempt {attempt}: {state}{f' ({reason})' if reason else ''}")
         told = SharedState(
@@ -171,15 +171,9 @@ class Guests:
             reason_not = sharing_refusal(self._host, config)
             if reason_not is not None:
                 raise RoleError(reason_not, exit_codes.CONFIGURATION)
-            attempt = resume.start_attempt(
-                paths,
-                config,
-                attempt=join.attempt,
-                world_size=self._world_size,
-                config_hash=config_fingerprint(config),
-                with_orchestrator=True,
-                log=_labeled_warning(join.run),
-            )
+            fingerprint = config_fingerprint(config)
+            new = resume.NewAttempt(join.attempt, self._world_size, fingerprint, with_orchestrator=True)
+            attempt = resume.start_attempt(paths, config, new, log=_labeled_warning(join.run))
         except RoleError as error:
             self.answer(join.run, join.attempt, "Refused", reason=str(error), exit_code=error.code)
             return None

@@ -58,7 +58,7 @@ class SharedRuns(OneRun):
         """Return the order to drop a guest after a failure.
 
         Raises:
-           RoleError: `error`, if the run is the host.
+            RoleError: `error`, if the run is the host.
         """
         if run is self.host:
             raise error
@@ -96,8 +96,8 @@ class SharedRuns(OneRun):
         """Call `act` for one run and return whether the run continues; an exception in a guest's work ends the guest.
 
         Raises:
-           StopAgreed: all ranks stop.
-           Exception: error of the host's work, or an error that differs between ranks.
+            StopAgreed: all ranks stop.
+            Exception: error of the host's work, or an error that differs between ranks.
         """
         try:
             act(run)
@@ -135,7 +135,7 @@ class SharedRuns(OneRun):
         """Reset the model for the other runs and return the error for the user.
 
         Raises:
-           RoleError: the ranks are at different places, so all runs must end.
+            RoleError: the ranks are at different places, so all runs must end.
         """
         failure = error if isinstance(error, RoleError) else RoleError(f"{type(error).__name__}: {error}")
         if not isinstance(error, RoleError):

@@ -30,7 +30,7 @@ class Steps:
         """Read and check the batch of a step.
 
         Raises:
-           RoleError: the batch is invalid.
+            RoleError: the batch is invalid.
         """
         return read_checked(
             path,

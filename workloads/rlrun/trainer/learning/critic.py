@@ -28,7 +28,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.learning.token_advantages import group_places, normalize_tokens, token_moments
 from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
-from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, load_sharded
 from rlrun.trainer.modeling.lora import fill_parameter
 from rlrun.trainer.modeling.parallel.rows import join_rows, row_part
 from rlrun.trainer.modeling.shard import Memory
@@ -65,14 +65,14 @@ def make_critic(
     """Load the policy's body from `source`, add a value head and shard the model like the policy.
 
     Args:
-       config: options of the critic.
-       trainer: options shared with the policy.
-       source: source of the policy's model.
-       group: all ranks; all call this function together.
-       check: architecture check, see `load_sharded`.
+        config: options of the critic.
+        trainer: options shared with the policy.
+        source: source of the policy's model.
+        group: all ranks; all call this function together.
+        check: architecture check, see `load_sharded`.
 
     Raises:
-       RoleError: the model cannot be loaded or divided.
+        RoleError: the model cannot be loaded or divided.
     """
     check_layout(trainer)
     module = load_sharded(
@@ -81,9 +81,7 @@ def make_critic(
         group,
         seq_len=trainer.seq_len,
         check=check,
-        memory=Memory.of(trainer),
-        kernel=trainer.attention,
-        prepare=to_critic,
+        options=LoadOptions(memory=Memory.of(trainer), kernel=trainer.attention, prepare=to_critic),
     )
     return critic_around(module, config, trainer, group=group)
 
@@ -171,16 +169,28 @@ def last_tokens(samples: Sequence[Sample]) -> dict[int, int]:
     return found
 
 
+@dataclass(frozen=True)
+class GaeOptions:
+    """Options of advantage `gae`."""
+
+    gamma: float
+    """Discount per loss token, see `rlrun.algorithms.gae`."""
+    lam: float
+    """λ of the estimator, see `rlrun.algorithms.gae`."""
+    bootstrap: bool
+    """Use the value after the last loss token of a truncated sample as the value of the missing continuation."""
+    adv_mean: str
+    """Level of the mean that is subtracted from the advantages, over the loss tokens of all ranks."""
+    adv_std: str
+    """Level of the standard deviation that divides the advantages."""
+
+
 def estimate_values(
     critic: nn.Module,
     rows: Sequence[MicroBatch],
     samples: Sequence[Sequence[Sample]],
+    options: GaeOptions,
     *,
-    gamma: float,
-    lam: float,
-    bootstrap: bool,
-    adv_mean: str,
-    adv_std: str,
     groups: Sequence[int],
     group: Group,
     more_rewards: Sequence[Tensor] | None = None,
@@ -188,22 +198,20 @@ def estimate_values(
     """Compute values, advantages (GAE) and returns of all rows before the first update of a step. All ranks call it together.
 
     Args:
-        critic: the value model.
-        rows: of this rank, of all updates of the step.
-        samples: what each row holds.
-        gamma, lam: of `rlrun.algorithms.gae`.
-        bootstrap: whether the value after the last loss token of a truncated sample stands for what would have followed.
-        adv_mean, adv_std: levels at which the advantages are normalized over the loss tokens of all rows of all ranks.
-        groups: the distinct numbers of all samples' groups in the step, on all ranks in the same order.
-        group: the ranks.
-        more_rewards: `[T]` of each row, added to the rewards of its tokens.
+        critic: value model.
+        rows: rows of this rank, of all updates of the step.
+        samples: samples of each row.
+        options: options of the estimator.
+        groups: distinct group numbers of all samples of the step, in the same order on all ranks.
+        group: all ranks.
+        more_rewards: rewards of each row's tokens, `[T]`, added to the batch's rewards.
 
     Raises:
-        RoleError: the critic's values are not finite.
+        RoleError: a value of the critic is not finite.
     """
     with torch.no_grad():
         found_values = [
-            _row_estimates(critic, row, members, bootstrap) for row, members in zip(rows, samples, strict=True)
+            _row_estimates(critic, row, members, options.bootstrap) for row, members in zip(rows, samples, strict=True)
         ]
     values, finals = [one for one, _ in found_values], [final for _, final in found_values]
     release_gathered(critic)
@@ -216,8 +224,8 @@ def estimate_values(
             value,
             mask=row.mask,
             sequence_lengths=row.packed.lengths,
-            gamma=gamma,
-            lam=lam,
+            gamma=options.gamma,
+            lam=options.lam,
             whitened=False,
             final_values=finals[index],
         )
@@ -225,9 +233,10 @@ def estimate_values(
         returns.append(found.returns)
     masks = [row.mask for row in rows]
     metrics = _value_metrics(values, returns, masks, group)
-    if (adv_mean, adv_std) != ("none", "none"):
+    mean, std = options.adv_mean, options.adv_std
+    if (mean, std) != ("none", "none"):
         ids = [group_places(members, groups, row) for row, members in zip(rows, samples, strict=True)]
-        advantages = normalize_tokens(advantages, masks, ids, len(groups), mean=adv_mean, std=adv_std, group=group)
+        advantages = normalize_tokens(advantages, masks, ids, len(groups), mean=mean, std=std, group=group)
     return Estimates(values, advantages, returns, metrics)
 
 
@@ -269,13 +278,13 @@ def _row_estimates(
 def critic_step(
     critic: Critic, batch: Batch, rows: Sequence[MicroBatch], signals: Sequence[Signals], *, group: Group, lr: float
 ) -> dict[str, float]:
-    """One update of the critic on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
+    """Update the critic on `rows`, this rank's micro-batches of `batch`; every rank has the same number of rows.
 
-    The host looks at the device once, at the end.
+    The host waits for the device once, at the end.
 
     Returns:
         `value_loss` and `value_clip_fraction`, exact over the loss tokens of all ranks, `critic_grad_norm` (before clipping),
-        `critic_lr`, `critic_skipped` (1 when the gradient was not finite and nothing was updated) and `time/critic` in seconds.
+        `critic_lr`, `critic_skipped` (1 if the gradient was not finite and the update was skipped) and `time/critic` in seconds.
     """
     watch = Stopwatch(group.device)
     denominator = max(batch.loss_tokens, 1)

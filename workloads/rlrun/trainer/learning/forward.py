@@ -74,10 +74,10 @@ def stage_output(model: nn.Module, row: MicroBatch, received: Tensor | None, num
     """Compute the hidden states of this rank's part of a row after a stage's layers, `[P, D]`; not for the last stage.
 
     Args:
-       model: stages of this rank.
-       row: complete row.
-       received: output of the previous stage, `[P, D]`; None on the first stage.
-       number: number of the stage.
+        model: stages of this rank.
+        row: complete row.
+        received: output of the previous stage, `[P, D]`; None on the first stage.
+        number: number of the stage.
     """
     part = row_part(model, row.input_ids, row.position_ids, row.packed, row.predicted)
     _prepare_once(model)
@@ -142,7 +142,8 @@ def _prepare_model(model: PreTrainedModel) -> None:
 
 class _Wanted:
     """Arguments of the added forward methods. Not a dataclass, because FSDP casts fields of dataclasses, so temperatures would lose
-    precision."""
+    precision.
+    """
 
     def __init__(
         self,

@@ -14,12 +14,12 @@ from rlrun.algorithms import Mixture
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
-from rlrun.trainer.learning.critic import Critic, Estimates, critic_step, estimate_values, make_critic
+from rlrun.trainer.learning.critic import Critic, Estimates, GaeOptions, critic_step, estimate_values, make_critic
 from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.reference import FrozenReference
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.learning.token_advantages import KlInputs, kl_advantages, kl_token_rewards, token_moments
-from rlrun.trainer.learning.train_step import train_step
+from rlrun.trainer.learning.train_step import Prepared, train_step
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck
 from rlrun.trainer.ranks.group import Group
 
@@ -47,15 +47,15 @@ class Learner:
         """Run all updates in order. The passes without a gradient use the parameters before the first update.
 
         Args:
-           updates: data of one or more updates.
-           lr: learning rate of the policy in this step.
-           critic_lr: learning rate of the critic in this step.
-           agree: stop point that all ranks call together until the first update; if it raises (on all ranks), the step is abandoned
-               without an update. Later it is not called: a partly updated model is not a valid version.
+            updates: data of one or more updates.
+            lr: learning rate of the policy in this step.
+            critic_lr: learning rate of the critic in this step.
+            agree: stop point that all ranks call together until the first update; if it raises (on all ranks), the step is abandoned
+                without an update. Later it is not called: a partly updated model is not a valid version.
 
         Returns:
-           Metrics of the step, equal on all ranks, see `train_step` and `critic_step`. Over several updates, `tokens`, `loss_tokens`,
-           `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means.
+            Metrics of the step, equal on all ranks, see `train_step` and `critic_step`. Over several updates, `tokens`, `loss_tokens`,
+            `sequences`, `skipped`, `critic_skipped` and times are sums, `*_max` are maxima, and all others are means.
         """
         samples = [[update.batch.samples[i] for i in row] for update in updates for row in update.rows]
         rows = micro_batches(samples, self.group.device)
@@ -66,15 +66,12 @@ class Learner:
             one = train_step(
                 self.model,
                 self.optimizer,
-                update.batch,
-                update.rows,
+                update,
                 group=self.group,
                 loss=self.loss,
                 lr=lr,
                 max_grad_norm=self.max_grad_norm,
-                signals=signal,
-                inputs=inputs,
-                agree=agree if index == 0 else lambda: None,
+                prepared=Prepared(signals=signal, inputs=inputs, agree=agree if index == 0 else lambda: None),
             )
             if self.critic is not None:
                 one |= critic_step(self.critic, update.batch, inputs, signal, group=self.group, lr=critic_lr)
@@ -131,7 +128,7 @@ class Learner:
                 self.critic.module,
                 rows,
                 samples,
-                **self.loss.gae,
+                GaeOptions(**self.loss.gae),
                 groups=groups,
                 group=self.group,
                 more_rewards=more_rewards,
@@ -169,16 +166,16 @@ def make_learner(
     a checkpoint with a critic replaces its parameters later.
 
     Args:
-       config: configuration of the trainer.
-       model: sharded policy.
-       optimizer: optimizer of the policy.
-       loss: training objective, with the run's options bound.
-       source: source of the policy's model.
-       group: all ranks; all call this function together.
-       check: architecture check, see `load_sharded`.
+        config: configuration of the trainer.
+        model: sharded policy.
+        optimizer: optimizer of the policy.
+        loss: training objective, with the run's options bound.
+        source: source of the policy's model.
+        group: all ranks; all call this function together.
+        check: architecture check, see `load_sharded`.
 
     Raises:
-       RoleError: a model cannot be loaded, or the reference has a different vocabulary.
+        RoleError: a model cannot be loaded, or the reference has a different vocabulary.
     """
     algorithm = config.algorithm
     reference = critic = None

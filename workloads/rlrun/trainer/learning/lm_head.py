@@ -34,14 +34,23 @@ LEFT_SHARE = 6
 """Inverse share of a GPU's memory that kept residuals must leave free for the backward pass."""
 
 
+@dataclass(frozen=True)
+class LogitOptions:
+    """Changes of the logits between head and temperature."""
+
+    bias: Tensor | None = None
+    """Bias of the head, `[V]`, added to the logits."""
+    softcap: float | None = None
+    """Soft cap: logits become `softcap * tanh(logits / softcap)` (Gemma 2, arXiv:2408.00118, 2.2)."""
+
+
 def head_statistics(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
     temperatures: Tensor,
     *,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
+    options: LogitOptions = LogitOptions(),
     chunk_tokens: int | None = None,
     entropy: Entropy = "value",
     waits: bool = False,
@@ -53,8 +62,7 @@ def head_statistics(
         weight: weight of the head, `[V, D]` of the same dtype.
         targets: chosen tokens, `[K]` int64.
         temperatures: sampling temperatures, `[K]` fp32, greater than 0.
-        bias: bias of the head, `[V]`.
-        softcap: logits become `softcap * tanh(logits / softcap)` before the temperature (Gemma 2, arXiv:2408.00118, 2.2).
+        options: changes of the logits. Default: none.
         chunk_tokens: tokens per chunk. Default: the number whose logits take `CHUNK_BYTES`.
         entropy: requested part of the entropy.
         waits: true if other rows run forward before this row's backward pass; on a GPU nothing is kept for this row then.
@@ -63,6 +71,7 @@ def head_statistics(
         Log-probability of each target and entropy in nats, `[K]` fp32 each, differentiable in `hidden`, `weight` and `bias`; the entropy
         only for `entropy="gradient"`.
     """
+    bias, softcap = options.bias, options.softcap
     if bias is None and softcap is None and entropy != "gradient":
         plan = _plan_head(hidden, weight, chunk_tokens, entropy=entropy != "none", waits=waits)
         if plan is not None:
@@ -270,8 +279,7 @@ class Head:
             weight,
             targets,
             temperatures / self.scale,
-            bias=self.linear.bias,
-            softcap=self.softcap,
+            options=LogitOptions(self.linear.bias, self.softcap),
             entropy=entropy,
             waits=self.waits,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from loguru import logger
 
-from rlrun.algorithms import KlReward, Mixture, Objective, Regularizers
+from rlrun.algorithms import KlReward, LossBatch, Mixture, Objective, Regularizers
 from rlrun.algorithms.mixture import RewardedKl
 from rlrun.config.algorithm.names import complete_options, is_import_path
 from rlrun.config.models.learning import AlgorithmConfig
@@ -18,7 +18,7 @@ def bind_objective(config: TrainerConfig) -> Mixture:
     """Create the run's objective, with the objectives of environments and the options of a critic's advantages.
 
     Raises:
-       RoleError: see `step_objective`.
+        RoleError: see `step_objective`.
     """
     algorithm, gae = config.algorithm, None
     if algorithm.critic is not None:
@@ -65,12 +65,12 @@ def step_objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algor
     """Create the objective of a step from a preset and the run's overrides.
 
     Args:
-       config: resolved algorithm of the run or of an environment.
-       seq_len: default of the number of tokens for `constant_length`.
-       where: name of the configuration block in error messages.
+        config: resolved algorithm of the run or of an environment.
+        seq_len: default of the number of tokens for `constant_length`.
+        where: name of the configuration block in error messages.
 
     Raises:
-       RoleError: the loss is unknown, does not accept an option, or cannot be imported.
+        RoleError: the loss is unknown, does not accept an option, or cannot be imported.
     """
     aggregation = config.effective_aggregation
     terms, correction = config.regularizers, config.effective_correction
@@ -93,8 +93,7 @@ def step_objective(config: AlgorithmConfig, seq_len: int, *, where: str = "algor
 def _try_function(objective: Objective) -> None:
     """Call the loss with one token, to detect a user's function that fails before a model is loaded."""
     zeros = torch.zeros(2)
-    objective(
-        zeros.clone().requires_grad_(),
+    batch = LossBatch(
         inference_logprobs=zeros,
         advantages=zeros,
         mask=torch.tensor([False, True]),
@@ -104,3 +103,4 @@ def _try_function(objective: Objective) -> None:
         versions=torch.tensor([0, 0]),
         policy_version=0,
     )
+    objective(zeros.clone().requires_grad_(), batch)

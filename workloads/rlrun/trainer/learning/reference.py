@@ -15,7 +15,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
 from rlrun.trainer.learning.optim.update import all_finite
 from rlrun.trainer.learning.step_buffer import MicroBatch
-from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, load_sharded
 from rlrun.trainer.modeling.shard import check_source
 from rlrun.trainer.ranks.group import Group
 
@@ -24,12 +24,12 @@ def freeze_reference(model: nn.Module, group: Group, *, vocabulary: int) -> None
     """Turn a loaded model into a reference before sharding: disable gradients, and on CUDA convert parameters to bfloat16.
 
     Args:
-       model: loaded model, changed in place.
-       group: ranks; their device decides on the conversion.
-       vocabulary: number of tokens in the policy's vocabulary.
+        model: loaded model, changed in place.
+        group: ranks; their device decides on the conversion.
+        vocabulary: number of tokens in the policy's vocabulary.
 
     Raises:
-       RoleError: the vocabulary has a different size.
+        RoleError: the vocabulary has a different size.
     """
     found = int(model.config.get_text_config().vocab_size)
     if found != vocabulary:
@@ -64,16 +64,16 @@ class FrozenReference:
         """Load the model from its source in every attempt, because checkpoints do not contain it.
 
         Args:
-           config: selected reference model.
-           policy: configuration of the run's model.
-           initial: source of the run's model.
-           vocabulary: number of tokens in the policy's vocabulary.
-           seq_len: longest sequence of the run, in tokens.
-           group: all ranks; all call this function together.
-           check: architecture check, see `load_sharded`.
+            config: selected reference model.
+            policy: configuration of the run's model.
+            initial: source of the run's model.
+            vocabulary: number of tokens in the policy's vocabulary.
+            seq_len: longest sequence of the run, in tokens.
+            group: all ranks; all call this function together.
+            check: architecture check, see `load_sharded`.
 
         Raises:
-           RoleError: the model cannot be loaded, or its vocabulary has a different size.
+            RoleError: the model cannot be loaded, or its vocabulary has a different size.
         """
         chosen = config.resolved(policy)
 
@@ -83,7 +83,9 @@ class FrozenReference:
         source = initial if chosen is policy else reference_source(config, chosen)
         try:
             check_source(chosen, source)
-            model = load_sharded(chosen, source, group, seq_len=seq_len, check=check, prepare=prepare)
+            model = load_sharded(
+                chosen, source, group, seq_len=seq_len, check=check, options=LoadOptions(prepare=prepare)
+            )
         except RoleError as error:
             raise RoleError(f"algorithm.reference: {error}", error.code) from error
         return cls(model.eval())
@@ -92,7 +94,7 @@ class FrozenReference:
         """Return the log-probs of the loss tokens, see `ReferenceSource.logprobs`.
 
         Raises:
-           RoleError: a log-prob is not finite.
+            RoleError: a log-prob is not finite.
         """
         found = logprobs_without_gradient(self.model, rows)
         if not all_finite(found):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -15,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlrun.algorithms import LossOutput, Mixture
+from rlrun.algorithms import LossBatch, LossOutput, Mixture
 from rlrun.algorithms.mixture import Divisors
 from rlrun.protocol.files.batch import Batch
-from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.forward import stage_output, token_statistics, weighted_statistics
+from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optim.stopwatch import Stopwatch
 from rlrun.trainer.learning.optim.update import apply_gradient
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
@@ -37,34 +38,50 @@ _IDLE = ""
 """Environment name of a row without samples; real environments have nonempty names."""
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """Results of the passes before an update, and the stop point of the step."""
+
+    signals: Sequence[Signals] | None = None
+    """Auxiliary inputs of each row."""
+    inputs: Sequence[MicroBatch] | None = None
+    """Rows on the device. Default: copy them."""
+    agree: Callable[[], None] = lambda: None
+    """Stop point that all ranks call before each row (with a pipeline only before the first). If it raises (on all ranks), the step is
+    abandoned without an update.
+    """
+
+
 def train_step(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    rows: Sequence[Row],
+    update: Update,
     *,
     group: Group,
     loss: Mixture,
     lr: float,
     max_grad_norm: float | None,
-    signals: Sequence[Signals] | None = None,
-    inputs: Sequence[MicroBatch] | None = None,
-    agree: Callable[[], None] = lambda: None,
+    prepared: Prepared = Prepared(),
 ) -> dict[str, float]:
-    """Train on `rows`, this rank's micro-batches of `batch`; every rank has the same number of them.
+    """Run one optimizer step. All ranks call it together, with the same number of rows; the host waits for the device once, at the end.
 
-    `loss` is the run's objective, with those of environments that have their own. `signals` are what passes before the update found, one
-    for each row; `inputs` the rows on the device, where they are already. Before each row (with a pipeline before the first) all ranks
-    call `agree`; when it raises, on all, the step is abandoned and nothing is updated. The host looks at the device once, at the end.
+    Args:
+        model, optimizer: sharded policy, and its optimizer.
+        update: samples of all ranks, and this rank's rows.
+        group: all ranks.
+        loss: objective of the run, with the objectives of environments.
+        lr, max_grad_norm: learning rate, and largest global norm of the gradient (None for no clipping).
+        prepared: results of earlier passes.
 
     Returns:
-        The step's metrics, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens`
-        (all of the batch), `loss_tokens`, `skipped` (1 when the gradient was not finite and nothing was updated), and the times
-        `time/forward_backward` and `time/optimizer` in seconds; as `objective/<environment>/<name>` those of one environment.
+        Metrics of the step, equal on all ranks: `loss`, `grad_norm`, `lr`, `entropy`, `mismatch_kl` and others of the loss, `tokens` (of
+        the whole batch), `loss_tokens`, `skipped` (1 if the gradient was not finite and the update was skipped), and the times
+        `time/forward_backward` and `time/optimizer` in seconds; metrics of one environment as `objective/<environment>/<name>`.
     """
+    batch, rows, signals = update.batch, update.rows, prepared.signals
     watch = Stopwatch(group.device)
     samples = [[batch.samples[sample] for sample in row] for row in rows]
-    inputs = micro_batches(samples, group.device) if inputs is None else inputs
+    inputs = micro_batches(samples, group.device) if prepared.inputs is None else prepared.inputs
     _check_versions(batch, loss)
     divisors = _loss_divisors(batch, loss)
     parts: list[dict[str, Tensor]] = []
@@ -83,7 +100,7 @@ def train_step(
         parts.append(metrics)
         return objective
 
-    _run_backward(model, inputs, compute, agree)
+    _run_backward(model, inputs, compute, prepared.agree)
     reference = signals is not None and signals[0].reference_logprobs is not None
     merged = loss.merged(parts, reference=reference) if parts else {}
     watch.mark()
@@ -134,12 +151,10 @@ def _row_objective(
     received: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the scalar for the backward pass of one micro-batch, and its metrics as sums. `received`: see `token_statistics`."""
-    bound = partial(
-        loss,
-        environments=environments,
-        divisors=divisors,
+    batch = LossBatch(
         inference_logprobs=inputs.inference_logprobs,
         advantages=inputs.advantages if signal.advantages is None else signal.advantages,
+        mask=inputs.mask,
         sequence_lengths=inputs.packed.lengths,
         proximal_logprobs=signal.proximal_logprobs,
         reference_logprobs=signal.reference_logprobs,
@@ -148,32 +163,35 @@ def _row_objective(
         sequence_ids=inputs.sequence_ids,
         checked=True,  # `read_checked` has checked every value on the host
     )
+    bound = partial(loss, environments=environments, divisors=divisors)
     if loss.is_linear:
-        return _linear_objective(model, inputs, bound, received)
+        return _linear_objective(model, inputs, batch, bound, received)
     statistics = token_statistics(model, inputs, entropy_gradient=loss.needs_entropy, received=received)
     # After an overflow the backward pass still runs its collectives. Its gradient is not finite, so the update is skipped.
     finite = torch.isfinite(statistics.logprobs).all()
     output = bound(
         torch.where(finite, statistics.logprobs, 0),
-        mask=inputs.mask & finite,
-        entropy=torch.where(finite, statistics.entropy, 0),
+        replace(batch, mask=inputs.mask & finite, entropy=torch.where(finite, statistics.entropy, 0)),
     )
     # Selected on the device, so that the host does not wait.
     return torch.where(finite, output.loss, statistics.logprobs.sum()), output.metrics
 
 
 def _linear_objective(
-    model: nn.Module, inputs: MicroBatch, loss: Callable[..., LossOutput], received: Tensor | None
+    model: nn.Module,
+    inputs: MicroBatch,
+    batch: LossBatch,
+    loss: Callable[..., LossOutput],
+    received: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the same for a loss whose gradient on the log-probs is known in advance, in one pass over the logits."""
     start = torch.zeros_like(inputs.advantages).requires_grad_()
-    (coefficients,) = torch.autograd.grad(loss(start, mask=inputs.mask, entropy=start.detach()).loss, start)
+    (coefficients,) = torch.autograd.grad(loss(start, replace(batch, entropy=start.detach())).loss, start)
     total, statistics = weighted_statistics(model, inputs, coefficients, received=received)
     finite = torch.isfinite(statistics.logprobs).all()  # after an overflow the gradient is not finite either
     return total, loss(
         torch.where(finite, statistics.logprobs, 0),
-        mask=inputs.mask & finite,
-        entropy=torch.where(finite, statistics.entropy, 0),
+        replace(batch, mask=inputs.mask & finite, entropy=torch.where(finite, statistics.entropy, 0)),
     ).metrics
 
 

@@ -42,9 +42,9 @@ def keep_activations(layer: nn.Module, mode: ActivationMode, offload: Offload | 
     """Apply an activation mode to a decoder layer, in place.
 
     Args:
-       layer: decoder layer of the model.
-       mode: activation mode.
-       offload: object shared by all layers of a model, for mode `offload`. Default: a new one for this layer.
+        layer: decoder layer of the model.
+        mode: activation mode.
+        offload: object shared by all layers of a model, for mode `offload`. Default: a new one for this layer.
     """
     if mode == "none":
         return

@@ -28,10 +28,10 @@ def activation_mode(
     """Return the configured mode; for `auto`, rank 0 chooses and logs a mode. All ranks call it together.
 
     Args:
-       asked: value of `trainer.activationCheckpointing`.
-       run: configuration whose memory is estimated; None disables the estimate, and auto becomes `none`.
-       config: configuration of the model.
-       group: all ranks, with equal devices.
+        asked: value of `trainer.activationCheckpointing`.
+        run: configuration whose memory is estimated; None disables the estimate, and auto becomes `none`.
+        config: configuration of the model.
+        group: all ranks, with equal devices.
     """
     if asked != "auto":
         return asked
@@ -54,10 +54,10 @@ def compiled_layers(asked: bool | None, mode: ActivationMode, model: PreTrainedM
     """Return `trainer.compile`; if it is not set, rank 0 chooses and logs a value. All ranks call it together.
 
     Args:
-       asked: value of `trainer.compile`.
-       mode: activation mode.
-       model: model with its attention kernel set.
-       group: all ranks, with equal devices.
+        asked: value of `trainer.compile`.
+        mode: activation mode.
+        model: model with its attention kernel set.
+        group: all ranks, with equal devices.
     """
     if asked is not None:
         return asked
@@ -104,9 +104,9 @@ def choose_for(run: TrainerConfig, config: PreTrainedConfig, memory: int) -> Cho
     """Choose the activation mode of a run.
 
     Args:
-       run: configuration of the trainer.
-       config: configuration of the model.
-       memory: memory of a GPU, in bytes.
+        run: configuration of the trainer.
+        config: configuration of the model.
+        memory: memory of a GPU, in bytes.
     """
     model = from_config(config.to_dict())
     return chosen_mode(run, model, _reference_shape(run, model), memory=memory, colocated=run.colocated)

@@ -19,7 +19,7 @@ class Adapters:
     """Exchange of adapter values in a model, which has the values of one run at a time. With only one run nothing is copied.
 
     Args:
-       model: sharded model, with adapters if the run has any.
+        model: sharded model, with adapters if the run has any.
     """
 
     def __init__(self, model: nn.Module) -> None:

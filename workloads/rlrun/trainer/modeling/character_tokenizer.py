@@ -16,7 +16,8 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 """Template: each message is the token of its role and its text; a reply ends with `<eos>`. The tokens of a conversation start with the
-tokens of each of its prefixes."""
+tokens of each of its prefixes.
+"""
 
 
 def character_tokenizer() -> Tokenizer:

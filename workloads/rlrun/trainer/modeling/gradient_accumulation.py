@@ -33,7 +33,8 @@ _MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 def attach_gradients(model: nn.Module, accumulation: GradientAccumulation, *, stays_gathered: bool = False) -> None:
     """Store the options for `prepare_backward` at the model: the accumulation, and whether gathered parameters stay for all micro-batches
-    of a step."""
+    of a step.
+    """
     object.__setattr__(model, _ATTRIBUTE, accumulation)
     object.__setattr__(model, _GATHERED, stays_gathered)
 
@@ -42,9 +43,9 @@ def prepare_backward(model: nn.Module, *, last: bool, layers: Sequence[nn.Module
     """Configure the reductions of FSDP after the next backward pass; no effect for a model without FSDP.
 
     Args:
-       model: sharded or plain model.
-       last: true for the last micro-batch before the optimizer's step.
-       layers: layers to configure in addition to the root's own parameters. Default: all.
+        model: sharded or plain model.
+        last: true for the last micro-batch before the optimizer's step.
+        layers: layers to configure in addition to the root's own parameters. Default: all.
     """
     if not isinstance(model, FSDPModule):
         return
@@ -62,14 +63,14 @@ def check_memory(
     """Raise an error if `local` accumulation does not fit into the device's memory.
 
     Args:
-       model: model divided by layers and experts, before FSDP.
-       accumulation: configured accumulation.
-       shards: number of ranks that shard one copy of the parameters.
-       offloaded: true if float32 parameters are in host memory.
-       available: memory of the device, in bytes.
+        model: model divided by layers and experts, before FSDP.
+        accumulation: configured accumulation.
+        shards: number of ranks that shard one copy of the parameters.
+        offloaded: true if float32 parameters are in host memory.
+        available: memory of the device, in bytes.
 
     Raises:
-       RoleError: the complete gradient and this rank's parameters exceed the memory.
+        RoleError: the complete gradient and this rank's parameters exceed the memory.
     """
     if accumulation != "local":
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,7 +37,23 @@ _NAMED = 3
 
 ArchitectureCheck = Callable[[PreTrainedModel, str, Group, int], frozenset[Feature]]
 """Architecture check: arguments are model (on meta), source, ranks and longest sequence in tokens; returns required features of the
-attention kernel, raises `RoleError`."""
+attention kernel, raises `RoleError`.
+"""
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of a sharded load."""
+
+    with_weights: bool = True
+    """Read the weights. False leaves trained parameters undefined, to be loaded from a checkpoint; parameters that the architecture
+    freezes (biases of routers) are always read, because checkpoints lack them."""
+    memory: Memory | None = None
+    """Options of memory, see `shard_model`."""
+    kernel: AttentionKernel = "auto"
+    """Configured attention kernel."""
+    prepare: Callable[[nn.Module], object] = lambda model: None
+    """Function that changes the model before sharding; parameters that it adds or replaces are undefined."""
 
 
 def load_sharded(
@@ -46,40 +63,34 @@ def load_sharded(
     *,
     seq_len: int,
     check: ArchitectureCheck,
-    with_weights: bool = True,
-    memory: Memory | None = None,
-    kernel: AttentionKernel = "auto",
-    prepare: Callable[[nn.Module], object] = lambda model: None,
+    options: LoadOptions = LoadOptions(),
 ) -> nn.Module:
     """Load a model in float32, sharded by the group's layout. All ranks call it together.
 
     Each rank reads only its slices of the files. A model with quantized weights is loaded completely and then sharded.
 
     Args:
-       config: revision of the model, and trust in its code.
-       source: folder or name on the hub.
-       group: all ranks, with their layout.
-       seq_len: longest sequence of the run, in tokens.
-       check: architecture check before weights are read (`proof.start_check.check_model`, passed as an argument because `proof` imports
-       this package).
-       with_weights: read the weights. False leaves trained parameters undefined, to be loaded from a checkpoint; parameters that the
-       architecture freezes (biases of routers) are always read, because checkpoints lack them.
-       memory: options of memory, see `shard_model`.
-       kernel: configured attention kernel.
-       prepare: function that changes the model before sharding; parameters that it adds or replaces are undefined.
+        config: revision of the model, and trust in its code.
+        source: folder or name on the hub.
+        group: all ranks, with their layout.
+        seq_len: longest sequence of the run, in tokens.
+        check: architecture check before weights are read (`proof.start_check.check_model`, passed as an argument because `proof` imports
+            this package).
+        options: weights, memory, attention kernel and preparation.
 
     Raises:
-       RoleError: the model cannot be loaded or divided, or its architecture computes wrong numbers.
+        RoleError: the model cannot be loaded or divided, or its architecture computes wrong numbers.
     """
+    memory, with_weights = options.memory, options.with_weights
     model, names = model_on_meta(config, source)
     features = check(model, source, group, seq_len)
     compute_dtype = None if memory is None else memory.compute_dtype
     needs = needs_of(model.config, features)
-    chosen = select_kernel(kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
+    chosen = select_kernel(options.kernel, type(model).__name__, needs, group, compute_dtype=compute_dtype)
 
     def finished(model: nn.Module) -> None:
         packed_attention.set_kernel(model, chosen, features, cp=group.dims.cp)
-        prepare(model)
+        options.prepare(model)
 
     if with_weights and getattr(model.config, "quantization_config", None) is not None:
         whole = load_model(config, source)  # only transformers can read its quantized weights

@@ -105,8 +105,8 @@ def inject_adapters(model: nn.Module, config: LoRAConfig) -> None:
     """Add adapters to the model and freeze all other parameters, in place and before sharding. `initialize_adapters` sets A and B later.
 
     Raises:
-       RoleError: no layer supports adapters, a pattern matches nothing, or all matching layers are trained completely; the message has
-       the pattern and the available names.
+        RoleError: no layer supports adapters, a pattern matches nothing, or all matching layers are trained completely; the message has
+            the pattern and the available names.
     """
     candidates = _candidate_layers(model)
     if not candidates:
@@ -161,7 +161,7 @@ def select_names(names: Iterable[str], patterns: Sequence[str], field: str, kind
     """Return the names, in order, that match one of the patterns.
 
     Raises:
-       RoleError: a pattern matches no name.
+        RoleError: a pattern matches no name.
     """
     known = list(names)
     matches = {pattern: {name for name in known if matches_pattern(name, pattern)} for pattern in patterns}
@@ -238,7 +238,7 @@ def _names_in_files(model: nn.Module) -> dict[str, str]:
     """Return the names of the adapted layers in the model's files, which engines use.
 
     Raises:
-       RoleError: the weight of a layer is part of another tensor in the files, so engines do not have such a layer.
+        RoleError: the weight of a layer is part of another tensor in the files, so engines do not have such a layer.
     """
     weights = {f"{name}.weight": layer.weight for name, layer in layers_with_adapter(model).items()}
     found = {}
@@ -263,9 +263,9 @@ def adapter_config(model: nn.Module, config: LoRAConfig, source: str) -> dict[st
     """Return the content of PEFT's `adapter_config.json`.
 
     Args:
-       model: model with adapters.
-       config: options of the adapters.
-       source: folder or hub name of the base model.
+        model: model with adapters.
+        config: options of the adapters.
+        source: folder or hub name of the base model.
     """
     return {
         "peft_type": "LORA",

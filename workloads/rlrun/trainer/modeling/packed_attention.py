@@ -77,7 +77,8 @@ def packed_attention(
     """Compute causal attention within each sequence of a row.
 
     Args:
-        query: queries `[1, heads, T, D]`; key and value are `[1, key-value heads, T, D]`. With a context layout they are a part of the row.
+        query: queries `[1, heads, T, D]`; key and value are `[1, key-value heads, T, D]`. With a context layout they are a part of the
+            row.
         packed: layout of the row, a keyword that the model passes on.
         kernel: attention kernel; auto: see `choose_kernel`.
         sliding_window: number of tokens visible to a query, including itself. Default: all.
@@ -184,8 +185,8 @@ def implementation_name(kernel: AttentionKernel, *, traced: bool = True) -> str:
     """Return the `attn_implementation` name of a kernel in transformers.
 
     Args:
-       kernel: attention kernel.
-       traced: False excludes the call from compiled code, even for a kernel that supports it.
+        kernel: attention kernel.
+        traced: False excludes the call from compiled code, even for a kernel that supports it.
     """
     if kernel == "auto":
         return NAME
@@ -196,10 +197,10 @@ def set_kernel(model: PreTrainedModel, kernel: Kernel, features: Collection[Feat
     """Set the attention kernel of a model's layers.
 
     Args:
-       model: model, changed in place.
-       kernel: selected kernel.
-       features: required features; sinks are computed outside of compiled code.
-       cp: number of context parallel ranks; their exchange is outside of compiled code too.
+        model: model, changed in place.
+        kernel: selected kernel.
+        features: required features; sinks are computed outside of compiled code.
+        cp: number of context parallel ranks; their exchange is outside of compiled code too.
     """
     model.set_attn_implementation(implementation_name(kernel, traced="sinks" not in features and cp == 1))
 

@@ -50,7 +50,7 @@ def check_source(config: ModelConfig, source: str) -> None:
     """Check the model's folder before anything is loaded.
 
     Raises:
-       RoleError: the folder, its configuration or its weights are missing, or the weights are pickles.
+        RoleError: the folder, its configuration or its weights are missing, or the weights are pickles.
     """
     if config.name is not None:
         return
@@ -70,7 +70,7 @@ def load_model(config: ModelConfig, source: str, *, with_weights: bool = True) -
     """Load a model in float32 on the CPU, with packed attention; without weights its values are random.
 
     Raises:
-       RoleError: transformers cannot load the model; the message has the reason in one line.
+        RoleError: transformers cannot load the model; the message has the reason in one line.
     """
     packed_attention.register_attention()
     disable_progress_bar()
@@ -94,7 +94,7 @@ def loading_errors(source: str) -> Iterator[None]:
     """Convert errors of transformers and safetensors.
 
     Raises:
-       RoleError: the model cannot be loaded; the message has the reason in one line.
+        RoleError: the model cannot be loaded; the message has the reason in one line.
     """
     try:
         yield
@@ -118,7 +118,8 @@ class Memory:
 
     compute_dtype: torch.dtype | None = None
     """Number format of forward and backward; master parameters and gradient sums are float32. Default: bfloat16 on CUDA, float32
-    elsewhere."""
+    elsewhere.
+    """
     activations: ActivationCheckpointing = "none"
     """Activation mode; auto needs `run`."""
     compile: bool | None = False
@@ -167,12 +168,12 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     Gradients are summed over the ranks, not averaged, because each rank's loss is already divided by the global token count.
 
     Args:
-       model: model with float32 parameters, on the CPU or on meta.
-       group: all ranks, with their layout.
-       memory: options of memory. Default: keep everything on the device.
+        model: model with float32 parameters, on the CPU or on meta.
+        group: all ranks, with their layout.
+        memory: options of memory. Default: keep everything on the device.
 
     Raises:
-       RoleError: the model cannot be divided by the layout; the message has the field and the model's size.
+        RoleError: the model cannot be divided by the layout; the message has the field and the model's size.
     """
     remember_names(model)
     memory = memory or Memory()
@@ -329,7 +330,7 @@ def check_compiler(dims: ParallelDims) -> None:
     """Check that compilation is possible.
 
     Raises:
-       RoleError: the C++ compiler is missing, or the layout does not support compilation; the message contains a fix.
+        RoleError: the C++ compiler is missing, or the layout does not support compilation; the message contains a fix.
     """
     problem = compile_problem(dims.tp, later_weights=dims.schedule in ZERO_BUBBLE)
     if problem is not None:
@@ -343,7 +344,8 @@ def check_compiler(dims: ParallelDims) -> None:
 
 def counts_here(model: nn.Module, parameter: Tensor) -> bool:
     """Return whether this rank's part of a parameter counts in a sum over all ranks; of several ranks with the same part only the first
-    counts."""
+    counts.
+    """
     if not isinstance(parameter, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     mesh = parameter.device_mesh

@@ -16,7 +16,7 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.adapter_sets import Adapters
 from rlrun.trainer.modeling.flops import Cost, model_cost
-from rlrun.trainer.modeling.load_weights import ArchitectureCheck, load_sharded
+from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, load_sharded
 from rlrun.trainer.modeling.model_files import ModelFiles, model_files
 from rlrun.trainer.modeling.shard import Memory, check_source, fsdp_modules
 from rlrun.trainer.ranks.group import Group
@@ -59,7 +59,7 @@ def model_source(config: TrainerConfig, paths: RunPaths, group: Group) -> str:
     """Return the folder of the model; download it from the hub, or create a tiny model at the first call. All ranks call it together.
 
     Raises:
-       RoleError: the model does not exist.
+        RoleError: the model does not exist.
     """
     keep_revisions(paths)
     source = fetch.model_source(config.model, paths.model, with_weights=True, trained=True)
@@ -89,14 +89,14 @@ def load_policy(
     """Load and shard the model. Trained values are not set yet. All ranks call it together.
 
     Args:
-       config: configuration of the trainer's own run.
-       source: source of the model.
-       group: all ranks.
-       with_weights: read the weights; False leaves them undefined, to be loaded from a checkpoint.
-       check: architecture check, see `load_sharded`.
+        config: configuration of the trainer's own run.
+        source: source of the model.
+        group: all ranks.
+        with_weights: read the weights; False leaves them undefined, to be loaded from a checkpoint.
+        check: architecture check, see `load_sharded`.
 
     Raises:
-       RoleError: the model cannot be loaded or divided, or does not support the adapters.
+        RoleError: the model cannot be loaded or divided, or does not support the adapters.
     """
     costs: list[Cost] = []
 
@@ -111,10 +111,9 @@ def load_policy(
         group,
         seq_len=config.seq_len,
         check=check,
-        with_weights=with_weights,
-        memory=Memory.of(config),
-        kernel=config.attention,
-        prepare=prepare,
+        options=LoadOptions(
+            with_weights=with_weights, memory=Memory.of(config), kernel=config.attention, prepare=prepare
+        ),
     )
     files = model_files(module, config.model, source)
     return Policy(module, group, source, files, costs[-1], Adapters(module))

@@ -55,8 +55,8 @@ def remember_names(model: nn.Module, stored: Iterable[str] | None = None) -> Non
     """Store the conversions that the model's files need at the model. Called before sharding, which changes class names.
 
     Args:
-       model: model; if transformers has loaded its weights, it has them already and is not changed.
-       stored: names of the tensors in the files. Default: the names that transformers would write.
+        model: model; if transformers has loaded its weights, it has them already and is not changed.
+        stored: names of the tensors in the files. Default: the names that transformers would write.
     """
     if not isinstance(model, PreTrainedModel) or getattr(model, _ATTRIBUTE, None) is not None:
         return
@@ -81,8 +81,8 @@ def tensor_parts(model: nn.Module, tensors: Mapping[str, Tensor]) -> list[Part]:
     """Divide the model's tensors, in their order, into parts that are converted together.
 
     Args:
-       model: model with stored conversions, from `remember_names` or from loading with transformers.
-       tensors: tensors by names in memory; only shapes are used.
+        model: model with stored conversions, from `remember_names` or from loading with transformers.
+        tensors: tensors by names in memory; only shapes are used.
     """
     reverted = [conversion.reverse_transform() for conversion in reversed(getattr(model, _ATTRIBUTE, None) or [])]
     renamings, converters = _by_kind(reverted)
@@ -100,9 +100,9 @@ def file_tensors(model: nn.Module, part: Part, tensors: Mapping[str, Tensor]) ->
     """Convert a part's tensors in memory to tensors in files, by name; views if possible.
 
     Args:
-       model: model, see `tensor_parts`.
-       part: part of the model.
-       tensors: complete tensors by name; must contain all of the part.
+        model: model, see `tensor_parts`.
+        part: part of the model.
+        tensors: complete tensors by name; must contain all of the part.
     """
     own = {name: tensors[name] for name in part.names}
     if not part.converted:
@@ -115,9 +115,9 @@ def source_parts(model: PreTrainedModel, stored: Iterable[str], state: Mapping[s
     """Return the sources of tensors in memory by name; tensors that are converted together are listed under the first name.
 
     Args:
-       model: model with stored conversions.
-       stored: names of the tensors in the files; unused ones are ignored.
-       state: tensors in memory by name; only names are used.
+        model: model with stored conversions.
+        stored: names of the tensors in the files; unused ones are ignored.
+        state: tensors in memory by name; only names are used.
     """
     renamings, converters = _by_kind(getattr(model, _ATTRIBUTE, None) or [])
     by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
@@ -144,10 +144,10 @@ def convert_tensors(
     """Convert tensors in files to tensors in memory, by name.
 
     Args:
-       model: model of the tensors.
-       name: key of `source_parts`.
-       one: value of `source_parts` with a converter.
-       tensors: tensors in the files, by pattern as in `one.names`.
+        model: model of the tensors.
+        name: key of `source_parts`.
+        one: value of `source_parts` with a converter.
+        tensors: tensors in the files, by pattern as in `one.names`.
     """
     converter = copy.deepcopy(one.converter)
     for pattern, of_one in tensors.items():

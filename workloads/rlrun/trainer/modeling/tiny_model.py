@@ -58,13 +58,13 @@ def make_tiny_model(folder: Path, config: TinyModelConfig, *, demonstrations: Pa
     """Create the model in `folder`, durable and complete. The same configuration results in the same bytes.
 
     Args:
-       folder: folder of the model.
-       config: options of the model.
-       demonstrations: file with the conversations of the warm-up. Default: load the warm-up environment here.
+        folder: folder of the model.
+        config: options of the model.
+        demonstrations: file with the conversations of the warm-up. Default: load the warm-up environment here.
 
     Raises:
-       ValueError: the warm-up environment has no demonstrations, or their file is invalid.
-       rlrun.environments.registry.EnvironmentLoadError: the environment does not exist, or its arguments are invalid.
+        ValueError: the warm-up environment has no demonstrations, or their file is invalid.
+        rlrun.environments.registry.EnvironmentLoadError: the environment does not exist, or its arguments are invalid.
     """
     with heap.without_collector():
         from transformers import LlamaConfig, LlamaForCausalLM

@@ -47,7 +47,8 @@ GRADIENT_LIMIT = 1e-2
 """Largest allowed difference of a parameter's gradient, relative to its norm. Supported architectures reach 2e-4."""
 SEEDS = (0, 1)
 """Seeds of weights and tokens. A router may choose another expert if two scores are equal up to rounding; such a tie does not repeat with
-another seed."""
+another seed.
+"""
 _SPECIAL_TOKENS = 3
 """Number of first token ids that may be padding, start or end tokens in a small model."""
 _NO_GRADIENT = 1e-3
@@ -79,17 +80,17 @@ def check_architecture(model: PreTrainedModel, source: str, group: Group, *, seq
     """Raise an error for a model whose log-probabilities, gradients or files would be wrong. All ranks call it together; rank 0 computes.
 
     Args:
-       model: model at full size with stored conversions (`tensor_names.remember_names`); only class and configuration are used, so it may
-       be on meta.
-       source: folder or hub name, for the message.
-       group: all ranks.
-       seq_len: longest sequence of the run, in tokens.
+        model: model at full size with stored conversions (`tensor_names.remember_names`); only class and configuration are used, so it
+            may be on meta.
+        source: folder or hub name, for the message.
+        group: all ranks.
+        seq_len: longest sequence of the run, in tokens.
 
     Returns:
-       Kernel features that the model's attention needs.
+        Kernel features that the model's attention needs.
 
     Raises:
-       RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
+        RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
     own = examine_model(model, seq_len=seq_len) if group.leads else None
     fault, features = group.broadcast(None if own is None else [own.fault, sorted(own.features)])

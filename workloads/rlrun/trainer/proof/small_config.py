@@ -34,9 +34,9 @@ def shrink_config(config: PreTrainedConfig, *, seq_len: int) -> PreTrainedConfig
     """Return a copy with small sizes and the same depth, because the kind of a layer may depend on its number.
 
     Args:
-       config: configuration of the model.
-       seq_len: longest sequence of the run, in tokens. A length of the model below it (such as a window) is reduced below `LONGEST`, so
-       that it has an effect; other lengths have none.
+        config: configuration of the model.
+        seq_len: longest sequence of the run, in tokens. A length of the model below it (such as a window) is reduced below `LONGEST`, so
+            that it has an effect; other lengths have none.
     """
     small = copy.deepcopy(config)
     for part in config_parts(small):

@@ -33,14 +33,14 @@ def small_model(
     """Create a model of class `kind` in float32 on the CPU, in training mode. torch's global random state is not changed.
 
     Args:
-       kind: class of a causal LM, of transformers or of the model's own code.
-       config: configuration of the model at its full size.
-       attention: name of the attention implementation.
-       seq_len: see `shrink_config`.
-       seed: seed of the weights.
+        kind: class of a causal LM, of transformers or of the model's own code.
+        config: configuration of the model at its full size.
+        attention: name of the attention implementation.
+        seq_len: see `shrink_config`.
+        seed: seed of the weights.
 
     Raises:
-       Exception: any error of the architecture's code.
+        Exception: any error of the architecture's code.
     """
     small = shrink_config(config, seq_len=seq_len)
     remove_noise(small)
@@ -112,7 +112,8 @@ def _tells_kind(name: str, value: object) -> bool:
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _randomize_weights(model: nn.Module) -> None:
     """Initialize matrices so that activations stay near 1, and add noise to vectors (norms, biases, sinks), so that no parameter is
-    neutral."""
+    neutral.
+    """
     for parameter in model.parameters():
         if parameter.ndim > 1:
             parameter.normal_(0, _GAIN / math.sqrt(parameter.shape[-1]))

@@ -33,12 +33,12 @@ def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
     """Raise an error if a model cannot be divided into stages, before its weights are read. All ranks call it together; rank 0 computes.
 
     Args:
-       model: model at full size; only class and configuration are used.
-       group: all ranks, with their layout.
-       seq_len: longest sequence of the run, in tokens.
+        model: model at full size; only class and configuration are used.
+        group: all ranks, with their layout.
+        seq_len: longest sequence of the run, in tokens.
 
     Raises:
-       RoleError: the architecture does not support stages; raised on all ranks.
+        RoleError: the architecture does not support stages; raised on all ranks.
     """
     count, layers = group.dims.pp, len(decoder_layers(model))
     if count == 1:

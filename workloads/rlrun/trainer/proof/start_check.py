@@ -20,16 +20,16 @@ def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int)
     """Raise an error for a model that the trainer would compute, divide into stages or publish wrongly. All ranks call it together.
 
     Args:
-       model: model at full size, on meta.
-       source: folder or hub name, for the message.
-       group: all ranks.
-       seq_len: longest sequence of the run, in tokens.
+        model: model at full size, on meta.
+        source: folder or hub name, for the message.
+        group: all ranks.
+        seq_len: longest sequence of the run, in tokens.
 
     Returns:
-       Kernel features that the model's attention needs.
+        Kernel features that the model's attention needs.
 
     Raises:
-       RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
+        RoleError: the model is not supported; raised on all ranks, with the architecture and the difference.
     """
     features = check_architecture(model, source, group, seq_len=seq_len)
     check_stages(model, group, seq_len=seq_len)
@@ -44,12 +44,12 @@ def check_folder(path: str, *, trust_remote_code: bool, seq_len: int) -> None:
     """Check the architecture of a model folder like `load_checked`, without reading weights.
 
     Args:
-       path: folder of the model.
-       trust_remote_code: true if the model's own code may run.
-       seq_len: longest sequence of the run, in tokens.
+        path: folder of the model.
+        trust_remote_code: true if the model's own code may run.
+        seq_len: longest sequence of the run, in tokens.
 
     Raises:
-       RoleError: the trainer does not support the model.
+        RoleError: the trainer does not support the model.
     """
     model, _ = model_on_meta(ModelConfig(path=path, trust_remote_code=trust_remote_code), path)
     if (fault := find_fault(model, seq_len=seq_len)) is not None:

@@ -10,8 +10,8 @@ class Agreement:
     """Stop agreement on one rank.
 
     Args:
-       group: all ranks.
-       stop: stop requests of this rank.
+        group: all ranks.
+        stop: stop requests of this rank.
     """
 
     def __init__(self, group: Group, stop: Stop) -> None:
@@ -25,7 +25,7 @@ class Agreement:
         A rank never leaves alone, because the others would wait for it in their next collective.
 
         Raises:
-           StopAgreed: at least one rank has a request to stop; raised on all ranks.
+            StopAgreed: at least one rank has a request to stop; raised on all ranks.
         """
         self.place += 1
         asked = self._group.maxima({"stop": float(self.stop.asked), "signal": float(self.stop.number or 0)})

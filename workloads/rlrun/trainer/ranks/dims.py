@@ -36,7 +36,7 @@ class ParallelDims:
         """Compute the sizes for a number of ranks; dp_shard gets the remaining ranks.
 
         Raises:
-           RoleError: the sizes do not fit; the message has field, value and fix.
+            RoleError: the sizes do not fit; the message has field, value and fix.
         """
         problem = config.problem(world_size)
         if problem is not None:
@@ -112,7 +112,8 @@ class Meshes:
         self.tp: DeviceMesh | None = layers["tp"] if dims.tp > 1 else None
         self.outer = self.layers
         """Mesh over which FSDP shards embedding, last norm and head. It includes the tensor ranks, because each computes a part of the
-        positions."""
+        positions.
+        """
         if dims.tp > 1:
             self.outer = self._data_parallel(self._divided(("all_shards", dims.fsdp * dims.tp)), "all_shards")
         self.experts = self.tp

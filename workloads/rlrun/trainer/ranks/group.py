@@ -100,7 +100,7 @@ def device_for(gpus: int, local_rank: int) -> torch.device:
     """Return the device of a rank.
 
     Raises:
-       RoleError: the configuration requires GPUs, but this machine has too few.
+        RoleError: the configuration requires GPUs, but this machine has too few.
     """
     if gpus == 0:
         return torch.device("cpu")
@@ -119,11 +119,11 @@ def process_group(gpus: int, parallelism: ParallelismConfig | None = None) -> It
     """Join the process group that torchrun describes in the environment.
 
     Args:
-       gpus: number of GPUs of this machine; 0 selects the CPU.
-       parallelism: division of the ranks. Default: FSDP over all ranks.
+        gpus: number of GPUs of this machine; 0 selects the CPU.
+        parallelism: division of the ranks. Default: FSDP over all ranks.
 
     Raises:
-       RoleError: the ranks cannot be divided as configured, or the machine has too few GPUs.
+        RoleError: the ranks cannot be divided as configured, or the machine has too few GPUs.
     """
     try:
         rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -32,12 +32,12 @@ def torchrun_command(
     """Return the command line of torchrun with a static rendezvous and without restarts, because the launcher restarts the group.
 
     Args:
-       config: configuration that defines the number of ranks.
-       config_file: file `run.json` that each rank reads.
-       rendezvous_port: free port of the first machine.
-       attempt: number of the attempt, used as id of the rendezvous, so that ranks of two attempts never join.
-       replay: folder of recorded batches to train on, without an orchestrator.
-       nodes: machines of the group, one per replica. Default: all ranks on this machine.
+        config: configuration that defines the number of ranks.
+        config_file: file `run.json` that each rank reads.
+        rendezvous_port: free port of the first machine.
+        attempt: number of the attempt, used as id of the rendezvous, so that ranks of two attempts never join.
+        replay: folder of recorded batches to train on, without an orchestrator.
+        nodes: machines of the group, one per replica. Default: all ranks on this machine.
 
     The launcher sets `RLRUN_ATTEMPT` and `RLRUN_API_KEY`. The exit code is the code of the first failed rank, whose message is in
     `error.json` of the role's log folder.

@@ -24,9 +24,9 @@ class Phases:
     """Phases of all ranks, from the view of one rank.
 
     Args:
-       rank: number of this rank.
-       world_size: number of ranks of the group.
-       address: host and port of the store, or None to disable reports.
+        rank: number of this rank.
+        world_size: number of ranks of the group.
+        address: host and port of the store, or None to disable reports.
     """
 
     def __init__(self, rank: int, world_size: int, address: tuple[str, int] | None) -> None:

@@ -48,7 +48,7 @@ def read_config(file: Path) -> TrainerConfig:
     """Read the trainer's section of `run.json`, or a file with only the trainer's fields; every rank gets the same defaults.
 
     Raises:
-       RoleError: the file is missing or invalid; the message names every invalid field.
+        RoleError: the file is missing or invalid; the message names every invalid field.
     """
     try:
         return claim_identity(load_file(TrainerConfig, file, section="trainer", complete=complete_role_file))

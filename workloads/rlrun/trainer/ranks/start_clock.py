@@ -14,8 +14,8 @@ def started_at(stat: str, ticks: int) -> float | None:
     """Parse the start time of a process, in seconds since boot; return None for an unknown format.
 
     Args:
-       stat: text of `/proc/PID/stat`. The process name in parentheses may contain parentheses and spaces.
-       ticks: kernel clock ticks per second.
+        stat: text of `/proc/PID/stat`. The process name in parentheses may contain parentheses and spaces.
+        ticks: kernel clock ticks per second.
     """
     fields = stat.rpartition(")")[2].split()
     return int(fields[19]) / ticks if len(fields) > 19 and fields[19].isdecimal() else None
@@ -35,8 +35,8 @@ class StartClock:
     """Durations of the phases of a start.
 
     Args:
-       ago: seconds that have passed before now.
-       clock: monotonic clock in seconds.
+        ago: seconds that have passed before now.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, ago: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -67,8 +67,8 @@ class Stop:
         """Allow time to save after the first signal.
 
         Args:
-           seconds: longest time from the first signal to the end of the process.
-           peers: process ids of the other ranks on this machine. If one of them ends, the collectives of a save cannot finish.
+            seconds: longest time from the first signal to the end of the process.
+            peers: process ids of the other ranks on this machine. If one of them ends, the collectives of a save cannot finish.
         """
         self._peers = tuple(peers)
         self._seconds = seconds
@@ -86,7 +86,7 @@ class Stop:
         """Request a stop without a signal to this rank; a later signal to this rank does not count as the second.
 
         Args:
-           number: signal of another rank, or None for a request of the orchestrator.
+            number: signal of another rank, or None for a request of the orchestrator.
         """
         if not self.asked:
             self.number = number

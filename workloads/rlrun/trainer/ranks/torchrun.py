@@ -24,7 +24,8 @@ from rlrun.trainer.ranks.rank_arguments import crash_file, log_folder
 _SIGNALLED = 128
 _SAME_LOOK_SECONDS = 1
 """Seconds within which torchrun detects a crashed rank and its failing peers; its timestamps are whole seconds. Ranks that torchrun kills
-end later, after its `--shutdown-timeout`."""
+end later, after its `--shutdown-timeout`.
+"""
 
 
 class Failure(Protocol):
@@ -40,10 +41,10 @@ def first_failure(failures: Mapping[int, Failure]) -> tuple[int, Failure]:
     """Return the failure that caused the others: a crash by a signal within the same poll of torchrun, otherwise the earliest.
 
     Args:
-       failures: failures by rank, in the order of detection. SIGTERM comes from torchrun itself, which ends the remaining ranks.
+        failures: failures by rank, in the order of detection. SIGTERM comes from torchrun itself, which ends the remaining ranks.
 
     Returns:
-       Rank, and its failure.
+        Rank, and its failure.
     """
     begin = min(failure.timestamp for failure in failures.values())
 
@@ -61,9 +62,9 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
     """Return the error of a rank that was ended by a signal.
 
     Args:
-       rank: number of the rank.
-       code: -n for signal n.
-       dump: output of faulthandler, or an empty string.
+        rank: number of the rank.
+        code: -n for signal n.
+        dump: output of faulthandler, or an empty string.
     """
     head = f"rank {rank} {crash.describe_end(code)}"
     lines = telling_lines(dump)

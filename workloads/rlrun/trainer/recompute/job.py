@@ -38,7 +38,7 @@ class Job:
         """Read the result that rank 0 wrote.
 
         Raises:
-           OSError: the file does not exist.
+            OSError: the file does not exist.
         """
         found: dict[str, object] = json.loads(Path(self.output).read_text())
         return found

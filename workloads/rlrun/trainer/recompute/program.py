@@ -34,11 +34,11 @@ def recompute_steps(config: TrainerConfig, job: Job) -> int:
     """Recompute the steps, write the result and return exit code 0; all ranks call it together.
 
     Args:
-       config: configuration of the run, with another output folder.
-       job: steps to recompute.
+        config: configuration of the run, with another output folder.
+        job: steps to recompute.
 
     Raises:
-       RoleError: a model, checkpoint or batch cannot be read.
+        RoleError: a model, checkpoint or batch cannot be read.
     """
     with process_group(config.gpus_per_replica, config.parallelism) as group:
         found = Recomputation(config, job, group).run()
@@ -52,9 +52,9 @@ class Recomputation:
     """Learner of a run in its state before the first recomputed step.
 
     Args:
-       config: configuration, see `recompute_steps`.
-       job: steps to recompute.
-       group: all ranks; all create it together.
+        config: configuration, see `recompute_steps`.
+        job: steps to recompute.
+        group: all ranks; all create it together.
     """
 
     def __init__(self, config: TrainerConfig, job: Job, group: Group) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from rlrun.algorithms import LossOutput, Mixture
+from rlrun.algorithms import LossBatch, LossOutput, Mixture
+from rlrun.algorithms.mixture import Divisors
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.minibatches import Update
 
@@ -22,7 +23,9 @@ class _Call:
     """Recorded call of the objective with one micro-batch."""
 
     logprobs: Tensor
-    arguments: dict[str, Any]
+    batch: LossBatch
+    environments: Sequence[str]
+    divisors: Divisors
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,22 @@ class Keeping(Mixture):
         """Create a recording copy of an objective."""
         return cls(loss.own, loss.environments, loss.gae, loss.kl_rewards)
 
-    def __call__(self, logprobs: Tensor, **arguments: Any) -> LossOutput:
+    def __call__(
+        self, logprobs: Tensor, batch: LossBatch, *, environments: Sequence[str], divisors: Divisors
+    ) -> LossOutput:
         # `Mixture.merged` calls the objective with a sequence of one token to get the names of metrics; real rows are longer.
-        if list(arguments["sequence_lengths"]) != [1]:
-            self.kept.append(_Call(logprobs.detach(), arguments))
-        return super().__call__(logprobs, **arguments)
+        if list(batch.sequence_lengths) != [1]:
+            self.kept.append(_Call(logprobs.detach(), batch, environments, divisors))
+        return super().__call__(logprobs, batch, environments=environments, divisors=divisors)
 
 
 def explain_sample(loss: Keeping, updates: Sequence[Update], sample: Sample) -> Explained | None:
     """Return the terms of each token of a sample in the last step, or None if another rank trains on the sample.
 
     Args:
-       loss: objective with the recorded calls of only this step.
-       updates: updates of the step, with this rank's rows.
-       sample: sample of one of the updates, the same object.
+        loss: objective with the recorded calls of only this step.
+        updates: updates of the step, with this rank's rows.
+        sample: sample of one of the updates, the same object.
     """
     calls = len(loss.kept) // max(
         sum(len(update.rows) for update in updates), 1
@@ -72,13 +77,14 @@ def explain_sample(loss: Keeping, updates: Sequence[Update], sample: Sample) -> 
 
 def _token_terms(loss: Keeping, call: _Call, sample: Sample, span: slice) -> Explained:
     """Compute the objective's terms of the tokens in `span` of a recorded call."""
-    arguments = dict(call.arguments)
-    arguments["entropy"] = arguments["entropy"].detach()
+    assert call.batch.entropy is not None
+    batch = replace(call.batch, entropy=call.batch.entropy.detach())
     start = call.logprobs.clone().requires_grad_()
     names = ["", *loss.environments]
     number = names.index(sample.environment) if sample.environment in names[1:] else 0
-    found = loss.token_terms(start, **arguments)[number]
-    objective, divisor = loss.objectives[number], arguments["divisors"].batch[number]
+    terms = loss.token_terms(start, batch, environments=call.environments, divisors=call.divisors)
+    found = terms[number]
+    objective, divisor = loss.objectives[number], call.divisors.batch[number]
     mask = found.inputs.mask
     weighted = torch.where(mask, found.loss, 0) * found.weights
     (slope,) = torch.autograd.grad(weighted.sum() / divisor, start)

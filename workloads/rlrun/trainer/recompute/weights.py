@@ -18,9 +18,9 @@ def count_changes(parts: Mapping[str, Part], checkpoint: Path, group: Group) -> 
     """Load a checkpoint into the parts and count the changed tensors. The parts contain the checkpoint's values afterwards.
 
     Args:
-       parts: trained modules and optimizers, by name.
-       checkpoint: folder of the checkpoint of the same run and step.
-       group: all ranks; all call this function together.
+        parts: trained modules and optimizers, by name.
+        checkpoint: folder of the checkpoint of the same run and step.
+        group: all ranks; all call this function together.
 
     Returns:
         Number of `tensors` and of `different` tensors (any bit differs) of parameters and optimizers, summed over ranks, and the

@@ -23,8 +23,8 @@ def bucket_layout(model: nn.Module, dtype: DType) -> list[TensorInfo]:
     """Return the tensors of a version's files in the order of `gather_buckets`, by stages. Only shapes are used.
 
     Args:
-       model: policy, sharded or on the meta device; with a pipeline all ranks call this function together.
-       dtype: number format of the files.
+        model: policy, sharded or on the meta device; with a pipeline all ranks call this function together.
+        dtype: number format of the files.
     """
     found, tensors = [], published_tensors(model)
     for part in tensor_parts(model, tensors):
@@ -43,12 +43,12 @@ def gather_buckets(
     the same position sends the bytes to it.
 
     Args:
-       model: sharded policy.
-       buckets: buckets from `plan_buckets` of `bucket_layout`.
-       dtype: number format of the files.
-       root: number of this rank's root, or None if it is not a root.
-       pinned: use pinned host memory for a GPU.
-       roots: ranks of all roots; required with a pipeline.
+        model: sharded policy.
+        buckets: buckets from `plan_buckets` of `bucket_layout`.
+        dtype: number format of the files.
+        root: number of this rank's root, or None if it is not a root.
+        pinned: use pinned host memory for a GPU.
+        roots: ranks of all roots; required with a pipeline.
     """
     kept = {
         bucket.index: torch.empty(bucket.size, dtype=torch.uint8, pin_memory=pinned)

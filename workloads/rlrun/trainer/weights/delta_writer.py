@@ -48,12 +48,12 @@ class DeltaWriter:
     """Writer of the differences of one attempt.
 
     Args:
-       module: policy.
-       dtype: number format of the files.
-       paths: paths of the run.
-       attempt: number of the attempt.
-       group: all ranks.
-       bucket_bytes: largest size of a bucket.
+        module: policy.
+        dtype: number format of the files.
+        paths: paths of the run.
+        attempt: number of the attempt.
+        group: all ranks.
+        bucket_bytes: largest size of a bucket.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class DeltaWriter:
         """Write the difference and return its folder.
 
         Args:
-           version: result of `compare` with a difference.
-           whole: true if the complete version is written too; it must be finished.
+            version: result of `compare` with a difference.
+            whole: true if the complete version is written too; it must be finished.
 
         Raises:
-           RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
+            RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
         """
         assert version.about is not None
         path = self._paths.delta(version.step, self._attempt)

@@ -29,7 +29,8 @@ class Part:
     """Whether the buckets were compared with a previous version of the same layout."""
     travels: Mapping[int, Bytes]
     """Bytes for engines with the previous version: a difference, nothing (unchanged), or the complete bucket. Empty without a
-    comparison."""
+    comparison.
+    """
 
     @property
     def sizes(self) -> dict[int, int]:
@@ -75,8 +76,8 @@ def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None
     """Compute checksums of a version's buckets and, with a base, the differences from it.
 
     Args:
-       new: buckets by index, uint8 in host memory.
-       base: buckets of the previous version; None or another layout disables the comparison.
+        new: buckets by index, uint8 in host memory.
+        base: buckets of the previous version; None or another layout disables the comparison.
     """
     if base is not None and _tensor_sizes(base) != _tensor_sizes(new):
         base = None

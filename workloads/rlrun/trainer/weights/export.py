@@ -82,17 +82,17 @@ def export_checkpoint(
     """Write sharded safetensors with their index, `config.json`, `generation_config.json` and the tokenizer.
 
     Args:
-       checkpoint: folder of a complete checkpoint.
-       output: folder of the export, which appears after it is complete.
-       model: configuration of the trained model.
-       source: source of the model's configuration and tokenizer.
-       step: step of the checkpoint.
-       dtype: number format of the exported weights. Default: the published format.
-       adapters: adapters of the run, whose updates are merged into the weights.
-       shard_bytes: largest size of a file, unless one parameter is larger; the export needs about twice this memory.
+        checkpoint: folder of a complete checkpoint.
+        output: folder of the export, which appears after it is complete.
+        model: configuration of the trained model.
+        source: source of the model's configuration and tokenizer.
+        step: step of the checkpoint.
+        dtype: number format of the exported weights. Default: the published format.
+        adapters: adapters of the run, whose updates are merged into the weights.
+        shard_bytes: largest size of a file, unless one parameter is larger; the export needs about twice this memory.
 
     Raises:
-       RoleError: the checkpoint lacks a parameter of the model, or the volume is full or read-only.
+        RoleError: the checkpoint lacks a parameter of the model, or the volume is full or read-only.
     """
     chosen = model if dtype is None else model.model_copy(update={"dtype": dtype})
     number_format: torch.dtype = getattr(torch, chosen.dtype)

@@ -47,10 +47,10 @@ def file_shards(model: nn.Module, sizes: Mapping[str, int], *, shard_bytes: int,
     """Return the parts of a model in each of its files.
 
     Args:
-       model: policy, see `tensor_names.tensor_parts`.
-       sizes: bytes of each published tensor, by name.
-       shard_bytes: largest size of a file, unless one part is larger.
-       least: minimum number of files.
+        model: policy, see `tensor_names.tensor_parts`.
+        sizes: bytes of each published tensor, by name.
+        shard_bytes: largest size of a file, unless one part is larger.
+        least: minimum number of files.
     """
     state = model.state_dict()
     members = {part.names[0]: part for part in tensor_parts(model, {name: state[name] for name in sizes})}
@@ -97,9 +97,9 @@ def _files_of_all(shards: Sequence[Sequence[Part]], size: int, model: nn.Module)
     """Assign names to the files of all stages; with a pipeline all ranks call it together.
 
     Args:
-       shards: parts in each file of this stage.
-       size: bytes of this stage's tensors.
-       model: sharded policy.
+        shards: parts in each file of this stage.
+        size: bytes of this stage's tensors.
+        model: sharded policy.
     """
     stage = stage_of(model)
     own = [[name for part in members for name in part.files] for members in shards]
@@ -122,7 +122,7 @@ def publish_version(
     All ranks call it together. Each parameter is gathered once and kept only by the rank that writes it.
 
     Raises:
-       RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
+        RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
     """
     with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)
@@ -154,14 +154,14 @@ def publish_adapter(model: nn.Module, path: Path, *, config: Mapping[str, Any], 
     """Write only the adapter to `path`, like `publish_version` for the whole model. All ranks call it together.
 
     Args:
-       model: policy with adapters.
-       path: folder of the version.
-       config: content of `adapter_config.json`.
-       dtype: number format of the files.
-       group: all ranks.
+        model: policy with adapters.
+        path: folder of the version.
+        config: content of `adapter_config.json`.
+        dtype: number format of the files.
+        group: all ranks.
 
     Raises:
-       RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
+        RefusedError: the volume is full or read-only for at least one rank; raised on all ranks, after the files are deleted.
     """
     with new_version(path, group) as (unfinished, together):
         number_format: torch.dtype = getattr(torch, dtype)

@@ -64,7 +64,8 @@ class Publisher:
         """Writer of differences, or None if all versions are complete."""
         self.handed: tuple[int, int] | None = None
         """Bytes of the newest reported version that an engine receives, and bytes of the complete version; None if all versions are
-        complete."""
+        complete.
+        """
         self._root: int | None = None
         """Number of this rank's root, or None if it is not a root."""
         whole = config.lora is None or not config.lora.served_as_adapter
@@ -88,9 +89,9 @@ class Publisher:
         Engines need every version; without engines only the last version and those with a checkpoint are published, for users.
 
         Args:
-           step: trained step.
-           last: true for the last step.
-           saved: true if the step gets a checkpoint.
+            step: trained step.
+            last: true for the last step.
+            saved: true if the step gets a checkpoint.
         """
         return self._config.task == "RL" or saved or last or self._export_due(step, last=last)
 
@@ -98,7 +99,7 @@ class Publisher:
         """Publish the parameters as the version of `step`; for the arguments see `due`.
 
         Raises:
-           StopAgreed: all ranks stop.
+            StopAgreed: all ranks stop.
         """
         module, group = self._policy.module, self._group
         delta: Path | None = None
@@ -139,7 +140,8 @@ class Publisher:
 
     def metrics(self) -> dict[str, float]:
         """Return the bytes of the newest reported version that an engine receives, and of the complete version; empty if all are
-        complete."""
+        complete.
+        """
         if self.handed is None:
             return {}
         sent, whole = self.handed
@@ -212,12 +214,12 @@ class Publisher:
         """Repeat a required write until the volume accepts it.
 
         Args:
-           doing: action in the message `cannot ...`.
-           act: collective write, which the volume refuses on all ranks or on none.
+            doing: action in the message `cannot ...`.
+            act: collective write, which the volume refuses on all ranks or on none.
 
         Raises:
-           StopAgreed: all ranks stop.
-           RoleError: the volume has failed for `FAILING_SECONDS`.
+            StopAgreed: all ranks stop.
+            RoleError: the volume has failed for `FAILING_SECONDS`.
         """
         failed = 0.0
         for pause in retry_pauses():

@@ -31,7 +31,7 @@ class Rounds:
     """Open rounds, and state of the engines.
 
     Args:
-       window: longest time that a round is open, in seconds.
+        window: longest time that a round is open, in seconds.
     """
 
     def __init__(self, window: float = WINDOW_SECONDS) -> None:

@@ -45,12 +45,12 @@ class RootSender:
     """Sender of one root. Its methods are thread-safe.
 
     Args:
-       root: number of the root.
-       device: device of this rank.
-       store: connection to the store for calls that do not wait.
-       connect: function that opens another connection.
-       report: callback after each transfer with session, version and success.
-       differs: compare each version with the previous one.
+        root: number of the root.
+        device: device of this rank.
+        store: connection to the store for calls that do not wait.
+        connect: function that opens another connection.
+        report: callback after each transfer with session, version and success.
+        differs: compare each version with the previous one.
     """
 
     def __init__(
@@ -82,8 +82,8 @@ class RootSender:
         """Keep this root's buckets of a version; a thread computes and reports their checksums and differences.
 
         Args:
-           version: policy version.
-           buckets: buckets by index, uint8 in host memory.
+            version: policy version.
+            buckets: buckets by index, uint8 in host memory.
         """
         with self._lock:
             before = max(self._held, default=version) if self._differs else version

@@ -63,12 +63,12 @@ class Outbox:
     """Transfers of rank 0, which is the first root and coordinates the others. Its methods are thread-safe.
 
     Args:
-       device: device of rank 0.
-       host: address on which the trainer serves.
-       roots: number of roots; the others are `Follower`s.
-       bucket_bytes: bucket size of the layout.
-       window: see `rounds.Rounds`.
-       differs: send the difference to engines with the previous version if it is smaller.
+        device: device of rank 0.
+        host: address on which the trainer serves.
+        roots: number of roots; the others are `Follower`s.
+        bucket_bytes: bucket size of the layout.
+        window: see `rounds.Rounds`.
+        differs: send the difference to engines with the previous version if it is smaller.
     """
 
     def __init__(
@@ -107,9 +107,9 @@ class Outbox:
         """Offer a version; every other root keeps its part at the same time.
 
         Args:
-           version: policy version.
-           tensors: layout of the version.
-           buckets: buckets of the first root.
+            version: policy version.
+            tensors: layout of the version.
+            buckets: buckets of the first root.
         """
         self._sender.hold(version, buckets)
         with self._changed:
@@ -127,7 +127,7 @@ class Outbox:
         """Wait until the round of the request closes, start the transfer and describe it.
 
         Raises:
-           NotHeldError: the version is not in memory.
+            NotHeldError: the version is not in memory.
         """
         with self._changed:
             self._insist_on(request.version)
@@ -247,11 +247,11 @@ class Follower:
     """Root other than rank 0, which carries out orders of rank 0.
 
     Args:
-       root: number of the root.
-       device: device of this rank.
-       port: port of rank 0's store.
-       host: address of rank 0. Default: torchrun's master address.
-       differs: see `Outbox`.
+        root: number of the root.
+        device: device of this rank.
+        port: port of rank 0's store.
+        host: address of rank 0. Default: torchrun's master address.
+        differs: see `Outbox`.
     """
 
     def __init__(

@@ -8,14 +8,16 @@ from torch import Tensor
 
 class EagerKernel:
     """Float32 kernel for any device, used on CPU. It takes five reads and two writes of the logits, including the product with the
-    weight."""
+    weight.
+    """
 
     forms_hidden_first = True
     """In the forward pass the product of residual and weight takes no additional read, and the entropy follows from it."""
 
     def logits(self, hidden: Tensor, weight: Tensor, temperatures: Tensor, memory: Tensor | None) -> Tensor:
         """Compute logits divided by the temperatures, `[C, V]`, in `memory`. The hidden states are divided, because they have V/D times
-        fewer numbers."""
+        fewer numbers.
+        """
         return torch.mm(hidden / temperatures[:, None], weight.T, out=memory)
 
     def statistics(self, logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy: bool) -> tuple[Tensor, ...]:
@@ -27,7 +29,8 @@ class EagerKernel:
         self, logits: Tensor, targets: Tensor, temperatures: Tensor, logprobs: Tensor | None, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Replace the logits with `softmax - 1[target]` and return them with the log-probabilities; the entropy is None, because it
-        follows from the product."""
+        follows from the product.
+        """
         if logprobs is None:
             logprobs = _softmax_in_place(logits, targets)
         else:

@@ -68,7 +68,8 @@ class TritonKernel:
 
     def logits(self, hidden: Tensor, weight: Tensor, temperatures: Tensor, memory: Tensor | None) -> Tensor:
         """Compute logits `[C, V]` without the division by temperatures, which the kernels apply. `memory` is unused, because CUDA's
-        allocator caches memory."""
+        allocator caches memory.
+        """
         if hidden.is_cuda and hidden.dtype != torch.float32:
             return torch.mm(hidden, weight.T, out_dtype=torch.float32)
         return (hidden @ weight.T).float()

@@ -14,10 +14,12 @@ from rlrun.trainer.modeling.shard import local_part
 
 BLOCK = 256
 """Number of values with a common scale, their largest magnitude. A block is part of one row (an index of dimension 0), because sharding
-never splits rows."""
+never splits rows.
+"""
 SMALLEST = 4096
 """Smallest number of elements for 8-bit moments. Moments of smaller parameters and of vectors stay in float32, because norms and biases
-need little memory."""
+need little memory.
+"""
 _DECADES = 7
 _TINY = 1e-38
 """Divisor of a block of zeros."""

@@ -51,10 +51,10 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
     without.
 
     Args:
-       inner: wrapped optimizer; it must treat each parameter independently, except for Muon, which takes parts itself.
-       device: device of the parameters.
-       link: copies between host and device. Default: by the device.
-       bucket_bytes: see `BUCKET_BYTES`.
+        inner: wrapped optimizer; it must treat each parameter independently, except for Muon, which takes parts itself.
+        device: device of the parameters.
+        link: copies between host and device. Default: by the device.
+        bucket_bytes: see `BUCKET_BYTES`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         """Load a state, moment by moment into host memory; torch's implementation would copy all moments to the device first.
 
         Raises:
-           ValueError: the state has different groups of parameters.
+            ValueError: the state has different groups of parameters.
         """
         self._link.settle()
         groups, saved = self.param_groups, state_dict["param_groups"]

@@ -82,8 +82,8 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
     """Return this rank's part of the orthogonalized matrix of each parameter, from the same part of its direction.
 
     Args:
-       parameters: parameters whose sharding defines the other parts; in the same order on every rank.
-       directions: parts of this rank.
+        parameters: parameters whose sharding defines the other parts; in the same order on every rank.
+        directions: parts of this rank.
     """
     found: list[Tensor | None] = [None] * len(parameters)
     whole: list[int] = []

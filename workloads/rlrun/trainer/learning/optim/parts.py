@@ -21,9 +21,9 @@ def step_part(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]
     """Update only the parameters of `part`; for optimizers that treat each parameter independently.
 
     Args:
-       optimizer: optimizer, whose groups are `groups` afterwards.
-       groups: groups with all parameters.
-       part: parameters to update.
+        optimizer: optimizer, whose groups are `groups` afterwards.
+        groups: groups with all parameters.
+        part: parameters to update.
     """
     chosen = set(map(id, part))
     rest = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in groups]

@@ -45,11 +45,11 @@ def apply_gradient(
     """Clip the accumulated gradient and step the optimizer, or skip the step if the gradient is not finite; then delete the gradient.
 
     Args:
-       model: model of this rank; all ranks call this function together.
-       optimizer: optimizer of the model's parameters.
-       lr: learning rate of this update.
-       max_grad_norm: largest global norm, or None for no clipping.
-       values: scalars of this rank to copy to the host.
+        model: model of this rank; all ranks call this function together.
+        optimizer: optimizer of the model's parameters.
+        lr: learning rate of this update.
+        max_grad_norm: largest global norm, or None for no clipping.
+        values: scalars of this rank to copy to the host.
     """
     square = squared_norm(model)
     for parameters in optimizer.param_groups:
@@ -124,7 +124,8 @@ def _update_if_finite(
     optimizer: torch.optim.Optimizer, fused: torch.optim.Optimizer, square: Tensor, max_grad_norm: float | None
 ) -> None:
     """Step with the attributes that torch's gradient scaler sets on a fused optimizer: a divisor of the gradient, and a flag to skip the
-    step."""
+    step.
+    """
     norm = square.sqrt()
     handed = {"found_inf": (~torch.isfinite(norm)).float()}
     if max_grad_norm is not None:

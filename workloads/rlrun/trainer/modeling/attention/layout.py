@@ -43,10 +43,10 @@ class Segments:
         """Create segments.
 
         Args:
-           queries: number of queries of each segment, concatenated in their tensor.
-           keys: number of keys of each segment.
-           query_ends: cumulative numbers of queries from 0, `[N + 1]` int32, on the device.
-           key_ends: cumulative numbers of keys from 0, `[N + 1]` int32, on the device.
+            queries: number of queries of each segment, concatenated in their tensor.
+            keys: number of keys of each segment.
+            query_ends: cumulative numbers of queries from 0, `[N + 1]` int32, on the device.
+            key_ends: cumulative numbers of keys from 0, `[N + 1]` int32, on the device.
         """
         self.queries, self.keys = tuple(queries), tuple(keys)
         self.query_ends, self.key_ends = query_ends, key_ends
@@ -72,10 +72,10 @@ class Layout:
         """Create a layout.
 
         Args:
-           lengths: tokens of each sequence.
-           boundaries: cumulative lengths from 0, `[N + 1]` int32.
-           segments: the sequences, or the segments of a part.
-           context: keys of the whole row if this rank has only a part of it (context parallelism).
+            lengths: tokens of each sequence.
+            boundaries: cumulative lengths from 0, `[N + 1]` int32.
+            segments: the sequences, or the segments of a part.
+            context: keys of the whole row if this rank has only a part of it (context parallelism).
         """
         self.lengths, self.boundaries = tuple(lengths), boundaries
         self.segments, self.context = segments, context
@@ -94,10 +94,10 @@ def part_layout(whole: Layout, runs: Sequence[Sequence[range]], rank: int, group
     """Create the layout of a rank's part of a row.
 
     Args:
-       whole: layout of the row.
-       runs: ranges of positions of each rank, in order; together they are the row.
-       rank: number of the rank.
-       group: ranks that share the row, in order.
+        whole: layout of the row.
+        runs: ranges of positions of each rank, in order; together they are the row.
+        rank: number of the rank.
+        group: ranks that share the row, in order.
     """
     ends = torch.tensor(whole.lengths).cumsum(0).tolist()
     device = whole.boundaries.device

@@ -32,7 +32,8 @@ class Scores:
 
 def visible_keys(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor | None:
     """Return the mask of visible keys, `[queries, keys]` bool, with the last query at the last key; None for causal attention without an
-    effective window."""
+    effective window.
+    """
     if queries == keys and (window is None or keys <= window):
         return None
     behind = keys - queries

@@ -28,14 +28,14 @@ def select_kernel(
     """Select the kernel of a model. All ranks call it together.
 
     Args:
-       asked: value of `trainer.attention`.
-       name: name of the model's class, for the log.
-       needs: required features of the model.
-       group: all ranks, with equal devices and packages.
-       compute_dtype: number format of forward and backward. Default: bfloat16 on CUDA.
+        asked: value of `trainer.attention`.
+        name: name of the model's class, for the log.
+        needs: required features of the model.
+        group: all ranks, with equal devices and packages.
+        compute_dtype: number format of forward and backward. Default: bfloat16 on CUDA.
 
     Raises:
-       RoleError: the configured kernel cannot compute the model here; raised on all ranks.
+        RoleError: the configured kernel cannot compute the model here; raised on all ranks.
     """
     needs = Needs(needs.features | _of_run(group, compute_dtype), needs.head_dim)
     kernel, text = group.broadcast(_choose_kernel(asked, needs, group) if group.leads else None)
@@ -52,8 +52,8 @@ def needs_of(config: PreTrainedConfig, features: Iterable[Feature]) -> Needs:
     """Return the required features of a model at its full size.
 
     Args:
-       config: configuration of the model.
-       features: features observed in a small model of it (`packed_attention.observed_features`).
+        config: configuration of the model.
+        features: features observed in a small model of it (`packed_attention.observed_features`).
     """
     text = config.get_text_config()
     # The layers of Gemma 4 have different head sizes, and its configuration raises an error for a common one.

@@ -22,9 +22,9 @@ def kernel_refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | 
     """Return the reason why an installed package cannot compute the model's attention, forward and backward, or None.
 
     Args:
-       kernel: kernel that device and table allow.
-       needs: required features of the model.
-       device: device of the trainer.
+        kernel: kernel that device and table allow.
+        needs: required features of the model.
+        device: device of the trainer.
     """
     package = BACKENDS[kernel].package
     if package is None:

@@ -23,8 +23,8 @@ def compile_layer(layer: nn.Module, *, asked: bool) -> None:
     """Compile a layer's forward and backward pass, in place and lazily.
 
     Args:
-       layer: decoder layer of the model.
-       asked: true if the configuration enables compilation; errors of the compiler then end the run.
+        layer: decoder layer of the model.
+        asked: true if the configuration enables compilation; errors of the compiler then end the run.
     """
     options: dict[str, Any] = {} if asked else {"backend": _compile_backend}
     import torch._dynamo.config as tracer  # the import takes seconds

@@ -25,7 +25,8 @@ from rlrun.trainer.modeling.parallel.collectives import copy_to, exchange_rows, 
 
 def experts_of(layer: nn.Module) -> Any:
     """Return the module of a layer's experts, with one tensor each for `gate_up_proj` and `down_proj` of all experts; None for a dense
-    layer."""
+    layer.
+    """
     return getattr(getattr(layer, "mlp", None), "experts", None)
 
 
@@ -33,7 +34,7 @@ def divide_experts(layers: Iterable[nn.Module], mesh: DeviceMesh, tp: DeviceMesh
     """Distribute every layer's experts over `mesh`, in place, in equal contiguous parts.
 
     Raises:
-       RoleError: the model has no experts, or their number is not a multiple of the ranks.
+        RoleError: the model has no experts, or their number is not a multiple of the ranks.
     """
     found = [experts for layer in layers if (experts := experts_of(layer)) is not None]
     columns = 1 if tp is None else tp.size()
@@ -62,15 +63,15 @@ def _forward_experts(
     """Compute the output of a layer's experts for this rank's tokens.
 
     Args:
-       experts: module with this rank's experts.
-       group: ranks that share the experts.
-       tp: ranks with the same tokens, or None.
-       hidden: hidden states, `[N, D]`.
-       chosen: numbers of the chosen experts, `[N, K]` int64.
-       weights: weights of the chosen experts, `[N, K]`.
+        experts: module with this rank's experts.
+        group: ranks that share the experts.
+        tp: ranks with the same tokens, or None.
+        hidden: hidden states, `[N, D]`.
+        chosen: numbers of the chosen experts, `[N, K]` int64.
+        weights: weights of the chosen experts, `[N, K]`.
 
     Returns:
-       Weighted sum over the chosen experts, `[N, D]`.
+        Weighted sum over the chosen experts, `[N, D]`.
     """
     if tp is not None:
         hidden, weights = copy_to(hidden, tp), copy_to(weights, tp)

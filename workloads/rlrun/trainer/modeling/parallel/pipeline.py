@@ -22,7 +22,8 @@ from rlrun.trainer.modeling.parallel.stages import Stage
 
 Compute = Callable[[int, int, Tensor | None], Tensor]
 """Function that computes one row in one stage: its arguments are the numbers of stage and row and the previous stage's output `[P, D]`
-(None on the first); it returns this stage's output `[P, D]`, or the scalar loss on the last stage."""
+(None on the first); it returns this stage's output `[P, D]`, or the scalar loss on the last stage.
+"""
 
 
 def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Compute, *, backward: bool) -> None:
@@ -30,11 +31,11 @@ def run_rows(model: nn.Module, stage: Stage, tokens: Sequence[int], compute: Com
     column.
 
     Args:
-       model: sharded stages of this rank.
-       stage: description of the stages.
-       tokens: number P of tokens of each row that this rank computes.
-       compute: function called for each row and each stage of this rank; rows of a stage in order.
-       backward: compute gradients too, in the order of the schedule.
+        model: sharded stages of this rank.
+        stage: description of the stages.
+        tokens: number P of tokens of each row that this rank computes.
+        compute: function called for each row and each stage of this rank; rows of a stage in order.
+        backward: compute gradients too, in the order of the schedule.
     """
     own = [_torch_stage(model, stage, number, tokens, compute, backward=backward) for number in stage.layers]
     options: dict[str, Any] = {"loss_fn": _stage_loss if backward else None, "scale_grads": False}

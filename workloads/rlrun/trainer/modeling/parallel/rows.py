@@ -47,11 +47,11 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
     """Return this rank's part of a row; all ranks of its context and tensor group pass the whole row.
 
     Args:
-       model: sharded or plain model.
-       input_ids: token ids, `[T]` int64.
-       position_ids: positions in the sequences, `[T]` int64.
-       packed: layout of the row.
-       predicted: positions whose log-probabilities are requested, `[N]` int64, greater than 0.
+        model: sharded or plain model.
+        input_ids: token ids, `[T]` int64.
+        position_ids: positions in the sequences, `[T]` int64.
+        packed: layout of the row.
+        predicted: positions whose log-probabilities are requested, `[N]` int64, greater than 0.
     """
     meshes = meshes_of(model)
     before = predicted - 1
@@ -85,7 +85,8 @@ def part_tokens(model: nn.Module, tokens: int) -> int:
 
 def join_rows(model: nn.Module, part: RowPart, values: Tensor, tokens: int) -> Tensor:
     """Combine the `values [K]` of all ranks' targets into one row `[T]`, 0 elsewhere; differentiable and equal on all ranks of the
-    group."""
+    group.
+    """
     meshes = meshes_of(model)
     row = values.new_zeros(tokens).index_put((part.targets,), torch.where(part.counts, values, 0))
     return row if meshes is None or meshes.row is None else reduce_from(row, meshes.row)

@@ -45,11 +45,11 @@ def schedule_actions(
     """Return the actions of one step.
 
     Args:
-       schedule: schedule with several stages per rank.
-       ranks: number of ranks in the pipeline.
-       per_rank: number of stages per rank.
-       rows: number of micro-batches, at least 1.
-       backward: compute gradients; otherwise each rank runs all rows through its stages in order.
+        schedule: schedule with several stages per rank.
+        ranks: number of ranks in the pipeline.
+        per_rank: number of stages per rank.
+        rows: number of micro-batches, at least 1.
+        backward: compute gradients; otherwise each rank runs all rows through its stages in order.
     """
     folded = schedule == "ZBVZeroBubble"
     stages = {rank: stages_of_rank(rank, ranks, per_rank, folded=folded) for rank in range(ranks)}

@@ -111,17 +111,17 @@ def keep_stage(
     """Reduce a model to the stages of one rank, in place, before the model is divided further.
 
     Args:
-       model: whole model, on the CPU or on meta, whose architecture `stage_check` accepts.
-       layers: decoder layers of the model, at least as many as stages.
-       index: position of the rank in the pipeline.
-       count: number of ranks in the pipeline.
-       per_rank: number of stages per rank.
-       schedule: pipeline schedule, which defines the stages of a rank.
-       group: ranks of the pipeline, or None if no rows are computed.
-       dtype: number format of hidden states between stages.
+        model: whole model, on the CPU or on meta, whose architecture `stage_check` accepts.
+        layers: decoder layers of the model, at least as many as stages.
+        index: position of the rank in the pipeline.
+        count: number of ranks in the pipeline.
+        per_rank: number of stages per rank.
+        schedule: pipeline schedule, which defines the stages of a rank.
+        group: ranks of the pipeline, or None if no rows are computed.
+        dtype: number format of hidden states between stages.
 
     Raises:
-       RoleError: a stage has no trained parameter because of the adapters' targets.
+        RoleError: a stage has no trained parameter because of the adapters' targets.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head.weight is embedding.weight

@@ -32,7 +32,7 @@ def check_family(model: PreTrainedModel, layers: Sequence[nn.Module], by: Kind, 
     """Return the table row of the model's family; only tested families are supported.
 
     Raises:
-       RoleError: the family does not support the division, or the model has parameters that the row does not contain.
+        RoleError: the family does not support the division, or the model has parameters that the row does not contain.
     """
     kind = model.config.model_type
     row = find_family(kind, by)
@@ -49,8 +49,8 @@ def divide_layers(model: PreTrainedModel, layers: Sequence[nn.Module], mesh: Dev
     """Divide attention and dense feed-forward of every layer over `mesh`, in place. Parameters become DTensors.
 
     Raises:
-       RoleError: the model's family is unknown, a layer has parameters that the table does not contain, or the size does not divide heads
-       or columns.
+        RoleError: the model's family is unknown, a layer has parameters that the table does not contain, or the size does not divide
+            heads or columns.
     """
     row = check_family(model, layers, "tp", mesh.size())
     # torch warns about each tensor gathered over two mesh dimensions, which happens at every publication.
@@ -136,7 +136,8 @@ def _layer_width(model: PreTrainedModel, module: Any, width: Width) -> int:
 
 def _divide_count(layer: nn.Module, attribute: str, tp: int) -> None:
     """Divide a number of heads that a layer's code reads. A configuration is copied first, because the model's must keep the total
-    number."""
+    number.
+    """
     path, _, name = attribute.rpartition(".")
     owner: Any = layer
     for step in path.split("."):

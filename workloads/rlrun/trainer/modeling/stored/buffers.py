@@ -23,11 +23,11 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
     """Initialize buffers with their values in a new model.
 
     Args:
-       model: model with memory for all tensors, sharded or not; parameters are not changed.
-       names: names of the undefined buffers.
+        model: model with memory for all tensors, sharded or not; parameters are not changed.
+        names: names of the undefined buffers.
 
     Raises:
-       RoleError: `_init_weights` of the architecture does not initialize a buffer, so transformers would leave it undefined too.
+        RoleError: `_init_weights` of the architecture does not initialize a buffer, so transformers would leave it undefined too.
     """
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -47,7 +47,8 @@ def make_buffers(model: PreTrainedModel, names: set[str]) -> None:
 
 def _buffer_maker(model: PreTrainedModel, path: str) -> PreTrainedModel:
     """Return the innermost model that contains a module, such as the image model of a multimodal model; its code initializes the
-    buffers."""
+    buffers.
+    """
     found, module = model, model
     for name in path.split(".") if path else ():
         module = getattr(module, name)

@@ -21,7 +21,7 @@ class Files:
     """Tensors in a model's files.
 
     Args:
-       where: file of each tensor, by name.
+        where: file of each tensor, by name.
     """
 
     def __init__(self, where: Mapping[str, Path]) -> None:

@@ -29,7 +29,7 @@ def stack_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
     """Stack tensors of equal shape along a new dimension.
 
     Raises:
-       ValueError: the shapes differ.
+        ValueError: the shapes differ.
     """
     shape = _same_shape([part.shape for part in parts])
 
@@ -44,7 +44,7 @@ def join_tensors(parts: Sequence[Lazy], dim: int) -> Lazy:
     """Concatenate tensors along a dimension.
 
     Raises:
-       ValueError: the shapes differ in another dimension.
+        ValueError: the shapes differ in another dimension.
     """
     rest = _same_shape([part.shape[:dim] + part.shape[dim + 1 :] for part in parts])
     sizes = [part.shape[dim] for part in parts]
@@ -90,7 +90,8 @@ def _tensor_part(one: Lazy, dim: int, start: int, stop: int) -> Lazy:
 
 def _overlapping_parts(sizes: Sequence[int], asked: slice) -> Iterator[tuple[int, slice]]:
     """Iterate over the parts that overlap a slice of their concatenation, each with its own slice; without overlap yield an empty slice
-    of the first part."""
+    of the first part.
+    """
     start, met = 0, False
     for at, size in enumerate(sizes):
         first, last = max(asked.start - start, 0), min(asked.stop - start, size)

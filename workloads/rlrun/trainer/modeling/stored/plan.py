@@ -25,12 +25,12 @@ def plan_tensors(model: PreTrainedModel, files: Files) -> dict[str, Lazy]:
     """Return lazy tensors for the model's tensors in its files, by name in memory.
 
     Args:
-       model: model on meta with stored conversions (`tensor_names.remember_names`), before sharding.
-       files: files of its weights.
+        model: model on meta with stored conversions (`tensor_names.remember_names`), before sharding.
+        files: files of its weights.
 
     Raises:
-       RoleError: the shape of a tensor differs from the model's.
-       ValueError: tensors cannot be combined.
+        RoleError: the shape of a tensor differs from the model's.
+        ValueError: tensors cannot be combined.
     """
     state, found = model.state_dict(), {}
     for name, one in source_parts(model, files.where, state).items():
