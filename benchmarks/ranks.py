@@ -45,7 +45,7 @@ FILE_BYTES = 2
 def held(shape: Architecture, ranks: int, copies: int) -> tuple[int, int]:
     """Bytes of rank 0's part in float32, which its gradient has as well, and of the largest slice that it reads."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    meshes = Meshes(ParallelDims.of(ParallelismConfig(dp_replicate=copies), ranks), "cpu")
+    meshes = Meshes(ParallelDims.from_config(ParallelismConfig(dp_replicate=copies), ranks), "cpu")
     group = Group(0, ranks, torch.device("cpu"), meshes.layers, meshes)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config_of(shape), dtype=torch.float32)

@@ -86,7 +86,7 @@ def measure(folder: Path, options: dict[str, Any], dry: bool) -> dict[str, Any]:
         "± ms": 1000 * statistics.stdev(seconds) if len(seconds) > 1 else 0.0,
     }
     if peak is not None:
-        found["MFU %"] = 100 * statistics.mean(cost.of([options["tokens"]]) / one / peak for one in seconds)
+        found["MFU %"] = 100 * statistics.mean(cost.total_flops([options["tokens"]]) / one / peak for one in seconds)
         found["peak GiB"] = torch.cuda.max_memory_allocated() / 2**30
     return found
 

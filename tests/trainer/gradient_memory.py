@@ -51,7 +51,7 @@ LAYOUTS = {"replicas": {"dp_replicate": 2}, "hybrid": {"dp_replicate": 2}}
 
 def measure(case: str, world: Group) -> dict[str, Any]:
     ranks = world.world_size
-    meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS.get(case, {})), ranks), "cpu")
+    meshes = Meshes(ParallelDims.from_config(ParallelismConfig(**LAYOUTS.get(case, {})), ranks), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     batch = Batch(1, 1, tuple(sample for step in range(ranks) for sample in layouts.make_batch(1 + step).samples))
     lengths = [len(sample) for sample in batch.samples]

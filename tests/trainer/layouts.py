@@ -318,7 +318,7 @@ def published(model: nn.Module, path: Path, group: Group, family: str) -> dict[s
 def run_case(case: str, before: Path | None, folder: Path, world: Group, expected: list[Any]) -> Any:
     family, layout, *memory = case.split(":")
     offload = "moments" in memory
-    meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
+    meshes = Meshes(ParallelDims.from_config(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     whole = make_model(family.partition("+")[0], 0)
     prepare(whole, family)
@@ -385,7 +385,7 @@ def run_case(case: str, before: Path | None, folder: Path, world: Group, expecte
 
 def run_critic(case: str, folder: Path, world: Group, expected: Any) -> dict[str, float]:
     family, layout = case.split(":")
-    meshes = Meshes(ParallelDims.of(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
+    meshes = Meshes(ParallelDims.from_config(ParallelismConfig(**LAYOUTS[layout]), world.world_size), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     return divided_critic.run(folder / family, make_batch(1), group, expected, row_tokens=row_tokens(group))
 

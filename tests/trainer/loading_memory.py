@@ -79,7 +79,7 @@ def write(kind: str, folder: Path) -> None:
 
 def measure(kind: str, folder: Path, world: Group) -> dict[str, int]:
     layout = {"dp_replicate": 2} if kind == HYBRID else {}
-    meshes = Meshes(ParallelDims.of(ParallelismConfig(**layout), world.world_size), "cpu")
+    meshes = Meshes(ParallelDims.from_config(ParallelismConfig(**layout), world.world_size), "cpu")
     group = Group(world.rank, world.world_size, world.device, meshes.layers, meshes)
     opened: list[Any] = []
 

@@ -45,7 +45,9 @@ def test_two_ranks_measure_every_length(
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "RLRUN_ATTEMPT": "1"}
     pids = [
         run.zygote.start(
-            shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}, ["--config", str(config), *options.words()], log
+            shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            ["--config", str(config), *options.rank_arguments()],
+            log,
         )
         for rank in range(2)
     ]

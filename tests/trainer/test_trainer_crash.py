@@ -46,4 +46,4 @@ def test_a_rank_that_crashes_is_told_with_its_own_last_frames(
     assert "in crashes_on_rank_1" in caller
     assert (told.code, told.follows) == (SEGMENTATION_FAULT, False)
     assert f"trainer: {told}\n" in done.stdout, "the log has it in one piece"
-    assert f"trainer: rank 1 wrote as it crashed:\n{crash}\n" in done.stdout, "and all that the rank wrote"
+    assert f"trainer: crash dump of rank 1:\n{crash}\n" in done.stdout, "and all that the rank wrote"

@@ -124,5 +124,5 @@ def test_a_checkpoint_of_another_model_is_refused(make_run: Callable[[str], Any]
     )
     assert group.wait() == [exit_codes.DATA]
     error = json.loads((run.paths.logs(1, "trainer") / "error.json").read_text())["message"]
-    assert "step_00000001.a0001 is a checkpoint of another model: lm_head.weight is (" in error
+    assert "step_00000001.a0001 is the checkpoint of another model: lm_head.weight is (" in error
     assert "(107, 24) here" in error

@@ -76,5 +76,5 @@ def test_a_target_that_is_not_there_is_told_before_training(make_run: Callable[[
     run = make_run("wrong")
     group = run.start(replay=recorded, lora=LoRAConfig(targets=["q_porj"]))
     assert group.wait() == [78]
-    assert "lora.targets: 'q_porj' matches none" in group.text()
+    assert "lora.targets: 'q_porj' matches no" in group.text()
     assert "Traceback" not in group.text()

@@ -56,7 +56,7 @@ def ranks(live: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         }
         log = tmp_path / "replay.log"
         places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(config.world_size)]
-        words = ["--config", str(file), *job.words()]
+        words = ["--config", str(file), *job.rank_arguments()]
         group = Group([live.zygote.start(shared | place, words, log) for place in places], log, live.zygote)
         assert group.wait() == [0] * config.world_size, group.text()
 

@@ -59,7 +59,7 @@ def test_damage_falls_back_and_one_rank_continues_what_two_began(
     shard.write_bytes(content)
 
     found = run.train(attempt=2, ranks=1, replay=recorded)
-    assert "not resuming from step 6" in run.groups[-1].text()
+    assert "cannot resume from step 6" in run.groups[-1].text()
     assert "another checksum" in run.groups[-1].text()
     assert [line["attempt"] for line in found] == [1, 1, 1, 1, 2, 2]
     for one, other in zip(expected[4:], found[4:], strict=True):

@@ -243,7 +243,7 @@ def test_an_exception_on_one_rank_alone_ends_all_ranks_and_is_told_as_the_guests
     thrower = Guest(run, other, **GUEST | {"name": "thrower", "algorithm": raising})
     thrower.join().send_batch(1)
     assert all(group.wait()), group.text()
-    assert "run thrower failed on some ranks alone, so that all runs have to start again" in group.text()
+    assert "run thrower failed on only some ranks, so all runs must restart" in group.text()
     failed = thrower.state("Failed")
     assert (failed.reason, failed.ended_trainer) == ("ZeroDivisionError: division by zero", True)
 
@@ -291,7 +291,7 @@ def test_after_a_kill_both_go_on_bit_for_bit(
     second = run.start(attempt=2, ranks=2, **HOST)
     host = Orchestrator(run, 2)
     host.wait_for("published", 2)
-    assert guest.state("Left").reason == "the trainer of attempt 1 has ended; ask again with a higher attempt"
+    assert guest.state("Left").reason == "the trainer of attempt 1 has ended; request a slot with a higher attempt"
     guest = Guest(run, other, attempt=2, **GUEST)
     theirs_orchestrator = guest.join()
     assert read_attempt(other.paths.attempt_file(2)).base_step == 2

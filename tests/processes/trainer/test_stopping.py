@@ -101,7 +101,7 @@ def test_a_peer_that_is_gone_is_not_waited_for() -> None:
     peer = subprocess.Popen([sys.executable, "-c", "pass"])
     with_zombie = Rank(f"stop.allow_time(300, [{os.getpid()}, {peer.pid}])")  # nobody has collected the peer yet
     code, said, _ = with_zombie.ends(signal.SIGTERM)
-    assert (code, said) == (STOPPED, "trainer: ended after SIGTERM: another rank is gone already\n")
+    assert (code, said) == (STOPPED, "trainer: ended after SIGTERM: another rank has already ended\n")
     peer.wait()
     assert Rank(f"stop.allow_time(300, [{peer.pid}])").ends(signal.SIGTERM)[1] == said
 

@@ -150,13 +150,13 @@ class CheckpointSaver:
         try:
             _fill(_trained(Rank.own.part), step)
             checkpoints.save(Progress(step))
-            checkpoints.tell()
+            checkpoints.report_when_durable()
             while not checkpoints.complete(step):
                 if (failure := checkpoints.failure()) is not None:
                     raise failure
-                if checkpoints.again(blocks=True):
+                if checkpoints.is_retry_due(blocks=True):
                     checkpoints.save(Progress(step))
-                    checkpoints.tell()
+                    checkpoints.report_when_durable()
                 time.sleep(0.001)
         finally:
             checkpoints.close(wait=True)

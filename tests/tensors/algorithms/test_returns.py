@@ -124,7 +124,7 @@ def test_an_outcome_reward_is_every_tokens_return() -> None:
 def test_moments_of_parts_add_up_to_those_of_the_whole(row: tuple[Tensor, Tensor, Tensor, list[int]], cut: int) -> None:
     values, _, mask, _ = row
     kept = values[mask].tolist()
-    moments = Moments.of(values[:cut], mask[:cut]) + Moments.of(values[cut:], mask[cut:])
+    moments = Moments.from_values(values[:cut], mask[:cut]) + Moments.from_values(values[cut:], mask[cut:])
     white = torch.cat([whiten(values[:cut], mask[:cut], moments), whiten(values[cut:], mask[cut:], moments)])
     torch.testing.assert_close(white, whiten(values, mask))
     if len(kept) > 1:

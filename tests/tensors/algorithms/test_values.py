@@ -89,11 +89,11 @@ def test_the_explained_variance_is_one_of_a_perfect_critic_and_zero_of_a_constan
     mask, returns, values = drawn["mask"], drawn["returns"], drawn["values"]
 
     def explained(of: torch.Tensor) -> float:
-        return explained_variance(Moments.of(returns, mask), Moments.of(returns - of, mask))
+        return explained_variance(Moments.from_values(returns, mask), Moments.from_values(returns - of, mask))
 
     expected = 1 - np.var((returns - values)[mask].numpy()) / np.var(returns[mask].numpy())
     assert explained(values) == pytest.approx(expected, rel=1e-9)
     assert explained(returns) == 1.0
     assert explained(torch.full_like(returns, 3.0)) == pytest.approx(0.0, abs=1e-12)
-    flat = Moments.of(torch.ones(5), torch.ones(5, dtype=torch.bool))
+    flat = Moments.from_values(torch.ones(5), torch.ones(5, dtype=torch.bool))
     assert explained_variance(flat, flat) == 0.0

@@ -63,13 +63,11 @@ def test_a_rank_with_a_gpu_says_what_it_takes(
     assert line.startswith("activationCheckpointing auto is selective: none needs 87.5 GiB")
     assert activation_mode("full", run(), qwen(), on_gpu) == "full"
     assert activation_mode("auto", run(), MambaConfig(), on_gpu) == "none"
-    assert log_lines[1].startswith(
-        "activationCheckpointing auto is none: the memory of such a model is not known here: "
-    )
+    assert log_lines[1].startswith("activationCheckpointing auto is none: cannot estimate the memory of this model: ")
     assert activation_mode("auto", None, qwen(), on_gpu) == "none"
 
 
 def test_on_a_cpu_nothing_is_computed_again(solo: Group, log_lines: list[str]) -> None:
-    memory = Memory.of(run())
+    memory = Memory.from_config(run())
     assert activation_mode(memory.activations, memory.run, qwen(), solo) == "none"
     assert log_lines == ["activationCheckpointing auto is none: the trainer computes on a CPU"]

@@ -182,11 +182,11 @@ def test_a_build_without_what_the_model_needs_is_passed_over_before_the_first_st
         == "flex"
     )
     assert (
-        "not fa3: the flash_attn_interface that is installed refuses this model's attention (RuntimeError: mha_fwd"
+        "not fa3: the installed flash_attn_interface does not support this model's attention (RuntimeError: mha_fwd"
         in log_lines[0]
     )
     assert (
         select_kernel("auto", "Qwen3ForCausalLM", Needs(frozenset({"window"}), 128), solo, compute_dtype=None) == "fa3"
     )
-    with pytest.raises(RoleError, match=r"\(fa3\): the flash_attn_interface that is installed refuses .* softcapping"):
+    with pytest.raises(RoleError, match=r"\(fa3\): the installed flash_attn_interface does not support .* softcapping"):
         select_kernel("fa3", "Gemma2ForCausalLM", Needs(frozenset({"softcap"}), 256), solo, compute_dtype=None)

@@ -310,4 +310,4 @@ def test_the_default_is_by_the_devices() -> None:
         "parallelism": {"pp": 2, "schedule": "ZBVZeroBubble"},
     }
     assert not TrainerSpec.model_validate(zero_bubble).compiles
-    assert Memory.of(TrainerSpec()).compile is None
+    assert Memory.from_config(TrainerSpec()).compile is None

@@ -92,7 +92,7 @@ def test_the_one_before_is_used_and_the_reason_told(tmp_path: Path, whole: Path,
     if (name, damage) == ("manifest.json", "missing"):  # then it was never completed, which needs no word
         return
     [line] = log
-    assert line.startswith("not resuming from step 4: ")
+    assert line.startswith("cannot resume from step 4: ")
     assert Path(name).name in line
     reason = {"truncated": "bytes instead of", "emptied": "0 bytes instead", "flipped": "another checksum"}
     wanted = "is missing" if damage == "missing" else "is damaged" if name == "manifest.json" else reason[damage]
@@ -106,4 +106,4 @@ def test_without_any_whole_one_the_run_starts_from_the_model(tmp_path: Path, who
         (paths.checkpoint(step, 1) / FILES[0]).unlink()
     log: list[str] = []
     assert choose_base(paths, ResumeConfig(), with_orchestrator=True, log=log.append) is None
-    assert [line[:27] for line in log] == ["not resuming from step 4: s", "not resuming from step 2: s"]
+    assert [line[:28] for line in log] == ["cannot resume from step 4: s", "cannot resume from step 2: s"]

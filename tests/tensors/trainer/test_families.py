@@ -55,7 +55,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 """Changes of the default configuration, by model type; without them the default itself is none that a model has."""
 CROSSING = r"cannot be trained: sequences in one row influence each other, so that log-probabilities differ by [\d.]+ "
-OWN_ATTENTION = "cannot be trained: its code takes no attention function but its own"
+OWN_ATTENTION = "cannot be trained: its code does not support other attention functions"
 UNREAD = r"cannot be trained: its attention \(\w+\) has "
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     **{kind: ({}, CROSSING) for kind in _STATEFUL.split()},
@@ -69,7 +69,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "minimax_m3_vl_text": ({"layer_types": ["full_attention"] * 59 + ["minimax_m3_sparse"]}, UNREAD + "block_indices"),
     "minicpm3": ({}, r"cannot be trained: log-probabilities differ by [\d.]+ "),
     # Its experts' weights are a softmax over those within its router's jitter, also where engines compute; without jitter there is one.
-    "phimoe": ({}, r"cannot be trained: its code computes other numbers in training than engines do, so that "),
+    "phimoe": (
+        {},
+        r"cannot be trained: its code computes differently in training mode than in evaluation mode, so that ",
+    ),
     # They are built with another attention function, which they then do not call.
     **{kind: ({}, OWN_ATTENTION) for kind in ("bloom", "codegen", "gpt_neox_japanese", "mpt", "rwkv", "xlnet")},
     "stablelm": ({}, "do not pass the row's layout to their attention"),
@@ -180,7 +183,7 @@ def test_options_that_are_computed_are_taken(kind: str, options: dict[str, Any],
 @pytest.mark.parametrize(
     ("kind", "options", "seq_len", "told"),
     [
-        ("gpt2", {}, 2048, "seqLen is 2048, and the model is made for 1024 positions; lower seqLen"),
+        ("gpt2", {}, 2048, "seqLen is 2048, but the model supports 1024 positions; lower seqLen"),
         # The longest sequence of a row decides which factors all of them get.
         pytest.param(
             "phi3",
@@ -282,7 +285,7 @@ def test_noise_that_the_trainer_takes_away_counts_where_engines_compute_with_it(
     load_checked(config, str(tmp_path), solo, seq_len=16)  # without noise
     file.write_text(json.dumps(json.loads(file.read_text()) | {"router_jitter_noise": 0.01}))
     with pytest.raises(
-        RoleError, match="PhimoeForCausalLM cannot be trained: its code computes other numbers in training"
+        RoleError, match="PhimoeForCausalLM cannot be trained: its code computes differently in training"
     ):
         load_checked(config, str(tmp_path), solo, seq_len=16)
 

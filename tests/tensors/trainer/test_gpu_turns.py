@@ -60,7 +60,7 @@ def test_it_waits_until_the_engines_have_started_and_sleep(engine: FakeEngine) -
     EnginesBeside([engine.url], "key").wait_until_asleep()
     assert engine.asked == ["Bearer key"] * 3
     engine.answers = [(200, {"asleep": False})]
-    with pytest.raises(RoleError, match=r"did not leave the GPUs within 0 s: .* is awake"):
+    with pytest.raises(RoleError, match=r"did not release the GPUs within 0 s: .* is awake"):
         EnginesBeside([engine.url], "key").wait_until_asleep(0)
 
 
@@ -93,17 +93,17 @@ def test_training_in_turns_is_training(stays: bool) -> None:
     looks = Looks()
     optimizers = {model: torch.optim.AdamW(model.parameters(), lr=0.1, fused=True) for model in (turned, plain)}
     memory = GPUMemory(looks, [turned], [optimizers[turned]], device=CPU, stays=stays)
-    memory.take()
+    memory.move_to_gpu()
     assert looks.count == 0, "from its start to its first version it has the memory"
-    memory.give()
+    memory.move_to_host()
     parameters = list(turned.parameters())
     for _ in range(3):
-        memory.take()
+        memory.move_to_gpu()
         for model, optimizer in optimizers.items():
             optimizer.zero_grad(set_to_none=True)
             model(torch.ones(2, 4)).square().sum().backward()
             optimizer.step()
-        memory.give()
+        memory.move_to_host()
     assert looks.count == 3
     assert [id(p) for p in turned.parameters()] == [id(p) for p in parameters], "optimizers know them by their identity"
     for mine, theirs in zip(turned.parameters(), plain.parameters(), strict=True):

@@ -183,8 +183,8 @@ def test_a_run_that_ended_the_trainer_of_all_is_refused_until_somebody_starts_it
     assert bench.guests.next({}, free=True) is None
     refused = bench.state("guest", 3)
     assert (refused.state, refused.exit_code) == ("Refused", exit_codes.DATA)
-    assert "attempt 2 of it failed on some ranks alone" in refused.reason
-    assert "ZeroDivisionError: division by zero; mend that" in refused.reason
+    assert "its attempt 2 failed on only some ranks" in refused.reason
+    assert "ZeroDivisionError: division by zero; repair the cause" in refused.reason
     bench.ask("guest", 4)
     bench.guests.look()
     assert bench.guests.next({}, free=True) is not None
@@ -237,7 +237,7 @@ def test_who_asks_anew_or_not_at_all_gives_up_the_slot(bench: Bench) -> None:
     bench.guests.look()
     assert list(bench.guests.changes({"a": 2, "b": 1})) == []
     assert list(bench.guests.changes({"a": 1, "b": 1, "c": 1})) == [
-        Change("a", at_once=True, reason="its attempt 2 has asked for a slot"),
+        Change("a", at_once=True, reason="its attempt 2 requested a slot"),
         Change("c", at_once=False, reason="the run requested to leave"),
     ]
 
@@ -256,7 +256,7 @@ def test_garbage_of_a_removed_or_refused_run_is_collected(
     calls: list[int] = []
     monkeypatch.setattr("rlrun.trainer.loop.Garbage.after_run", lambda self: calls.append(1))
     runs: Any = SimpleNamespace(runs=["host", "guest"])
-    runs.change = lambda order: runs.runs.pop() if isinstance(order, DropOrder) else None
+    runs.apply_order = lambda order: runs.runs.pop() if isinstance(order, DropOrder) else None
     nothing: Any = None
     Loop(runs, nothing, nothing, threading.Event())._carry_out(order)
     assert bool(calls) == collects

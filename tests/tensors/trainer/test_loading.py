@@ -191,7 +191,7 @@ def test_a_buffer_that_nobody_makes_is_named(tmp_path: Path, solo: Group, monkey
     gemma3().save_pretrained(tmp_path)
     monkeypatch.setattr(start_check, "check_architecture", lambda *_, **__: frozenset())
     monkeypatch.setattr(Gemma3PreTrainedModel, "_init_weights", lambda self, module: None)
-    with pytest.raises(RoleError, match=r"its buffer model\.embed_tokens\.embed_scale is in no file") as caught:
+    with pytest.raises(RoleError, match=r"its files lack the buffer model\.embed_tokens\.embed_scale") as caught:
         load(tmp_path, solo)
     assert caught.value.code == exit_codes.CONFIGURATION
 

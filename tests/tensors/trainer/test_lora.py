@@ -174,9 +174,9 @@ def test_targets_choose_layers(make_model: Callable[..., nn.Module], targets: li
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"targets": ["q_proj", "qproj"]}, "lora.targets: 'qproj' matches none .* end in down_proj, gate_proj, k_proj"),
-        ({"targets": ["lm_head"]}, "lora.targets: 'lm_head' matches none"),
-        ({"modules_to_save": ["head"]}, "lora.modulesToSave: 'head' matches none .* lm_head"),
+        ({"targets": ["q_proj", "qproj"]}, "lora.targets: 'qproj' matches no .* such as down_proj, gate_proj, k_proj"),
+        ({"targets": ["lm_head"]}, "lora.targets: 'lm_head' matches no"),
+        ({"modules_to_save": ["head"]}, "lora.modulesToSave: 'head' matches no .* lm_head"),
         ({"targets": ["mlp.*"], "modules_to_save": ["mlp"]}, "no adapter remains"),
     ],
 )

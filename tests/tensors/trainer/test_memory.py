@@ -195,7 +195,7 @@ def test_what_cannot_be_combined_is_refused() -> None:
     for kernel in GPU_KERNELS:
         with pytest.raises(ValueError, match=rf"attention \({kernel}\) needs GPUs"):
             TrainerSpec(attention=kernel)
-    chosen = Memory.of(TrainerSpec(compute_dtype="bfloat16", activation_checkpointing="full", compile=True))
+    chosen = Memory.from_config(TrainerSpec(compute_dtype="bfloat16", activation_checkpointing="full", compile=True))
     assert chosen == Memory(torch.bfloat16, "full", compile=True)
 
 
@@ -221,7 +221,7 @@ def test_a_model_is_refused_before_it_is_sharded(
     monkeypatch.setattr(gradient_accumulation, "device_memory", lambda device: 1000)
     shard_model(make_model(), solo)
     with pytest.raises(RoleError, match=r"the device has 0\.0 GiB"):
-        shard_model(make_model(), solo, memory=Memory.of(TrainerSpec(gradient_accumulation="local")))
+        shard_model(make_model(), solo, memory=Memory.from_config(TrainerSpec(gradient_accumulation="local")))
 
 
 def test_this_machine_has_memory() -> None:

@@ -22,7 +22,7 @@ def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
     replicate: int, shard: int, cp: int, tp: int, pp: int
 ) -> None:
     world = pp * replicate * shard * cp * tp
-    dims = ParallelDims.of(ParallelismConfig(dp_replicate=replicate, cp=cp, tp=tp, pp=pp), world)
+    dims = ParallelDims.from_config(ParallelismConfig(dp_replicate=replicate, cp=cp, tp=tp, pp=pp), world)
     assert (dims.dp_shard, dims.world_size, dims.data_size) == (shard, world, replicate * shard)
     stages = [[rank for rank in range(world) if dims.stage(rank) == stage] for stage in range(pp)]
     assert [rank for stage in stages for rank in stage] == [*range(world)]
@@ -47,7 +47,7 @@ def test_what_is_left_is_sharded_and_every_data_rank_has_its_neighbours(
 )
 def test_sizes_that_do_not_fit_are_refused(config: dict[str, int], world: int, message: str) -> None:
     with pytest.raises(RoleError, match=message):
-        ParallelDims.of(ParallelismConfig(**config), world)
+        ParallelDims.from_config(ParallelismConfig(**config), world)
     with pytest.raises(ValueError, match="parallelism"):
         TrainerSpec(processes_per_replica=world, parallelism=ParallelismConfig(**config))
 

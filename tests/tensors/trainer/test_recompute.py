@@ -101,7 +101,7 @@ def here(solo: Group) -> Callable[[TrainerConfig, Path, Job], None]:
 
     def start(config: TrainerConfig, file: Path, job: Job) -> None:
         moved = config.model_copy(update={"output_dir": str(file.parent)})
-        Path(job.output).write_text(json.dumps(Recomputation(moved, Job.read(job.words()[1]), solo).run()))
+        Path(job.output).write_text(json.dumps(Recomputation(moved, Job.read(job.rank_arguments()[1]), solo).run()))
 
     return start
 

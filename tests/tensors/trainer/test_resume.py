@@ -177,9 +177,7 @@ def test_a_resume_that_was_asked_for_does_not_start_from_the_model_over_damaged_
     assert resume(required=True) is None, "no checkpoint was complete yet"
     for step in (2, 4):
         (add(paths, step) / "trainer" / "data").unlink()
-    with pytest.raises(
-        RoleError, match=r"\(of steps 2, 4\) can be used.*data is missing.*another --output-dir"
-    ) as caught:
+    with pytest.raises(RoleError, match=r"\(steps 2, 4\) can be used.*data is missing.*another --output-dir") as caught:
         resume(required=True)
     assert caught.value.code == exit_codes.DATA
     assert resume(required=False) is None
@@ -277,7 +275,7 @@ def test_a_damaged_origin_falls_back_unless_its_step_is_wanted(tmp_path: Path) -
     other = other_run(paths, 2, 4)
     (other.checkpoint(4, 1) / TRAINER_PART / "data").unlink()
     assert origin_of(paths, ResumeConfig(from_run="other"), log) == 2
-    assert "not starting from step 4" in log[0]
+    assert "cannot start from step 4" in log[0]
     with pytest.raises(RoleError, match=r"damaged; last problem: .*data is missing") as caught:
         origin_of(paths, ResumeConfig(from_run="other", from_step=4))
     assert caught.value.code == exit_codes.DATA

@@ -121,7 +121,9 @@ def test_rows_wait_for_others_in_a_pipeline_alone(
 def test_adapters_have_to_be_in_every_stage(make_model: Callable[..., nn.Module]) -> None:
     model = make_model("qwen3")
     lora.inject_adapters(model, LoRAConfig(rank=4, targets=["layers.1.*"]))
-    with pytest.raises(RoleError, match=r"pp \(2\) makes a stage of the layers 0 to 0, of which lora\.targets trains"):
+    with pytest.raises(
+        RoleError, match=r"pp \(2\) creates a stage of the layers 0 to 0, which have no layer of lora\.targets"
+    ):
         keep_stage(model, decoder_layers(model), 1, 2)
 
 

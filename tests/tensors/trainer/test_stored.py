@@ -57,7 +57,7 @@ def test_every_slice_is_that_of_the_whole(make: Callable[..., Lazy], expected: C
     a, b = torch.arange(15.0).view(3, 5), torch.arange(15.0, 30.0).view(3, 5)
     found, whole = make(a, b), expected(a, b)
     assert found.shape == tuple(whole.shape)
-    assert torch.equal(found.whole(), whole)
+    assert torch.equal(found.read_all(), whole)
     for slices in parts_of(found.shape):
         if all(one.start < one.stop for one in slices):  # an empty part is never read
             assert torch.equal(found.read(slices), whole[slices]), slices
@@ -86,7 +86,7 @@ def test_joined_matrices_are_divided_without_reading_the_other_half(model: Any, 
     found, files = planned(model, [conversion], {f"{MLP}.both.weight": fused}, tmp_path)
     slices = (slice(2, 5), slice(0, WIDTH))
     assert torch.equal(found[f"{MLP}.up_proj.weight"].read(slices), fused[INNER:][slices])
-    assert torch.equal(found[f"{MLP}.gate_proj.weight"].whole(), fused[:INNER])
+    assert torch.equal(found[f"{MLP}.gate_proj.weight"].read_all(), fused[:INNER])
     assert files.largest_read == fused.nbytes // 2
     assert files.bytes_read == 3 * WIDTH * 4 + fused.nbytes // 2
 

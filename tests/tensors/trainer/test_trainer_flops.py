@@ -62,7 +62,7 @@ def test_an_untied_input_embedding_is_a_look_up(make_model: Callable[..., nn.Mod
 def test_quadratic_weighs_pairs_as_the_formula_does() -> None:
     cost = Cost(active_parameters=1000, pair=12)
     n = 50
-    assert cost.of([n]) == pytest.approx(6 * 1000 * (n + cost.quadratic * n**2))
+    assert cost.total_flops([n]) == pytest.approx(6 * 1000 * (n + cost.quadratic * n**2))
 
 
 def test_known_and_unknown_devices() -> None:

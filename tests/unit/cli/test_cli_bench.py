@@ -19,7 +19,7 @@ def test_the_options_are_taken_out_and_reach_a_rank_as_they_are() -> None:
     rest, options = take_bench(words)
     assert rest == ["@", "run.json", "--seed", "5"]
     assert options == BenchOptions(seq_lens=(64, 128), rows=3)
-    flag, text = options.words()
+    flag, text = options.rank_arguments()
     assert flag == "--bench"
     assert BenchOptions.read(text) == options
     assert take_bench(["--seed", "5"]) == (["--seed", "5"], None)

@@ -33,7 +33,7 @@ class Moments:
     squares: Tensor
 
     @classmethod
-    def of(cls, values: Tensor, mask: Tensor) -> Moments:
+    def from_values(cls, values: Tensor, mask: Tensor) -> Moments:
         """Compute the moments of `values` `[T]` inside `mask` `[T]`."""
         kept = torch.where(mask.bool(), values.detach().double(), 0)
         return cls(mask.bool().sum().double(), kept.sum(), kept.square().sum())
@@ -59,7 +59,7 @@ def whiten(values: Tensor, mask: Tensor, moments: Moments | None = None) -> Tens
     Pass the `moments` of the whole batch if `values` is only a part of it. Default: the moments of `values`.
     """
     _same_shape("mask", mask, values)
-    found = Moments.of(values, mask) if moments is None else moments
+    found = Moments.from_values(values, mask) if moments is None else moments
     scaled = (values.double() - found.mean) / (found.std + STD_FLOOR)
     return torch.where(mask.bool(), scaled, 0).to(values.dtype)
 

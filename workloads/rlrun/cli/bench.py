@@ -89,4 +89,6 @@ def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
         file = Path(folder) / "config.json"
         write_json(file, config.model_copy(update={"output_dir": folder}).model_dump(mode="json"))
         command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
-        return subprocess.run([*command, *options.words()], env={**os.environ, "RLRUN_ATTEMPT": "1"}).returncode
+        return subprocess.run(
+            [*command, *options.rank_arguments()], env={**os.environ, "RLRUN_ATTEMPT": "1"}
+        ).returncode

@@ -91,7 +91,7 @@ def run_ranks(config: TrainerConfig, file: Path, job: Job) -> None:
     if config.gpus_per_replica == 0:
         environment["OMP_NUM_THREADS"] = "1"  # as a run has it on CPUs: sums of more threads have other bits
     done = subprocess.run(
-        [*command, *job.words()], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [*command, *job.rank_arguments()], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode:
         said = "\n".join(telling_lines(done.stdout, 15))

@@ -137,7 +137,7 @@ def prepare_bench(config: TrainerConfig, *, longest: int) -> Iterator[Bench]:
         cost = model_cost(model)
         if config.lora is not None:
             lora.inject_adapters(model, config.lora)
-        shard_model(model, group, memory=Memory.of(config))
+        shard_model(model, group, memory=Memory.from_config(config))
         lora.initialize_adapters(model, config.seed)
         learner = _make_learner_of_bench(config, model, loss, source, group)
         group.barrier()  # keep rank 0's temporary folder until all ranks have read it
@@ -210,7 +210,7 @@ def _random_model(config: TrainerConfig, chosen: ModelConfig, source: str, group
     features = examine_model(model, seq_len=config.seq_len).features
     check_stages(model, group, seq_len=config.seq_len)
     needs = needs_of(model.config, features)
-    dtype = Memory.of(config).compute_dtype
+    dtype = Memory.from_config(config).compute_dtype
     kernel = select_kernel(config.attention, type(model).__name__, needs, group, compute_dtype=dtype)
     set_kernel(model, kernel, features, cp=group.dims.cp)
     return model
@@ -220,7 +220,7 @@ def _make_learner_of_bench(
     config: TrainerConfig, model: nn.Module, loss: Mixture, source: str, group: Group
 ) -> Learner:
     """Create the learner of the sharded policy, with a random reference and critic if the run has them."""
-    algorithm, memory = config.algorithm, Memory.of(config)
+    algorithm, memory = config.algorithm, Memory.from_config(config)
     reference = critic = None
     if algorithm.reference is not None:
         chosen = algorithm.reference.resolved(config.model)
@@ -242,7 +242,7 @@ def _make_measurement(
     if group.device.type == "cuda":
         peak = peak_flops(torch.cuda.get_device_name(group.device))
         if peak is not None:
-            work = cost.of([len(sample) for sample in batch.samples])
+            work = cost.total_flops([len(sample) for sample in batch.samples])
             mfu = [work / one / (peak * group.world_size) for one in seconds]
     memory = group.maxima({"memory": _peak_memory(group.device)})["memory"]
     return Measurement(length, batch.tokens, list(seconds), mfu, memory, graphs, late_graphs)

@@ -21,12 +21,12 @@ class BenchOptions:
     output: str | None = None
     """File for the measurements as JSON."""
 
-    def words(self) -> list[str]:
+    def rank_arguments(self) -> list[str]:
         """Return the command line arguments for a rank."""
         return ["--bench", json.dumps(asdict(self))]
 
     @classmethod
     def read(cls, text: str) -> BenchOptions:
-        """Parse the argument that `words` returns."""
+        """Parse the argument that `rank_arguments` returns."""
         values = json.loads(text)
         return cls(**values | {"seq_lens": tuple(values["seq_lens"])})

@@ -45,16 +45,16 @@ class GPUMemory:
         self._device, self._stays = device, stays
         self._moved: list[tuple[dict[str, Any], str]] = []
         """Optimizer states that were on the GPU; some states are always on the host."""
-        self.held = True
+        self.on_gpu = True
         """Whether the run's state is on the GPU."""
 
-    def take(self) -> None:
+    def move_to_gpu(self) -> None:
         """Move the run's state to the GPU.
 
         Raises:
             RoleError: an engine is awake.
         """
-        if self.held:
+        if self.on_gpu:
             return
         self._engines.check()
         if not self._stays:
@@ -63,10 +63,10 @@ class GPUMemory:
             for state, name in self._moved:
                 state[name] = state[name].to(self._device)
             self._moved = []
-        self.held = True
+        self.on_gpu = True
         reach("turn.memory_taken")
 
-    def give(self) -> None:
+    def move_to_host(self) -> None:
         """Move the run's state to host memory. Gradients do not exist at the end of a step."""
         if not self._stays:
             for module in self._modules:
@@ -80,5 +80,5 @@ class GPUMemory:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()
-        self.held = False
+        self.on_gpu = False
         reach("turn.memory_given")

@@ -3,7 +3,7 @@
     start    choose the base checkpoint, write the attempt's file, load, publish the base version
     loop     rank 0 selects the next order and broadcasts it; all ranks carry it out: a step, the end of training, the end of the run
     stop     after a signal, all ranks stop together: between two micro-batches, while they wait, or after a write; then they save the
-            last finished step
+             last finished step
 
 Several runs may share the model: they take turns step by step, and runs without a batch are skipped. See `run` for the state of one run,
 `guests.shared_runs` for runs that join and leave.
@@ -212,46 +212,51 @@ class Loop:
         deadline = time.monotonic() + TICK_SECONDS
         while True:
             self._news.clear()
-            order = self._change() or self._runs.requested() or self._turn()
+            order = self._state_order() or self._runs.next_request() or self._step_order()
             if order is not None:
                 return order
-            if not self._runs.runs and not self._runs.awaited():
+            if not self._runs.runs and not self._runs.expects_runs():
                 return EndOrder()
             if (left := deadline - time.monotonic()) <= 0:
                 return WaitOrder()
             self._news.wait(left)
 
-    def _change(self) -> Order | None:
+    def _state_order(self) -> Order | None:
         """Return the order that the state of a run requires, or None."""
         for run in self._runs.runs:
-            over = run.stage == "finished" and run.over()
-            error = run.problem() or (run.end() if over else None)
+            # An error between steps ends a guest, or the process if it is the host's.
+            has_ended = run.stage == "finished" and run.has_ended()
+            error = run.find_error() or (run.wait_for_manifest() if has_ended else None)
             if error is not None:
-                return self._runs.failed(run, error)
-            again = run.save_again()  # called in every round, because it also reports a refused write
-            if run.stage == "finished" or run.trained():
-                if again:
+                return self._runs.handle_failure(run, error)
+            # A refused checkpoint is saved again. While training continues, the next step does this; only without further steps it is a
+            # separate
+            # order. The call runs in every round, because it also reports the refused write.
+            retry = run.is_retry_due()
+            if run.stage == "finished" or run.is_trained():
+                if retry:
                     return SaveOrder(run.name)
-                if run.unsaved() is not None and not over:
+                if run.refused_checkpoint() is not None and not has_ended:
                     continue
-            if run.stage == "training" and run.trained():
+            # After the last step: report, then close when the orchestrator has finished, or drop a guest that has left.
+            if run.stage == "training" and run.is_trained():
                 return FinishOrder(run.name)
-            if over:
+            if has_ended:
                 return CloseOrder(run.name)
-            if run.stage == "leaving" and run.left():
+            if run.stage == "leaving" and run.has_left():
                 return DropOrder(run.name, "Left", "the run requested to leave, or its orchestrator is gone")
         return None
 
-    def _turn(self) -> Order | None:
+    def _step_order(self) -> Order | None:
         """Return the next step: of the first run with a batch after the run that trained most recently."""
         runs = self._runs.runs
-        ready = {run.name for run in runs if run.stage == "training" and run.ready()}
+        ready = {run.name for run in runs if run.stage == "training" and run.has_batch()}
         name = next_turn([run.name for run in runs], self._last, ready)
         if name is None:
             return None
-        run = self._runs.named(name)
-        path = run.next_batch()
-        return None if path is None else StepOrder(name, str(path), save=run.save_again())
+        run = self._runs.find_run(name)
+        path = run.take_batch()
+        return None if path is None else StepOrder(name, str(path), save=run.is_retry_due())
 
     # ---- all ranks carry it out
 
@@ -266,18 +271,18 @@ class Loop:
             case StepOrder():
                 self._last = order.run
                 path, save = Path(order.path), order.save
-                self._runs.work(self._runs.named(order.run), lambda run: run.step(path, save=save))
+                self._runs.run_work(self._runs.find_run(order.run), lambda run: run.step(path, save=save))
                 self._garbage.after_step()
             case SaveOrder():
-                self._runs.work(self._runs.named(order.run), Run.save)
+                self._runs.run_work(self._runs.find_run(order.run), Run.save)
             case FinishOrder():
-                self._runs.work(self._runs.named(order.run), Run.finish)
+                self._runs.run_work(self._runs.find_run(order.run), Run.finish)
             case LeaveOrder():
-                self._runs.work(self._runs.named(order.run), Run.leave)
+                self._runs.run_work(self._runs.find_run(order.run), Run.leave)
             case CloseOrder():
-                self._runs.close(self._runs.named(order.run))
+                self._runs.close(self._runs.find_run(order.run))
             case JoinOrder() | DropOrder():
-                self._runs.change(order)
+                self._runs.apply_order(order)
             case WaitOrder() | EndOrder():
                 pass
 
@@ -285,8 +290,8 @@ class Loop:
         """Complete the checkpoint of the last finished step of every run, and return the exit code."""
         stop = self._agreement.stop
         why = f"stopped by {stop.why}"
-        saved = [run for run in list(self._runs.runs) if self._runs.work(run, Run.leave)]
+        saved = [run for run in list(self._runs.runs) if self._runs.run_work(run, Run.leave)]
         for run in saved:
-            self._runs.work(run, lambda one: one.complete(why))
-            self._runs.stopped(run, why)
+            self._runs.run_work(run, lambda one: one.complete(why))
+            self._runs.report_stop(run, why)
         return stop.exit_code

@@ -32,7 +32,7 @@ class RunReport:
         self._channel, self._tell, self._leads, self.label = channel, tell, leads, label
         self._micro_batch = 0
 
-    def say(self, message: str) -> None:
+    def log(self, message: str) -> None:
         """Log a line about the run."""
         logger.info(f"{self.label}{message}")
 
@@ -50,11 +50,11 @@ class RunReport:
         if self._channel is not None:
             self._channel.part()
 
-    def trained(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
+    def report_step(self, step: int, max_steps: int, metrics: Mapping[str, float]) -> None:
         """Report a trained step; only rank 0 does so."""
         if not self._leads:
             return
-        self.say(step_summary(step, max_steps, metrics))
+        self.log(step_summary(step, max_steps, metrics))
         if self._channel is not None:
             self._channel.emit("trained", step, metrics=metrics)
 

@@ -51,7 +51,7 @@ SHUTDOWN_SECONDS = 7200.0
 """Longest wait for the orchestrator's last evaluation and its `shutdown` after the last step."""
 
 
-def _say_nothing(message: str) -> None:
+def _ignore_message(message: str) -> None:
     """Ignore a message on ranks other than 0, because rank 0 reports for all."""
 
 
@@ -90,7 +90,7 @@ class Run:
         self._policy, self._group, self._agree = policy, policy.group, process.agree
         self._report = RunReport(channel, process.tell, label=label, leads=self._group.leads)
         self._deadline = math.inf
-        self._ends = False
+        self._is_data_ended = False
         """The current step is the last one of the data."""
         self._since = time.perf_counter()
         """End of the previous step, in seconds of `time.perf_counter`."""
@@ -106,7 +106,7 @@ class Run:
         )
         self._steps = Steps(config, policy, learner)
         self._memory = None if process.engines is None else _run_memory(learner, process.engines, config)
-        self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _say_nothing)
+        self._volume = Volume(self.paths.root, say=logger.warning if self._group.leads else _ignore_message)
         with ExitStack() as made:  # if a guest cannot join, its threads and process groups must end
             made.callback(self._volume.close)
             self._checkpoints = self._open_checkpoints(learner)
@@ -129,7 +129,7 @@ class Run:
             group=self._group,
             channel=self.channel,
             volume=self._volume,
-            say=self._report.say,
+            say=self._report.log,
         )
 
     def _open_publisher(self, process: Process, link: Link) -> Publisher:
@@ -151,7 +151,7 @@ class Run:
 
     # ---- rank 0 reads the state
 
-    def problem(self) -> RoleError | None:
+    def find_error(self) -> RoleError | None:
         """Return an error that ends the run between steps: a failed checkpoint, or an orchestrator that did not shut down."""
         if (failure := self._checkpoints.failure()) is not None:
             return failure
@@ -162,21 +162,21 @@ class Run:
             )
         return None
 
-    def trained(self) -> bool:
+    def is_trained(self) -> bool:
         """Return whether no step remains: all are trained, the data has ended, or the orchestrator ended the run."""
-        if self.progress.step >= self.config.max_steps or self._ends:
+        if self.progress.step >= self.config.max_steps or self._is_data_ended:
             return True
         return self.feed is not None and self.feed.ended()
 
-    def unsaved(self) -> Refused | None:
+    def refused_checkpoint(self) -> Refused | None:
         """Return the last checkpoint if the volume refused it."""
         return self._checkpoints.unsaved()
 
-    def save_again(self) -> bool:
+    def is_retry_due(self) -> bool:
         """Return whether the last checkpoint was refused and its retry is due."""
-        return self.stage != "leaving" and self._checkpoints.again(blocks=self.trained())
+        return self.stage != "leaving" and self._checkpoints.is_retry_due(blocks=self.is_trained())
 
-    def ready(self) -> bool:
+    def has_batch(self) -> bool:
         """Return whether the batch of the next step has arrived."""
         assert self.feed is not None
         found = self.feed.ready(self.progress.step + 1)
@@ -185,26 +185,26 @@ class Run:
             self.phase("waiting_for_turn")
         return found
 
-    def next_batch(self) -> Path | None:
+    def take_batch(self) -> Path | None:
         """Take the batch of the next step, or return None if it has not arrived."""
         assert self.feed is not None
         return self.feed.poll(self.progress.step + 1, 0.0)
 
-    def silence(self) -> float:
+    def silent_seconds(self) -> float:
         """Return the seconds since the orchestrator's last request; 0 while it is connected."""
         return (
             0.0 if self.channel is None or self.channel.has_client() else time.monotonic() - self.channel.last_contact
         )
 
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Return whether the orchestrator has ended the finished run."""
         return self.channel is None or self.channel.shutdown.is_set()
 
-    def left(self) -> bool:
+    def has_left(self) -> bool:
         """Return whether the leaving run has finished its writes, or has exceeded its time limit."""
         return not self._checkpoints.pending() or time.monotonic() > self._deadline
 
-    def end(self) -> RoleError | None:
+    def wait_for_manifest(self) -> RoleError | None:
         """Wait for the last manifest of an ended run; return an error if it is missing."""
         return self._checkpoints.end()
 
@@ -217,7 +217,7 @@ class Run:
             self.channel.begin(self.attempt.base_step)
         if self.config.task == "RL":
             self._publish()
-        self._give_memory()
+        self._release_memory()
         self.clock.done("publish")
         self._wait_for_batch()
 
@@ -230,16 +230,19 @@ class Run:
         """
         step, taken = self.progress.step + 1, time.perf_counter()
         self._policy.adapters.hold(self.name, self.config.lora)
+        # Read the batch before the engines lose the GPUs, so that an invalid batch does not move any memory.
         batch = self._steps.read(path, step, written_by=None if self._replay else self.number)
         if self._memory is not None:
-            self._memory.take()
-        self._ends = self._ends or batch.last
+            self._memory.move_to_gpu()
+        self._is_data_ended = self._is_data_ended or batch.last
+        # The held-out loss before the first update belongs to the previous step.
         validation = None if self._replay else batch.validation
         if validation is not None and validation.before:
             self.phase("validating")
             before = self._steps.validate(validation)
             if self.channel is not None:
                 self.channel.emit("validated", step - 1, metrics=before)
+        # Train. From here on the step counts as done, even if its publication waits for the volume.
         self.phase("training")
         metrics = self._steps.train(step, batch, self._next_part)
         self.progress.step = step
@@ -250,12 +253,14 @@ class Run:
             logger.warning(f"{self._report.label}step {step}: the gradient is not finite; the update is skipped")
         metrics["skipped_steps"] = float(self.progress.skipped_steps)
         metrics["param_checksum"] = parameter_checksum(self._policy.module)
+        # Divide the time before the step into waiting for the batch and waiting for other runs.
         arrived = self._arrived or taken
         metrics["time/wait_for_batch"] = arrived - self._since
         metrics["time/wait_for_turn"] = taken - arrived
         if validation is not None and validation.after:
             self.phase("validating")
             metrics |= self._steps.validate(validation)
+        # Publish before saving, because engines wait for the version.
         metrics["time/broadcast_weights"] = self._publish() if self._publication_due(step) else 0.0
         metrics |= self._publisher.metrics()
         due = self._checkpoint_due(step) or save
@@ -264,18 +269,18 @@ class Run:
             metrics["time/write_ckpt"] = seconds
         metrics["time/step"] = time.perf_counter() - self._since
         metrics |= self.clock.metrics()
-        self._report.trained(step, self.config.max_steps, metrics)
+        self._report.report_step(step, self.config.max_steps, metrics)
         if self._replay and self._group.leads:
             append_line(self.paths.metrics, step, self.number, metrics)
         if due:
-            self._checkpoints.tell()  # after the report, because the orchestrator expects the event `trained` first
-        self._give_memory()
+            self._checkpoints.report_when_durable()  # after the report, because the orchestrator expects the event `trained` first
+        self._release_memory()
         self._wait_for_batch()
 
     def save(self) -> None:
         """Save a checkpoint of the last step once more."""
         self._save()
-        self._checkpoints.tell()
+        self._checkpoints.report_when_durable()
 
     def finish(self) -> None:
         """Wait for the files of the last step, then report `finished` and wait for the shutdown.
@@ -287,8 +292,8 @@ class Run:
         if not self._checkpoints.settle():
             self.phase("saving")
             return
-        all_trained = step >= self.config.max_steps or self._ends
-        self._report.say(f"all {step} steps are trained" if all_trained else "the orchestrator ended the run")
+        all_trained = step >= self.config.max_steps or self._is_data_ended
+        self._report.log(f"all {step} steps are trained" if all_trained else "the orchestrator ended the run")
         if self.channel is not None:
             self.channel.emit("finished", step)
         self.stage, self._deadline = "finished", time.monotonic() + SHUTDOWN_SECONDS
@@ -297,7 +302,7 @@ class Run:
         """Start to save the last finished step, unless it is saved."""
         self.phase("saving")
         self._checkpoints.settle()
-        if self._group.broadcast(self._checkpoints.wanted(self.progress.step)):
+        if self._group.broadcast(self._checkpoints.should_save(self.progress.step)):
             self._policy.adapters.hold(self.name, self.config.lora)
             self.save()
         self.stage = "leaving"
@@ -313,10 +318,10 @@ class Run:
         complete = self._checkpoints.complete(step)
         self._group.barrier()  # only rank 0 waits for the manifest
         if self._group.leads:
-            refused = self.unsaved()
+            refused = self.refused_checkpoint()
             because = f": {refused.trouble.text}" if refused is not None else ""
             after = f"{why} after step {step}"
-            self._report.say(after if complete else f"{after}, without a complete checkpoint of it{because}")
+            self._report.log(after if complete else f"{after}, without a complete checkpoint of it{because}")
 
     def close(self, *, wait: bool) -> None:
         """Release the run's threads, adapters and process groups, except for its channel.
@@ -329,11 +334,11 @@ class Run:
         self._policy.adapters.forget(self.name)
         self._publisher.close()
 
-    def _give_memory(self) -> None:
+    def _release_memory(self) -> None:
         """Release the GPUs on all ranks, then report it so that the engines can use them."""
         if self._memory is None:
             return
-        self._memory.give()
+        self._memory.move_to_host()
         self._group.barrier()
         if self.channel is not None:
             self.channel.emit("released", self.progress.step)
@@ -353,7 +358,7 @@ class Run:
         return self._publisher.due(step, last=self._is_last(step), saved=self._checkpoint_due(step))
 
     def _is_last(self, step: int) -> bool:
-        return self._ends or step == self.config.max_steps
+        return self._is_data_ended or step == self.config.max_steps
 
     def _checkpoint_due(self, step: int) -> bool:
         config = self.config.checkpoint

@@ -137,13 +137,13 @@ class OneRun:
         self.host, self.runs = host, [host]
         """All runs in order of arrival; contains the host until it has ended."""
 
-    def named(self, name: str) -> Run:
+    def find_run(self, name: str) -> Run:
         """Return the run of a name."""
         return next(run for run in self.runs if run.name == name)
 
     # ---- rank 0 decides
 
-    def failed(self, run: Run, error: RoleError) -> Order:
+    def handle_failure(self, run: Run, error: RoleError) -> Order:
         """Return the order after a failure of one run.
 
         Raises:
@@ -151,17 +151,17 @@ class OneRun:
         """
         raise error
 
-    def requested(self) -> Order | None:
+    def next_request(self) -> Order | None:
         """Return the order for the next request to join or leave."""
         return None
 
-    def awaited(self) -> bool:
+    def expects_runs(self) -> bool:
         """Return whether another run may join after the last one has ended."""
         return False
 
     # ---- all ranks carry it out
 
-    def work(self, run: Run, act: Callable[[Run], None]) -> bool:
+    def run_work(self, run: Run, act: Callable[[Run], None]) -> bool:
         """Call `act` for one run and return whether the run continues.
 
         Raises:
@@ -176,11 +176,11 @@ class OneRun:
         self.runs.remove(run)
         run.close(wait=True)
 
-    def change(self, order: JoinOrder | DropOrder) -> None:
+    def apply_order(self, order: JoinOrder | DropOrder) -> None:
         """Carry out an order of shared trainers: a run joins or is dropped."""
         raise AssertionError(f"{order.do} is not supported by a trainer with one run")
 
-    def stopped(self, run: Run, why: str) -> None:
+    def report_stop(self, run: Run, why: str) -> None:
         """Report the end of the process to a guest's orchestrator."""
 
 

@@ -111,7 +111,7 @@ class Checkpoints:
         self._saver.save(progress, self._paths.checkpoint(progress.step, self._attempt.attempt))
         self.step = progress.step
 
-    def tell(self) -> None:
+    def report_when_durable(self) -> None:
         """Report the last save as soon as it is durable on all ranks; its completion follows."""
         self._saver.then(self._written)
 
@@ -173,7 +173,7 @@ class Checkpoints:
             return refused
         return self._saver.refused
 
-    def again(self, *, blocks: bool) -> bool:
+    def is_retry_due(self, *, blocks: bool) -> bool:
         """Return whether the last checkpoint was refused and its retry is due.
 
         Args:
@@ -182,7 +182,7 @@ class Checkpoints:
         refused = self.unsaved()
         return refused is not None and self._retry.due(refused, blocks=blocks)
 
-    def wanted(self, step: int) -> bool:
+    def should_save(self, step: int) -> bool:
         """Return whether `step` is not saved and its checkpoint can be completed; always False on ranks other than 0."""
         if self._completer is None or not self._config.checkpoint.enabled or step == self._attempt.base_step:
             return False

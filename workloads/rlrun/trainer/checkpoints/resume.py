@@ -186,6 +186,7 @@ def choose_origin(
     attempts = other.attempts_on_disk()
     if not attempts:
         raise RoleError(f"{field}, but {other.root} contains no run", exit_codes.CONFIGURATION)
+    # Complete checkpoints of the other run's newest lineage, restricted to `fromStep`.
     lineage = newest_attempt(other, log)
     candidates = lineage.owned(complete_checkpoints(other)) if lineage is not None else []
     if not candidates or resume.from_step not in (None, *(c.step for c in candidates)):
@@ -195,6 +196,7 @@ def choose_origin(
             f"{field}{wanted}, but its complete checkpoints are of steps: {steps}", exit_codes.CONFIGURATION
         )
     wanted_ones = [c for c in candidates if resume.from_step in (None, c.step)]
+    # Prefer the checkpoint that an earlier attempt of this run has used.
     mine = newest_attempt(paths, lambda message: None)  # `choose_base` has logged it
     before = mine.origin if mine is not None else None
     pinned = [c for c in wanted_ones if before is not None and str(c.path) == before.path]

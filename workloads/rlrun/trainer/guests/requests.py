@@ -102,7 +102,7 @@ class Guests:
                 if (join.run, join.attempt) not in self._waiting:
                     self._waiting.add((join.run, join.attempt))
                     taken = ", ".join([self._host.name, *joined])
-                    self.answer(join.run, join.attempt, "Waiting", reason=f"all slots are in use: {taken}")
+                    self.answer(join.run, join.attempt, "Waiting", reason=f"all slots are taken: {taken}")
                 continue
             self._waiting.discard((join.run, join.attempt))
             if (guest := self._prepare(join)) is not None:

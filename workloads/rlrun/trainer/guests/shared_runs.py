@@ -54,7 +54,7 @@ class SharedRuns(OneRun):
 
     # ---- rank 0 decides
 
-    def failed(self, run: Run, error: RoleError) -> Order:
+    def handle_failure(self, run: Run, error: RoleError) -> Order:
         """Return the order to drop a guest after a failure.
 
         Raises:
@@ -64,12 +64,13 @@ class SharedRuns(OneRun):
             raise error
         return DropOrder(run.name, "Failed", str(error), error.code)
 
-    def requested(self) -> Order | None:
+    def next_request(self) -> Order | None:
         """Return the next order to let a run leave or join, or None."""
         assert self._requests is not None
         self._requests.look()
         guests = {run.name: run for run in self.runs if run is not self.host}
         joined = {name: run.number for name, run in guests.items()}
+        # First the guests that leave: replaced by a later attempt, at their request, or after their orchestrator has ended.
         for change in self._requests.changes(joined):
             run = guests[change.run]
             if change.at_once:
@@ -77,22 +78,23 @@ class SharedRuns(OneRun):
             if run.stage == "training":
                 return LeaveOrder(run.name)
         for run in guests.values():
-            if run.stage == "training" and run.silence() > SILENCE_SECONDS:
-                logger.warning(f"run {run.name}: no request from its orchestrator for {run.silence():.0f} s")
+            if run.stage == "training" and run.silent_seconds() > SILENCE_SECONDS:
+                logger.warning(f"run {run.name}: no request from its orchestrator for {run.silent_seconds():.0f} s")
                 return LeaveOrder(run.name)
+        # Then the next guest for a free slot.
         found = self._requests.next(joined, free=len(joined) + 1 < self._size)
         if found is None:
             return None
         config = found.config.model_dump(mode="json")
         return JoinOrder(config, asdict(found.attempt), str(found.folder))
 
-    def awaited(self) -> bool:
+    def expects_runs(self) -> bool:
         """Return whether a request has no final answer yet."""
         return self._requests is not None and self._requests.pending()
 
     # ---- all ranks carry it out
 
-    def work(self, run: Run, act: Callable[[Run], None]) -> bool:
+    def run_work(self, run: Run, act: Callable[[Run], None]) -> bool:
         """Call `act` for one run and return whether the run continues; an exception in a guest's work ends the guest.
 
         Raises:
@@ -107,7 +109,7 @@ class SharedRuns(OneRun):
             if run is self.host:
                 raise
             failure = self._contain(run.name, run.number, error)
-            self._part(run, "Failed", str(failure), failure.code)
+            self._remove_guest(run, "Failed", str(failure), failure.code)
             return False
         return True
 
@@ -116,16 +118,16 @@ class SharedRuns(OneRun):
         if run is self.host:
             super().close(run)
         else:
-            self._part(run, "Left", "the run has ended")
+            self._remove_guest(run, "Left", "the run has ended")
 
-    def change(self, order: JoinOrder | DropOrder) -> None:
+    def apply_order(self, order: JoinOrder | DropOrder) -> None:
         """Carry out an order to join or drop a guest."""
         if isinstance(order, JoinOrder):
             self._join(order)
         else:
-            self._part(self.named(order.run), order.state, order.reason, order.code)
+            self._remove_guest(self.find_run(order.run), order.state, order.reason, order.code)
 
-    def stopped(self, run: Run, why: str) -> None:
+    def report_stop(self, run: Run, why: str) -> None:
         """Report the end of the trainer to a guest's orchestrator, which would otherwise wait for it."""
         if run is not self.host:
             code, step = exit_codes.ATTEMPT_TAKEN, run.progress.step
@@ -154,6 +156,7 @@ class SharedRuns(OneRun):
         paths = RunPaths(Path(order.folder))
         link = self._link(config.name, attempt.attempt, paths)
         try:
+            # A guest that cannot be created is refused; all ranks must fail at the same place.
             objective = bind_objective(config)
             run = Run(config, attempt, objective, self._process, link, output_dir=paths.root, label=f"{config.name}: ")
         except Exception as error:
@@ -164,7 +167,7 @@ class SharedRuns(OneRun):
             self._answer(config.name, attempt.attempt, "Refused", reason=str(failure), exit_code=failure.code)
             return
         self.runs.append(run)
-        if self.work(run, Run.begin):
+        if self.run_work(run, Run.begin):
             slot = min(set(range(1, self._size)) - set(self._slots.values()))
             self._slots[run.name] = slot
             self._answer(run.name, run.number, "Joined", slot=slot, step=run.progress.step)
@@ -179,7 +182,7 @@ class SharedRuns(OneRun):
         channel = self.host.channel.beside(name, attempt=attempt, batch_path=lambda step: paths.batch(step, attempt))
         return Link(channel, LiveFeed(channel))
 
-    def _part(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
+    def _remove_guest(self, run: Run, state: SlotState, reason: str, code: int = exit_codes.OK) -> None:
         """Answer a guest's orchestrator and remove the guest."""
         self._answer(run.name, run.number, state, step=run.progress.step, reason=reason, exit_code=code)
         self.runs.remove(run)

@@ -87,5 +87,7 @@ class Steps:
             torch.cuda.reset_peak_memory_stats(device)
             peak = peak_flops(torch.cuda.get_device_name(device))
             if peak is not None:
-                performance["perf/mfu"] = self._policy.cost.of(lengths) / seconds / (peak * self._group.world_size)
+                performance["perf/mfu"] = (
+                    self._policy.cost.total_flops(lengths) / seconds / (peak * self._group.world_size)
+                )
         return performance

@@ -81,7 +81,7 @@ def make_critic(
         group,
         seq_len=trainer.seq_len,
         check=check,
-        options=LoadOptions(memory=Memory.of(trainer), kernel=trainer.attention, prepare=to_critic),
+        options=LoadOptions(memory=Memory.from_config(trainer), kernel=trainer.attention, prepare=to_critic),
     )
     return critic_around(module, config, trainer, group=group)
 

@@ -88,10 +88,12 @@ class Learner:
         """Run the passes that the objective needs, and return the signals of the rows of each update."""
         if not self._needs_passes(len(updates)):
             return [[Signals()] * len(update.rows) for update in updates], {}
+        # All ranks must use the same order of groups for the collective sums.
         signals: list[dict[str, object]] = [{} for _ in rows]
         metrics: dict[str, float] = {}
         groups = sorted({sample.group for update in updates for sample in update.batch.samples})
         start: list[Tensor] = []
+        # Log-probs of the policy before the first update.
         if self._needs_proximal_pass(len(updates)):
             agree()
             began = time.perf_counter()
@@ -104,6 +106,7 @@ class Learner:
         if self._reads_proximal(len(updates)):
             for signal, logprobs in zip(signals, start, strict=True):
                 signal["proximal_logprobs"] = logprobs
+        # Log-probs of the reference.
         reference: list[Tensor] = []
         if self.reference is not None:
             agree()
@@ -112,15 +115,12 @@ class Learner:
             for signal, logprobs in zip(signals, reference, strict=True):
                 signal["reference_logprobs"] = logprobs
             metrics["time/reference"] = time.perf_counter() - began
+        # KL penalty in the reward: it changes the advantages, or with a critic the rewards of GAE.
         more_rewards = None
         if self.loss.rewards_kl:
-            inputs = KlInputs(self.loss, rows, samples, start, reference)
-            more_rewards = kl_token_rewards(inputs)
+            more_rewards = self._reward_kl(KlInputs(self.loss, rows, samples, start, reference), signals, groups)
             metrics["kl_reward"] = float(token_moments(more_rewards, [row.mask for row in rows], self.group).mean)
-            if self.loss.gae is None:
-                changed = kl_advantages(inputs, groups=groups, group=self.group)
-                for signal, advantages in zip(signals, changed, strict=True):
-                    signal["advantages"] = advantages
+        # Values and advantages of the critic.
         if self.critic is not None and self.loss.gae is not None:
             agree()
             began = time.perf_counter()
@@ -137,6 +137,15 @@ class Learner:
             metrics |= found.metrics | {"time/values": time.perf_counter() - began}
         complete = iter([Signals(**signal) for signal in signals])
         return [[next(complete) for _ in update.rows] for update in updates], metrics
+
+    def _reward_kl(self, inputs: KlInputs, signals: Sequence[dict[str, object]], groups: Sequence[int]) -> list[Tensor]:
+        """Return the KL rewards of each row; without a critic also add them to the advantages of the signals."""
+        more_rewards = kl_token_rewards(inputs)
+        if self.loss.gae is None:
+            changed = kl_advantages(inputs, groups=groups, group=self.group)
+            for signal, advantages in zip(signals, changed, strict=True):
+                signal["advantages"] = advantages
+        return more_rewards
 
     def _needs_proximal_pass(self, updates: int) -> bool:
         """Return whether a policy pass is needed before the first update."""

@@ -143,7 +143,7 @@ def normalize_tokens(
 
 def token_moments(values: Sequence[Tensor], masks: Sequence[Tensor], group: Group) -> Moments:
     """Compute the moments of the masked tokens of all rows of all ranks, on the CPU."""
-    parts = [Moments.of(value, mask) for value, mask in zip(values, masks, strict=True)]
+    parts = [Moments.from_values(value, mask) for value, mask in zip(values, masks, strict=True)]
     names = ("count", "total", "squares")
     mine = {name: float(sum(float(getattr(part, name)) for part in parts)) for name in names}
     summed = group.data_sums(mine)

@@ -63,13 +63,12 @@ def train_step(
     max_grad_norm: float | None,
     prepared: Prepared = Prepared(),
 ) -> dict[str, float]:
-    """Run one optimizer step. All ranks call it together, with the same number of rows; the host waits for the device once, at the end.
+    """Run one optimizer step. All ranks call it together with the same number of rows; the host waits for the device once, at the end.
 
     Args:
-        model, optimizer: sharded policy, and its optimizer.
-        update: samples of all ranks, and this rank's rows.
+        model, optimizer, update: sharded policy, its optimizer, and samples with this rank's rows.
         group: all ranks.
-        loss: objective of the run, with the objectives of environments.
+        loss: objective of the run and its environments.
         lr, max_grad_norm: learning rate, and largest global norm of the gradient (None for no clipping).
         prepared: results of earlier passes.
 
@@ -78,9 +77,8 @@ def train_step(
         the whole batch), `loss_tokens`, `skipped` (1 if the gradient was not finite and the update was skipped), and the times
         `time/forward_backward` and `time/optimizer` in seconds; metrics of one environment as `objective/<environment>/<name>`.
     """
-    batch, rows, signals = update.batch, update.rows, prepared.signals
-    watch = Stopwatch(group.device)
-    samples = [[batch.samples[sample] for sample in row] for row in rows]
+    batch, signals, watch = update.batch, prepared.signals, Stopwatch(group.device)
+    samples = [[batch.samples[sample] for sample in row] for row in update.rows]
     inputs = micro_batches(samples, group.device) if prepared.inputs is None else prepared.inputs
     _check_versions(batch, loss)
     divisors = _loss_divisors(batch, loss)
@@ -101,8 +99,8 @@ def train_step(
         return objective
 
     _run_backward(model, inputs, compute, prepared.agree)
-    reference = signals is not None and signals[0].reference_logprobs is not None
-    merged = loss.merged(parts, reference=reference) if parts else {}
+    has_reference = signals is not None and signals[0].reference_logprobs is not None
+    merged = loss.merged(parts, reference=has_reference) if parts else {}
     watch.mark()
     applied = apply_gradient(model, optimizer, lr=lr, max_grad_norm=max_grad_norm, values=merged)
     watch.mark()

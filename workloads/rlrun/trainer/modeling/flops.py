@@ -38,7 +38,7 @@ class Cost:
         """Return the FLOPs of one token of a sequence of `length` tokens, forward and backward."""
         return 6 * self.active_parameters + self.pair * length
 
-    def of(self, lengths: Sequence[int]) -> int:
+    def total_flops(self, lengths: Sequence[int]) -> int:
         """Return the FLOPs of sequences with the given lengths."""
         return sum(length * self.per_token(length) for length in lengths)
 

@@ -121,6 +121,7 @@ def _by_slices(
     `only`: names of the parameters to read. Default: all. Without files the parameters are undefined.
     """
     with loading_errors(source):
+        # Plan the reads with the names of the whole model, before it is divided.
         planned = plan_tensors(model, files)
     for name, other in _tied_names(model):  # the files may have either name of a tied parameter
         if other in planned:
@@ -129,9 +130,11 @@ def _by_slices(
         _check_complete(model, planned, source)
     stored = planned if files.where else model.state_dict()
     unsaved = {name for name, _ in model.named_buffers() if name not in stored}
+    # Tensors that `finish` adds or replaces are not in the files; they stay undefined.
     before = dict(_named_tensors(model))
     finish(model)
     kept = {name for name, tensor in _named_tensors(model) if tensor is before.get(name)}
+    # Shard on meta, allocate only this rank's parts, then read them.
     ties = _tied_names(model)
     shard_model(model, group, memory=memory)
     _materialize(model, ties, group, memory)

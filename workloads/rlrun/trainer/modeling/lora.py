@@ -68,9 +68,9 @@ class LoRALinear(nn.Linear):  # type: ignore[misc]  # torch is not type-checked
     def configure(self, config: LoRAConfig) -> None:
         """Set rank, scaling and dropout of a run; its rank must not exceed the rank of the conversion."""
         self.rank, self.scaling, self.dropout = config.rank, config.alpha / config.rank, config.dropout
-        self.place()
+        self.place_scale()
 
-    def place(self) -> None:
+    def place_scale(self) -> None:
         """Move the scale to the device of the parameters."""
         self._scale = torch.full((), self.scaling, device=self.lora_A.device)
 
@@ -200,7 +200,7 @@ def initialize_adapters(model: nn.Module, seed: int) -> None:
         start[: layer.rank] = torch.empty(layer.rank, layer.in_features).uniform_(-bound, bound, generator=generator)
         fill_parameter(layer.lora_A, start)
         fill_parameter(layer.lora_B, torch.zeros(layer.lora_B.shape))
-        layer.place()
+        layer.place_scale()
 
 
 def fill_parameter(parameter: Tensor, whole: Tensor) -> None:

@@ -132,7 +132,7 @@ class Memory:
     """Configuration of the run, for automatic choices by memory (`activation_choice`)."""
 
     @classmethod
-    def of(cls, config: TrainerSpec) -> Memory:
+    def from_config(cls, config: TrainerSpec) -> Memory:
         """Read the options from the trainer's configuration."""
         compute = None if config.compute_dtype == "auto" else getattr(torch, config.compute_dtype)
         return cls(
@@ -175,6 +175,7 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     Raises:
         RoleError: the model cannot be divided by the layout; the message has the field and the model's size.
     """
+    # Divide the model first: stages, then tensors, experts and rows. FSDP shards the remaining parts.
     remember_names(model)
     memory = memory or Memory()
     dims, stack = group.dims, decoder_layers(model)
@@ -182,6 +183,7 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     _keep_own_stage(model, stack, group, policy.param_dtype or torch.float32)
     layers = [layer for layer in stack if not isinstance(layer, Elsewhere)]
     _divide_model(model, layers, group)
+    # Before FSDP: delayed gradients replace forward methods, and memory checks need unsharded sizes.
     if dims.schedule in ZERO_BUBBLE:
         postpone_products(model, layers)
     stays = _stays_gathered(model, policy, group)
@@ -189,6 +191,7 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
     recipe = _sharding_recipe(model, memory, group)
     offload = CPUOffloadPolicy() if memory.cpu_offload else OffloadPolicy()
     placement = _choose_dimension(memory, dims.fsdp)
+    # Each layer is one FSDP unit; its experts are a separate unit over their own mesh.
     for layer in layers:
         _keep_and_compile(layer, recipe)
         experts = experts_of(layer)
@@ -203,6 +206,7 @@ def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None)
             offload_policy=offload,
             shard_placement_fn=placement,
         )
+    # Embedding, last norm and head form the root unit, which is also sharded over tensor ranks.
     outer = group.mesh if group.meshes is None else group.meshes.outer
     fully_shard(model, mesh=outer, mp_policy=policy, offload_policy=offload)
     for module in fsdp_modules(model):

@@ -112,7 +112,7 @@ def load_policy(
         seq_len=config.seq_len,
         check=check,
         options=LoadOptions(
-            with_weights=with_weights, memory=Memory.of(config), kernel=config.attention, prepare=prepare
+            with_weights=with_weights, memory=Memory.from_config(config), kernel=config.attention, prepare=prepare
         ),
     )
     files = model_files(module, config.model, source)

@@ -32,7 +32,7 @@ class ParallelDims:
     """Number of pipeline stages per rank."""
 
     @classmethod
-    def of(cls, config: ParallelismConfig, world_size: int) -> ParallelDims:
+    def from_config(cls, config: ParallelismConfig, world_size: int) -> ParallelDims:
         """Compute the sizes for a number of ranks; dp_shard gets the remaining ranks.
 
         Raises:

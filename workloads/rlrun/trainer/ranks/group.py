@@ -133,7 +133,7 @@ def process_group(gpus: int, parallelism: ParallelismConfig | None = None) -> It
             "RANK, WORLD_SIZE and LOCAL_RANK are not set; start the trainer with `python -m rlrun.trainer.ranks.torchrun`",
             exit_codes.USAGE,
         ) from None
-    dims = ParallelDims.of(parallelism or ParallelismConfig(), world_size)
+    dims = ParallelDims.from_config(parallelism or ParallelismConfig(), world_size)
     device = device_for(gpus, local_rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)

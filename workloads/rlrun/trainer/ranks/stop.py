@@ -94,6 +94,7 @@ class Stop:
             self._asked.wait()
 
     def _wait(self) -> None:
+        # The first signal, or a request of the orchestrator or a peer.
         first = signal.sigwait({*_SIGNALS, _REQUEST})
         if first != _REQUEST:
             self.number = first
@@ -101,6 +102,7 @@ class Stop:
         if not self._seconds:
             self._leave(f"ended by {name}")
         self._asked.set()
+        # The loop has time to save. A request may be followed by its signal, which does not count as a second one.
         deadline, sent = time.monotonic() + self._seconds, first != _REQUEST
         while (left := deadline - time.monotonic()) > 0:
             time.sleep(

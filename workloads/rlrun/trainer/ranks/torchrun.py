@@ -48,13 +48,13 @@ def first_failure(failures: Mapping[int, Failure]) -> tuple[int, Failure]:
     """
     begin = min(failure.timestamp for failure in failures.values())
 
-    def place(rank: int) -> tuple[bool, bool, int]:
+    def order_of(rank: int) -> tuple[bool, bool, int]:
         failure = failures[rank]
         ended = failure.exitcode == -signal.SIGTERM
         crashed = failure.exitcode < 0 and not ended and failure.timestamp <= begin + _SAME_LOOK_SECONDS
         return not crashed, ended, failure.timestamp
 
-    rank = min(failures, key=place)
+    rank = min(failures, key=order_of)
     return rank, failures[rank]
 
 

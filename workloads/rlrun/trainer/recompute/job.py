@@ -24,13 +24,13 @@ class Job:
     sample: int | None = None
     """Index of the sample of the last batch to explain, or None."""
 
-    def words(self) -> list[str]:
+    def rank_arguments(self) -> list[str]:
         """Return the command line arguments for a rank."""
         return ["--recompute", json.dumps(asdict(self))]
 
     @classmethod
     def read(cls, text: str) -> Job:
-        """Parse the argument that `words` returns."""
+        """Parse the argument that `rank_arguments` returns."""
         values = json.loads(text)
         return cls(**values | {"batches": tuple((int(step), str(path)) for step, path in values["batches"])})
 

@@ -50,6 +50,7 @@ def gather_buckets(
         pinned: use pinned host memory for a GPU.
         roots: ranks of all roots; required with a pipeline.
     """
+    # Allocate this rank's buckets.
     kept = {
         bucket.index: torch.empty(bucket.size, dtype=torch.uint8, pin_memory=pinned)
         for bucket in buckets
@@ -60,6 +61,7 @@ def gather_buckets(
     if stage is None:
         _keep_tensors(kept, places, _whole_tensors(model, dtype))
         return kept
+    # In a pipeline the stages take turns, in the order of the layout: one stage sends, the others receive.
     counts = of_all_stages(model, sum(len(part.files) for part in tensor_parts(model, published_tensors(model))))
     for index, end in enumerate(accumulate(counts)):
         of_stage = places[end - counts[index] : end]

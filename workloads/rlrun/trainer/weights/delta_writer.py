@@ -83,7 +83,7 @@ class DeltaWriter:
         )
         last = self._last
         part = compare_buckets(kept, None if last is None else last.kept)
-        about = About.of(part, None if last is None else last.part)
+        about = About.from_part(part, None if last is None else last.part)
         parts = [About.parse(self._group.broadcast(about.dump(), root=rank)) for rank in self._roots]
         size = sum(tensor.size for tensor in self._tensors)
         found = version_difference(parts, size)

@@ -50,7 +50,7 @@ class About:
     """Bytes of each bucket to send to engines with the previous version, see `Difference.sizes`. Empty without a comparison."""
 
     @classmethod
-    def of(cls, part: Part, before: Part | None) -> About:
+    def from_part(cls, part: Part, before: Part | None) -> About:
         """Describe a part that was compared with the previous one."""
         compared = before is not None and part.compared
         return cls(
@@ -82,7 +82,7 @@ def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None
     if base is not None and _tensor_sizes(base) != _tensor_sizes(new):
         base = None
 
-    def one(index: int) -> tuple[int, Bytes | None]:
+    def compare(index: int) -> tuple[int, Bytes | None]:
         body: Bytes = new[index].numpy()
         found = zlib.crc32(body.data)
         if base is None:
@@ -91,7 +91,7 @@ def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None
         return found, body if delta is None else delta
 
     with ThreadPoolExecutor(THREADS) as pool:
-        done = dict(zip(new, pool.map(one, new), strict=True))
+        done = dict(zip(new, pool.map(compare, new), strict=True))
     checksums = {index: crc for index, (crc, _) in done.items()}
     travels = {index: content for index, (_, content) in done.items() if content is not None}
     return Part(checksums, base is not None, travels)

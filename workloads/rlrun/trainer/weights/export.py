@@ -175,7 +175,7 @@ def _read_frozen(skeleton: PreTrainedModel, source: str, options: Mapping[str, s
     planned = plan_tensors(skeleton, files)
     for name in frozen:
         path, _, attribute = name.rpartition(".")
-        whole = nn.Parameter(planned[name].whole(), requires_grad=False)
+        whole = nn.Parameter(planned[name].read_all(), requires_grad=False)
         skeleton.get_submodule(path).register_parameter(attribute, whole)
 
 

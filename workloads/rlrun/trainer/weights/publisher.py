@@ -105,6 +105,7 @@ class Publisher:
         delta: Path | None = None
         path = self._paths.version(step, self._attempt.attempt)
         dtype, adapters, files = self._config.model.dtype, self._config.lora, self._policy.files
+        # The whole version goes to the volume if users or checkpoints need it, or if engines have no other way to get it.
         exports = step > self._attempt.base_step and self._export_due(step, last=last)
         written = exports or last or saved or not (self._sends or self._deltas)
         output, doing = self._paths.export(step, self._attempt.attempt), f"publish the weights of step {step}"
@@ -117,6 +118,7 @@ class Publisher:
                     lambda: hf_writer.publish_version(module, output, files=files, dtype=dtype, group=group),
                 )
         else:
+            # Copy into the roots' memory before slow writes, so that engines can request the version as early as possible.
             if self._sends:
                 self._hold(step)
             version = None if self._deltas is None else self._deltas.compare(step)
@@ -130,6 +132,7 @@ class Publisher:
                 delta = self._write_difference(version, doing, whole=written)
             if exports:
                 self._insist(f"export step {step}", lambda: self._export(path, output))
+        # Announce the version after it is available, then delete versions that no engine needs any more.
         if group.leads:
             if self._channel is not None:
                 self._channel.emit("published", step, path=delta or (path if written else None))

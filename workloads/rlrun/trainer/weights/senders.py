@@ -137,7 +137,7 @@ class RootSender:
             if version in self._held:
                 self._parts[version] = part
         try:
-            self._store.set(checksum_key(version, self._root), About.of(part, old).dump())
+            self._store.set(checksum_key(version, self._root), About.from_part(part, old).dump())
         except RuntimeError as error:  # rank 0 has ended, and with it the attempt
             logger.warning(f"root {self._root}: cannot report the checksums of version {version}: {error}")
 

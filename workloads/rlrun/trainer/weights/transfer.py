@@ -129,6 +129,7 @@ class Outbox:
         Raises:
             NotHeldError: the version is not in memory.
         """
+        # Join the round of the version and wait until it closes. The version may be dropped from memory meanwhile.
         with self._changed:
             self._insist_on(request.version)
             one = self._rounds.enter(
@@ -143,6 +144,7 @@ class Outbox:
             while (left := self._rounds.left(one, time.monotonic())) > 0:
                 self._changed.wait(left)
             tensors = self._insist_on(request.version)
+        # Outside of the lock, because the roots' checksums may take long. The first engine of the round starts the transfer for all.
         checksums, found = self._facts_of(request.version)
         with self._changed:
             first = one not in self._of_round

@@ -111,9 +111,11 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
         ctx.kept, left = {}, plan.kept_bytes if needs_weight and coefficients is None else 0
         memory = _Memory(plan, hidden, weight)
         for part in _vocabulary_parts(len(hidden), plan.chunk_tokens):
+            # Chunks beyond the memory limit share one buffer and keep no residual.
             own, y, t = hidden[part], targets[part], temperatures[part]
             left -= weight.element_size() * len(own) * len(weight)
-            z = kernel.logits(own, weight, t, None if left >= 0 else memory.of(len(own)))
+            z = kernel.logits(own, weight, t, None if left >= 0 else memory.take(len(own)))
+            # Only statistics are needed: the backward pass recomputes this chunk.
             if d_hidden is None and left < 0:
                 logprobs[part], *found = kernel.statistics(z, y, t, entropy=plan.entropy)
                 if found:
@@ -125,6 +127,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
                 if known is not None:
                     entropy[part] = known
                 continue
+            # The gradient of the hidden states, and the entropy as a by-product.
             pulled = float32_product(r, weight)
             # E[z] = z_y + hidden/temperature . (r @ weight), and H = -log p_y + z_y - E[z].
             if known is None:
@@ -174,7 +177,7 @@ class FusedHead(torch.autograd.Function):  # type: ignore[misc]  # torch is not 
             own, y, t = hidden[part], targets[part], temperatures[part]
             r = ctx.kept.pop(part.start, None)
             if r is None:
-                z = kernel.logits(own, weight, t, memory.of(len(own)))
+                z = kernel.logits(own, weight, t, memory.take(len(own)))
                 r = kernel.residual(z, y, t, logprobs[part], weight.dtype)[0]
                 del z
             if of_hidden is not None and d_hidden is None:
@@ -192,7 +195,7 @@ class _Memory:
         self._reused, self._device = plan.reuses_memory, hidden.device
         self._buffer: Tensor | None = None
 
-    def of(self, tokens: int) -> Tensor | None:
+    def take(self, tokens: int) -> Tensor | None:
         """Return the same memory at every call, `[tokens, V]` fp32, or None if the operation allocates its own."""
         if not self._reused:
             return None

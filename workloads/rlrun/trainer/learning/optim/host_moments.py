@@ -92,6 +92,7 @@ class HostMoments(torch.optim.Optimizer):  # type: ignore[misc]  # torch is not 
         buckets = self._buckets(parameters)
         if not buckets:
             return
+        # Two buffers alternate: while one bucket is stepped, the next is copied in and the previous is copied out.
         slots = [self._slot(buckets[parity::2]) for parity in (0, 1)]
         self.buffer_bytes = max(self.buffer_bytes, sum(slot.buffer.numel() for slot in slots))
         self._fetch(buckets[0], slots[0])

@@ -85,6 +85,7 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
         parameters: parameters whose sharding defines the other parts; in the same order on every rank.
         directions: parts of this rank.
     """
+    # Classify the matrices: complete on this rank, sharded by rows (one rank gathers each), or sharded otherwise (all ranks gather).
     found: list[Tensor | None] = [None] * len(parameters)
     whole: list[int] = []
     dealt: dict[tuple[Any, ...], list[int]] = {}
@@ -96,9 +97,11 @@ def orthogonalized_parts(parameters: Sequence[Tensor], directions: Sequence[Tens
             whole.append(index)
         else:
             found[index] = _gather_part(parameter, directions[index])
+    # Exchange first, so that complete and gathered matrices are orthogonalized in common batches.
     rounds = [_Round(group, shape, [directions[i] for i in of]) for (group, shape), of in dealt.items()]
     mine = [round_.collected() for round_ in rounds]
     matrices = orthogonalized_all([*(directions[i] for i in whole), *(matrix for own in mine for matrix in own)])
+    # Keep the results of complete matrices, and return the parts of the others to their ranks.
     for index, matrix in zip(whole, matrices, strict=False):
         found[index] = matrix
     taken = len(whole)

@@ -56,6 +56,7 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
     meshes = meshes_of(model)
     before = predicted - 1
     if meshes is not None and meshes.cp is not None:
+        # Context parallelism: select this rank's tokens, and the targets whose preceding token is among them.
         tokens = len(input_ids)
         part = _context_part(packed, meshes)
         stands = torch.full((tokens,), -1, dtype=torch.int64, device=input_ids.device)
@@ -67,9 +68,11 @@ def row_part(model: nn.Module, input_ids: Tensor, position_ids: Tensor, packed: 
         positions = torch.where(real, position_ids[filled], part.tokens - tokens)
         input_ids, position_ids, packed = input_ids[filled], positions, part.packed
     if meshes is not None and meshes.tp is not None:
+        # Tensor parallelism: each rank computes every n-th target in the head.
         start, step = meshes.tp.get_local_rank(), meshes.tp.size()
         predicted, before = predicted[start::step], before[start::step]
     counts = torch.ones_like(predicted, dtype=torch.bool)
+    # Without targets compute a dummy one, so that every rank runs the same collectives.
     if not len(predicted):
         predicted, before, counts = predicted.new_ones(1), before.new_zeros(1), counts.new_zeros(1)
     return RowPart(input_ids, position_ids, packed, predicted, before, counts)

@@ -113,8 +113,7 @@ def keep_stage(
     Args:
         model: whole model, on the CPU or on meta, whose architecture `stage_check` accepts.
         layers: decoder layers of the model, at least as many as stages.
-        index: position of the rank in the pipeline.
-        count: number of ranks in the pipeline.
+        index, count: position of the rank, and number of ranks in the pipeline.
         per_rank: number of stages per rank.
         schedule: pipeline schedule, which defines the stages of a rank.
         group: ranks of the pipeline, or None if no rows are computed.
@@ -142,6 +141,7 @@ def keep_stage(
         dtype,
         layers,
     )
+    # Replace layers, norm, embedding and head of other stages. A tied embedding stays on the first and the last stage.
     decoder = model.get_decoder()
     for number in range(len(layers)):
         if not any(number in run for run in stage.layers.values()):

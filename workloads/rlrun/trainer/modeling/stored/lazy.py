@@ -20,7 +20,7 @@ class Lazy:
     read: Callable[[Slices], Tensor]
     """Function that reads a part."""
 
-    def whole(self) -> Tensor:
+    def read_all(self) -> Tensor:
         """Read the complete tensor."""
         return self.read(tuple(slice(0, size) for size in self.shape))
 

@@ -83,7 +83,7 @@ def _by_transformers(
     model: PreTrainedModel, name: str, one: Sources, parts: Mapping[str, Sequence[Lazy]], target: str, empty: Tensor
 ) -> Lazy:
     def read(slices: Slices) -> Tensor:
-        whole = {pattern: [lazy.whole() for lazy in of_one] for pattern, of_one in parts.items()}
+        whole = {pattern: [lazy.read_all() for lazy in of_one] for pattern, of_one in parts.items()}
         return convert_tensors(model, name, one, whole)[target][slices]
 
     return Lazy(tuple(empty.shape), read)
