@@ -149,7 +149,7 @@ def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
     assert all(line in lines for line in first), "those of before are kept as they are"
     assert sorted(path.name for path in run.paths.weights.iterdir()) == ["v00000010.a0001", "v00000020.a0001"]
     out = capsys.readouterr()
-    assert "18 answers of 3 policies are wanted, 4 are there" in out.err
+    assert "18 answers of 3 policies requested, 4 already saved" in out.err
     assert "avg@2" in out.out
     assert "pass@2" in out.out
 
@@ -167,7 +167,7 @@ def test_an_engine_that_ends_ends_the_command(
     err = capsys.readouterr().err
     assert "error: inference ended with exit code 1" in err
     assert "No module named rlrun.no_engine" in err
-    assert "eval: everything is stopped; what was answered is kept" in err
+    assert "eval: all engines were stopped; finished answers are saved" in err
     assert "Traceback" not in err
 
 

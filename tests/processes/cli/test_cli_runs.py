@@ -166,7 +166,7 @@ def test_a_run_of_this_machine_is_suspended(run: Path) -> None:
     told = rlrun("why", str(run))
     assert "Go on with `rlrun local a.yaml --resume`" in " ".join(told.stdout.split())
     again = rlrun("suspend", str(run))
-    assert (again.returncode, "does not run" in again.stderr) == (64, True), again.stderr
+    assert (again.returncode, "is not running" in again.stderr) == (64, True), again.stderr
 
 
 def test_a_killed_launcher_is_told_from_one_that_runs(run: Path) -> None:

@@ -73,7 +73,7 @@ def test_a_version_is_preferred_to_a_checkpoint_and_only_the_lineage_counts(run:
 
 def test_a_folder_without_a_run_has_no_policies(tmp_path: Path) -> None:
     assert of_run(tmp_path / "none") == {}
-    with pytest.raises(RoleError, match="--weights-dir: there is no folder"):
+    with pytest.raises(RoleError, match=r"--weights-dir: the folder .* does not exist"):
         in_folder(tmp_path / "none")
 
 
@@ -141,7 +141,7 @@ def test_one_engine_serves_whole_models_or_adapters() -> None:
     whole, adapter = Policy(1, "whole", Path("w"), ""), Policy(2, "adapter", Path("a"), "")
     assert served_as([BASE, whole]) == "whole"
     assert served_as([BASE, adapter]) == "adapter"
-    with pytest.raises(RoleError, match=r"step 2 are adapters and step 1 whole models; .* by their steps"):
+    with pytest.raises(RoleError, match=r"step 2 are adapters and step 1 complete models, .* with --steps"):
         served_as([whole, adapter])
 
 

@@ -230,8 +230,11 @@ async def test_a_policy_that_never_answers_ends_the_run_for_good(tmp_path: Path)
 @pytest.mark.parametrize(
     ("policies", "problem"),
     [
-        ({"from_run": "nobody"}, r"policies.fromRun \(nobody\): there is no folder .*nobody; name a run on this"),
-        ({"from_run": "model"}, r"policies.fromRun \(model\): .*model holds no policy yet; wait for its first version"),
+        (
+            {"from_run": "nobody"},
+            r"policies.fromRun \(nobody\): the folder .*nobody does not exist; set a run on the same",
+        ),
+        ({"from_run": "model"}, r"policies.fromRun \(model\): .*model has no policy yet; wait for its first version"),
         ({"from_run": "trained", "steps": [10, 30]}, r"no policy of step 30: the steps in .*trained .* are: 10, 20"),
     ],
 )
@@ -247,11 +250,11 @@ def test_policies_that_are_not_there_are_named(tmp_path: Path, policies: dict[st
         (
             True,
             None,
-            r"trainer.lora.rank is not set, and step 10 is an adapter of rank 4, .*; set trainer.lora: {rank: 4}",
+            r"trainer.lora.rank is not set, but .* for step 10, an adapter of rank 4; set trainer.lora: {rank: 4}",
         ),
-        (True, 2, r"trainer.lora.rank is 2, and step 10 is an adapter of rank 4"),
+        (True, 2, r"trainer.lora.rank is 2, but .* for step 10, an adapter of rank 4"),
         (True, 8, None),
-        (False, 4, r"trainer.lora is set, and step 10, step 20 are whole models; remove trainer.lora"),
+        (False, 4, r"trainer.lora is set, but step 10, step 20 are complete models; remove trainer.lora"),
         (False, None, None),
     ],
 )

@@ -62,9 +62,9 @@ async def ask(api: ChatApi, env: dict[str, str] | None = None, **client: Any) ->
         (status(422, "top_k: extra"), "RefusedError: URL/chat/completions answers status 422: top_k: extra"),
         (
             status(429, "quota", **{"Retry-After": "90000"}),
-            "RoleError: client.base_url: URL/chat/completions answers status 429: quota; it asks to come back in 90000 s; what was",
+            "RoleError: client.base_url: URL/chat/completions answers status 429: quota; it requests a delay of 90000 s; finished",
         ),
-        (status(403, "no"), "RoleError: client.api_key_var: no key is set: put it into VLLM_API_KEY or OPENAI_API_KEY"),
+        (status(403, "no"), "RoleError: client.api_key_var: the server needs a key; set it in VLLM_API_KEY or OPENAI_API_KEY"),
         (status(402, "pay"), "RoleError: client.base_url: URL/chat/completions answers status 402: pay; what was answered is"),
         (status(404, "gone"), "RoleError: client.base_url: URL/chat/completions answers status 404: gone; what was"),
         (status(307, **{"Location": "https://x"}), "RefusedError: URL/chat/completions answers status 307: it redirects to https://x"),
@@ -100,14 +100,14 @@ async def test_tries_are_bounded(answer: Answer) -> None:
             ChatApi(key="right-key"),
             {"OPENAI_API_KEY": "wrong-key"},
             {},
-            "RoleError: client.api_key_var: the key in VLLM_API_KEY or OPENAI_API_KEY is refused, or name another variable with "
+            "RoleError: client.api_key_var: the key in VLLM_API_KEY or OPENAI_API_KEY is refused, or select another variable with "
             "--client.api-key-var (URL/models answers status 401: Incorrect API key provided: ***.)",
         ),
         (
             ChatApi(key="right-key"),
             {},
             {"api_key_var": "K"},
-            "RoleError: client.api_key_var: no key is set: put it into K (URL/models answers status 401: Incorrect",
+            "RoleError: client.api_key_var: the server needs a key; set it in K (URL/models answers status 401: Incorrect",
         ),
     ],
 )
@@ -151,13 +151,13 @@ async def test_questions_that_fail_one_after_the_other_end_the_command() -> None
         ({"base_url": ["localhost:8000"]}, "got 'localhost:8000', expected a URL such as"),
         ({"base_url": ["ftp://x/v1"]}, "expected a URL such as"),
         ({"base_url": ["http://x:99999/v1"]}, "expected a URL such as"),
-        ({"base_url": ["http://x/v1/chat/completions"]}, "up to /chat/completions, which is added"),
+        ({"base_url": ["http://x/v1/chat/completions"]}, "without /chat/completions, which is added"),
         ({"base_url": ["http://x/v1?key=3"]}, "without"),
-        ({"base_url": ["http://x/v1", "http://x/v1"]}, "names a URL twice"),
+        ({"base_url": ["http://x/v1", "http://x/v1"]}, "contains a URL twice"),
         ({"base_url": []}, "at least 1 item"),
         ({"headers": {"X Y": "a"}}, "expected the name of a header"),
-        ({"headers": {"X": "a\nb"}}, "has a character that no header holds"),
-        ({"headers": {"Content-Length": "3"}}, "is set by the request itself"),
+        ({"headers": {"X": "a\nb"}}, "contains a character that is not allowed in headers"),
+        ({"headers": {"Content-Length": "3"}}, "is set by the HTTP client"),
         ({"timeout": 0}, "greater than 0"),
         ({"timeout": float("nan")}, "finite"),
         ({"api_key_var": "AWS_*"}, "expected the name of one variable"),
@@ -231,7 +231,7 @@ def test_eval_of_a_manifest_asks_a_server_once(
     assert {one["seed"] for one in api.asked} == {1, 2}
     assert capsys.readouterr().out.splitlines()[-2:] == [
         "  answers:  evaluations/r/answers",
-        "  go on:    more --samples-per-task or --max-tasks with the same command ask only what is new",
+        "  continue: the same command with more --samples-per-task or --max-tasks requests only the new answers",
     ]
     api.answers = [never]
     assert main(words) == 0
@@ -269,11 +269,11 @@ def test_a_server_that_never_answers_ends_the_command(
     told = capsys.readouterr().err
     assert "8 questions in a row were not answered, the last one: no reply within the 1 s of an episode" in told
     assert told.splitlines()[-3:] == [
-        "  saved:    nothing is answered yet",
+        "  saved:    no answers yet",
         "  log:      evaluations/r/eval.log",
-        f"  repair the cause, then go on: rlrun eval {run} --client.base-url {api.url} --max-tasks 9",
+        f"  repair the cause, then continue: rlrun eval {run} --client.base-url {api.url} --max-tasks 9",
     ]
-    assert len(api.asked) <= 9, "none is asked again"
+    assert len(api.asked) <= 9, "will not be requested again"
 
 
 @pytest.mark.parametrize(
@@ -304,8 +304,8 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
     if number != signal.SIGKILL:
         assert process.returncode == 130, told
         assert told.splitlines()[-4:] == [
-            "eval: interrupted: everything is stopped",
-            "  saved:    2 answers in evaluations/r/answers, of which none is asked again",
+            "eval: interrupted and stopped",
+            "  saved:    2 answers in evaluations/r/answers, which will not be requested again",
             "  log:      evaluations/r/eval.log",
             f"  go on:    rlrun {' '.join(words)}",
         ]

@@ -26,7 +26,7 @@ sys.exit(main.run_process(["--config", sys.argv[1]], "role", lambda *a, **k: beg
     [
         pytest.param(256, 1000, 512, 1000, None, marks=pytest.mark.full),
         (256, 1000, 727, 1000, None),  # 727 + one environment's 16 + 256 = 999
-        (256, 1000, 729, 1000, "limit of open files (ulimit -n) is 1000, and maxConcurrency (729) can need 1001"),
+        (256, 1000, 729, 1000, "limit of open files (ulimit -n) is 1000, but maxConcurrency (729) can need 1001"),
         pytest.param(256, 1000, 729, 1000, "set maxConcurrency to 728", marks=pytest.mark.full),
         pytest.param(900, 900, 8000, 900, "set maxConcurrency to 628", marks=pytest.mark.full),
         (300, 300, 8000, 300, "set maxConcurrency to 28"),

@@ -242,7 +242,7 @@ async def test_an_outage_is_logged_once_and_survived(
         await eventually(lambda: len(log) == 2)
     assert not task.done()
     task.cancel()
-    assert "cannot be renewed" in log[0]
+    assert "cannot renew the progress Lease" in log[0]
     assert "is renewed again" in log[1]
 
 
@@ -277,8 +277,8 @@ async def test_a_run_that_nobody_can_see_calls_itself_not_ready_once_it_does_not
         await lease.renew()
         status, reason = await ready()
         assert status == 503
-        assert "no move for 301 s" in reason
-        assert "it waits for trainer: training, step 8" in reason
+        assert "no progress for 301 s" in reason
+        assert "waiting on trainer: training, step 8" in reason
         moves = replace(moves, storage=Trouble("StorageFull", "the volume is full"))
         await lease.renew()
         assert (await ready())[0] == 200, "one that waits for its volume goes on by itself"

@@ -253,8 +253,8 @@ async def test_run_whose_tasks_are_mostly_unplayable_ends_with_the_fix(tmp_path:
     cause = first_cause(caught.value)
     assert isinstance(cause, RoleError)
     assert cause.code == exit_codes.DATA
-    assert "groups of environment 'dataset' are of unplayable tasks (too_long: 9" in str(cause)
-    assert "Raise seqLen" in str(cause)
+    assert "groups of environment 'dataset' have unplayable tasks (too_long: 9" in str(cause)
+    assert "increase seqLen" in str(cause)
 
 
 async def test_a_single_failing_environment_is_left_out_as_long_as_errors_do_not_dominate(

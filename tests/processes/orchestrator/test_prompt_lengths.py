@@ -47,7 +47,7 @@ def test_prompts_without_room_are_counted_and_named(tmp_path: Path, tokenizer_fo
 
 
 def test_data_of_mostly_long_prompts_is_refused(tmp_path: Path, tokenizer_folder: Path) -> None:
-    with pytest.raises(RoleError, match=r"6 leave no room .* raise seqLen, or leave these rows out of the data"):
+    with pytest.raises(RoleError, match=r"6 leave no room .* increase seqLen, or remove these rows from the data"):
         count(rows(tmp_path, long=6, short=4), tokenizer_folder)
 
 

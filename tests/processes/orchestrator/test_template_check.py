@@ -41,7 +41,7 @@ def checked(folder: Path, *environments: dict[str, Any]) -> list[str]:
 
 
 def test_a_second_turn_that_cannot_be_played_is_refused(tmp_path: Path) -> None:
-    problem = r"^environments\[0\] \(calculator\) may ask several times, and the model cannot play a second turn: .*one question only$"
+    problem = r"^environments\[0\] \(calculator\) may need several turns, but .* cannot render a second turn: .*one question only$"
     with pytest.raises(RoleError, match=problem):
         checked(model(tmp_path, ONE_TURN), environment("calculator"))
 
@@ -52,21 +52,23 @@ def test_environments_of_one_turn_need_no_second_one(tmp_path: Path) -> None:
 
 def test_an_environment_that_is_elsewhere_gets_a_notice(tmp_path: Path) -> None:
     (notice,) = checked(model(tmp_path, ONE_TURN), environment("mine:make", here=False))
-    assert "cannot play a second turn" in notice
-    assert notice.endswith("It is not loaded on this machine: if it asks once only, ignore this")
+    assert "cannot render a second turn" in notice
+    assert notice.endswith(
+        "The environment is not installed on this machine: if it has a single turn, ignore this notice"
+    )
 
 
 def test_a_tool_turn_that_cannot_be_written_is_a_notice(tmp_path: Path) -> None:
     folder = model(tmp_path, NO_TOOLS)
     warning = (
-        "environments[0] (calculator): the chat template cannot write a tool turn; episodes that offer tools will fail"
+        "environments[0] (calculator): the chat template cannot render a tool turn; episodes that offer tools will fail"
     )
     assert checked(folder, environment("calculator"), environment("reverse-text")) == [warning]
 
 
 def test_a_template_that_drops_replies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        RoleError, match=r"model: the tokenizer of .* cannot be used: the chat template drops an assistant message"
+        RoleError, match=r"model: the tokenizer of .* is unusable: the chat template drops an assistant message"
     ):
         checked(model(tmp_path, "{{ messages[0].content }}"))
 
@@ -74,7 +76,7 @@ def test_a_template_that_drops_replies_is_refused(tmp_path: Path) -> None:
 def test_a_template_that_the_tokenizer_does_not_give_back_is_refused_for_fine_tuning(tmp_path: Path) -> None:
     folder = model(tmp_path, "{% for m in messages %}{{ 'Ü' + m['content'] }}<eos>{% endfor %}")
     assert checked(folder) == []
-    with pytest.raises(RoleError, match="does not give back the chat template's text"):
+    with pytest.raises(RoleError, match="does not reproduce the chat template's text"):
         check_encoder(folder=str(folder), trust_remote_code=False)
 
 
@@ -106,4 +108,4 @@ def test_the_piece_runs_in_a_process(tmp_path: Path) -> None:
     (piece,) = template_pieces(spec(model(tmp_path, ONE_TURN), id="calculator"), set())
     (refusal,) = check_subjects([(piece.command, piece.limits)])
     assert refusal is not None
-    assert "cannot play a second turn" in refusal.message
+    assert "cannot render a second turn" in refusal.message

@@ -59,7 +59,7 @@ def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
     assert run.folder == stand_in
     assert (stand_in / LAUNCH_MANIFEST).read_text() == run.to_yaml()
     wait_for(lambda: run.status().phase != "Starting" or (stand_in / "launcher.json").exists())
-    with pytest.raises(RunError, match=r"runs already; Run\.open\("):
+    with pytest.raises(RunError, match=r"is already running; follow it with Run\.open\("):
         made().local()
     (stand_in / "go").touch()
     assert run.wait(every=0.05) is run
@@ -67,7 +67,7 @@ def test_a_run_goes_on_beside_and_ends_complete(stand_in: Path) -> None:
         f"starting local {stand_in}/{LAUNCH_MANIFEST} --plain --output-dir {stand_in}"
         in (stand_in / LAUNCH_LOG).read_text()
     )
-    with pytest.raises(RunError, match="resume=True goes on with it"):
+    with pytest.raises(RunError, match="resume it with resume=True"):
         made().local()
 
 

@@ -169,7 +169,7 @@ async def test_a_prompt_without_room_is_refused_with_both_lengths() -> None:
     conversation = Conversation(Engine(CHATS["tiny"], []), CHATS["tiny"], seq_len=8, max_tokens=8)
     with pytest.raises(RolloutError, match=r"13 tokens.*seqLen \(8\)"):
         await conversation.complete([user("abcdefghij")])
-    with pytest.raises(RolloutError, match="no token"):
+    with pytest.raises(RolloutError, match="did not sample a token"):
         conversation.recorded()
 
 
@@ -196,7 +196,7 @@ async def test_in_branching_a_stop_string_begins_no_new_sample() -> None:
 async def test_a_reply_that_has_begun_cannot_be_continued() -> None:
     engine = Engine(CHATS["tiny"], ["ab"])
     conversation = Conversation(engine, engine.chat, seq_len=64, max_tokens=32)
-    prefilled = "the last message is the assistant's, and a prefilled reply cannot be continued"
+    prefilled = "the last message has the role assistant, and prefilled replies are unsupported"
     with pytest.raises(UnplayablePromptError, match=prefilled) as found:
         await conversation.complete([user("a"), {"role": "assistant", "content": "b"}])
     assert found.value.reason == "template"

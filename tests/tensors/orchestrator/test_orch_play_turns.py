@@ -34,13 +34,13 @@ def play(template: str, *, single_turn: bool) -> None:
 
 @pytest.mark.parametrize(
     ("template", "reason"),
-    [(ONE_TURN, "refuses the conversation: one question only"), (DROPS_QUESTIONS, "leaves out a message of role user")],
+    [(ONE_TURN, "refuses the conversation: one question only"), (DROPS_QUESTIONS, "drops a message with role user")],
 )
 def test_a_second_turn_that_cannot_be_played_is_refused(template: str, reason: str) -> None:
     with pytest.raises(RoleError, match=reason) as error:
         play(template, single_turn=False)
     assert str(error.value).startswith(
-        "environments[0] (calculator) may ask several times, and the model cannot play a second turn"
+        "environments[0] (calculator) may need several turns, but the model's chat template cannot render a second turn"
     )
     assert error.value.code == exit_codes.CONFIGURATION
 

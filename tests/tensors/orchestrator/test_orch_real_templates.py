@@ -147,7 +147,7 @@ def test_a_role_that_a_template_leaves_out_is_refused_by_name() -> None:
     tokenizer, ends = real_tokenizer("phi3")
     chat: Any = ChatTokens(tokenizer, ends=ends)
     said = [QUESTION, reply("R1"), {"role": "developer", "content": "U2"}]
-    with pytest.raises(ValueError, match="the chat template leaves out a message of role developer"):
+    with pytest.raises(ValueError, match="the chat template drops a message with role developer"):
         chat.continuation(said, 1, ids_of("phi3", "R1<|end|>"))
 
 
@@ -181,7 +181,7 @@ def test_letters_of_calls_are_written_as_they_are(name: str) -> None:
     assert '"arguments": {"a": "né"}' in text
 
 
-ONE_CALL = "writes only one call of a reply; put each call into a reply of its own, or keep the first call"
+ONE_CALL = "renders only one call per reply; put each call into a separate reply, or keep only the first call"
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "llama3_1", "llama3_2"])
@@ -224,7 +224,7 @@ def test_each_message_of_an_unusual_prompt_is_written_once_or_the_prompt_is_refu
     except TemplateError as error:
         said = str(error)
     if said is not None:
-        assert re.search(r"refuses the conversation: \w+|leaves out message \d, of role \w+; \w+", said)
+        assert re.search(r"refuses the conversation: \w+|drops message \d with role \w+; \w+", said)
         return
     known = [message["content"] for message in messages if message["content"]]
     assert [text.count(content) for content in known] == [1] * len(known)
@@ -233,16 +233,16 @@ def test_each_message_of_an_unusual_prompt_is_written_once_or_the_prompt_is_refu
 @pytest.mark.parametrize(
     ("name", "shape", "problem"),
     [
-        ("qwen3", "a developer first", "leaves out message 1, of role developer; give it the role system"),
+        ("qwen3", "a developer first", "drops message 1 with role developer; change its role to system"),
         (
             "gpt_oss",
             "a system message later",
-            "leaves out message 2, of role system; put its text into the first user message",
+            "drops message 2 with role system; move its text to the first user message",
         ),
         (
             "gemma3",
             "a system message only",
-            "leaves out message 1, of role system; put its text into the first user message",
+            "drops message 1 with role system; move its text to the first user message",
         ),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_message_that_a_template_leaves_out_of_a_prompt_is_refused(name: str, 
 @pytest.mark.parametrize("name", few_in_gate(FAMILIES, IN_GATE))
 def test_a_prompt_that_ends_with_a_reply_is_refused(name: str) -> None:
     with pytest.raises(
-        TemplateError, match="a prefilled reply cannot be continued; let the conversation end with another role"
+        TemplateError, match="prefilled replies are unsupported; end the conversation with another role"
     ):
         chat_of(name).opening([QUESTIONS[0], REPLIES[1]])
 

@@ -96,7 +96,7 @@ def test_other_roles_are_learned_by_their_text() -> None:
 
 def test_replies_without_an_end_are_refused() -> None:
     """The model would learn to write on for ever."""
-    with pytest.raises(TemplateError, match="no learned reply ends with a token that ends a turn"):
+    with pytest.raises(TemplateError, match="no learned reply ends with an end-of-turn token"):
         encoder("plain").encode(turns("q1", "a1", "q2"))
 
 
@@ -155,7 +155,7 @@ def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tupl
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"text": "x"}, "neither messages nor prompt and completion; its columns are text"),
+        ({"text": "x"}, "neither messages nor prompt and completion (columns: text"),
         ({"prompt": "x"}, "completion is missing"),
         ({"messages": []}, "messages is \\[\\]; it must be a list of messages"),
         ({"messages": ["x"]}, "messages\\[0\\] is 'x'; it must be a message"),
@@ -165,9 +165,9 @@ def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tupl
         ({"messages": [{"role": "assistant", "content": "x", "weight": -1}]}, "message 1: weight is -1"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
-            "tool_calls\\[0\\].function.arguments is no JSON",
+            "tool_calls\\[0\\].function.arguments is not valid JSON",
         ),
-        ({"messages": [{"role": "user", "content": "x"}], "tools": "["}, "tools is no JSON"),
+        ({"messages": [{"role": "user", "content": "x"}], "tools": "["}, "tools is not valid JSON"),
     ],
 )
 def test_a_row_that_is_no_chat_is_told_with_its_field(row: dict[str, Any], problem: str) -> None:

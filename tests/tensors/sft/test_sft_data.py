@@ -129,13 +129,15 @@ def test_a_long_row_is_cut_left_out_or_an_error(jsonl: Write, encoder: ChatEncod
     skipping = reader(config.model_copy(update={"too_long": "Skip"}), encoder, seq_len=32)
     assert len(skipping.batch()) == 1
     assert skipping.position.counters == {"skipped_too_long": 2}
-    with pytest.raises(RoleError, match=r"line 2: it has \d+ tokens, seqLen is 32; raise seqLen, or set data.tooLong"):
+    with pytest.raises(
+        RoleError, match=r"line 2 has \d+ tokens, but seqLen is 32; increase seqLen, or set data.tooLong"
+    ):
         reader(config.model_copy(update={"too_long": "Fail"}), encoder, seq_len=32).batch()
 
 
 def test_a_run_without_any_usable_row_ends_instead_of_looking_for_ever(jsonl: Write, encoder: ChatEncoder) -> None:
     path = jsonl([{"messages": [{"role": "user", "content": "only a question"}]}] * 3)
-    with pytest.raises(RoleError, match="no row can be used: 3 skipped nothing learned") as error:
+    with pytest.raises(RoleError, match="no row is usable: 3 skipped nothing learned") as error:
         reader(data_config(path), encoder).batch()
     assert error.value.code == exit_codes.DATA
 

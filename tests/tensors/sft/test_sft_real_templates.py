@@ -86,7 +86,7 @@ def test_thoughts_of_the_last_reply_are_learned(name: str) -> None:
 
 @pytest.mark.parametrize("name", DROPS_THOUGHTS)
 def test_thoughts_that_a_template_leaves_out_of_the_last_reply_are_refused(name: str) -> None:
-    problem = "leaves out the thoughts of message 2; remove them from the row, or give the model a chat template that writes them"
+    problem = "drops the thoughts of message 2; remove them from the row, or use a chat template that renders them"
     with pytest.raises(TemplateError, match=problem):
         learned(name, user("U1"), said("R1", reasoning_content="T1"))
 
@@ -151,14 +151,14 @@ def test_an_empty_thought_in_the_content_is_no_thought() -> None:
 
 
 def test_a_message_that_a_template_leaves_out_is_refused() -> None:
-    with pytest.raises(TemplateError, match="leaves out message 1, of role developer; give it the role system"):
+    with pytest.raises(TemplateError, match="drops message 1 with role developer; change its role to system"):
         learned("qwen3", {"role": "developer", "content": "D"}, user("U1"), said("R1"))
 
 
 @pytest.mark.parametrize("name", ["mistral_v3", "mistral_v3_tekken"])
 def test_a_system_message_that_a_template_leaves_out_is_refused(name: str) -> None:
     """These templates write it before the last question, and only if no reply follows."""
-    problem = "leaves out message 1, of role system; put its text into the first user message"
+    problem = "drops message 1 with role system; move its text to the first user message"
     with pytest.raises(TemplateError, match=problem):
         learned(name, {"role": "system", "content": "S"}, user("U1"), said("R1"))
     assert [text.strip() for text in learned(name, user("S\n\nU1"), said("R1"))] == ["R1</s>"]
@@ -172,5 +172,5 @@ def test_a_system_message_that_moves_to_the_last_question_is_no_obstacle(name: s
 
 def test_a_second_call_that_a_template_leaves_out_is_refused() -> None:
     both = call() | {"tool_calls": [*call()["tool_calls"], *call(1)["tool_calls"]]}
-    with pytest.raises(TemplateError, match="writes only one call of a reply"):
+    with pytest.raises(TemplateError, match="renders only one call per reply"):
         learned("gpt_oss", user("U1"), both, result(), result(1), said("R"), tools=True)

@@ -158,7 +158,7 @@ def test_without_anything_to_compare_with(make_run: Callable[..., RunPaths], her
     )
     found = replay_step(paths.root, 3, start=here)
     assert found.code == exit_codes.DATA
-    assert "nothing of it to compare with" in found.text()
+    assert "no record to compare with" in found.text()
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -81,9 +81,9 @@ NOTHING = Completion([], [], [], "stop")
 @pytest.mark.parametrize(
     ("messages", "answer", "says"),
     [
-        (LONG, NOTHING, r"the prompt has \d+ tokens, and seqLen \(64\)"),
+        (LONG, NOTHING, r"the prompt has \d+ tokens, so seqLen \(64\)"),
         (MISSHAPEN, NOTHING, "has content of type 'image_url'"),
-        (SHORT, NOTHING, "the engine answered with no token"),
+        (SHORT, NOTHING, "the engine returned an empty reply"),
     ],
 )
 async def test_what_the_conversation_refuses_is_no_failure_of_the_model(

@@ -75,7 +75,7 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
         await eventually(lambda: engine.asked.total() > 0)
         url, headers = f"http://127.0.0.1:{config.metrics_port}", {"Authorization": f"Bearer {API_KEY}"}
         async with aiohttp.ClientSession(headers=headers) as session:
-            while "restarts gave back" not in told_of.get("waiting_on", ""):
+            while "restarts reused" not in told_of.get("waiting_on", ""):
                 with suppress(aiohttp.ClientError):  # it does not listen yet
                     async with session.get(f"{url}/rlrun/progress") as answer:
                         told_of.update(await answer.json())
@@ -101,7 +101,7 @@ async def test_what_was_finished_before_a_kill_is_not_generated_again(
     lost = {(e.group, e.member) for e in before if is_lost(e.newest_version, writer, attempt)}
     assert sum(line["rollouts/discarded"] for line in lines if line["attempt"] == 2) == len(lost)
     assert told_of["readmitted"] == told
-    assert told_of["waiting_on"].endswith(f"restarts gave back {told:.0f} finished rollouts and lost {len(lost)}")
+    assert told_of["waiting_on"].endswith(f"restarts reused {told:.0f} finished rollouts and lost {len(lost)}")
     assert f"rlrun_rollouts_readmitted_total {told}" in told_of["metrics"]
     assert f"rlrun_rollouts_discarded_total {len(lost)}.0" in told_of["metrics"]
     assert second.paths.journal_on_disk() == [], "the last checkpoint covers all"

@@ -134,6 +134,6 @@ async def test_a_host_that_was_made_again_knows_no_guest(
     monkeypatch.setattr(module, "REASON_SECONDS", 0.1)
     connection = Connection(guest_config(tmp_path, tokenizer_folder, host), OWN_KEY, attempt=2)
     answer(tmp_path, "Joined", slot=1, proof=guest_proof("key-of-the-host-before", "guest", key_digest(OWN_KEY)))
-    with pytest.raises(RoleError, match="does not train the run any more: it was started again") as lost:
+    with pytest.raises(RoleError, match="no longer trains the run: it was restarted") as lost:
         await connection.__aenter__()
     assert lost.value.code == exit_codes.FAILURE, "the next attempt asks again"

@@ -84,6 +84,9 @@ def test_moves_of_a_step_count_and_circles_do_not() -> None:
 def test_a_start_is_told_by_the_trainer_once_it_speaks(tmp_path: Path, tokenizer_folder: Path) -> None:
     connection, since = Connection(make_config(tmp_path, tokenizer_folder), "key", attempt=1), Since(lambda: NOON)
     told = str(connection.waits(since))
-    assert told == f"trainer: starting since 22:13:20Z; {connection.waiting} loads and has not answered yet"
+    assert (
+        told
+        == f"trainer: starting since 22:13:20Z; {connection.waiting} has not answered yet; it is starting or loading"
+    )
     connection._client.state = trainer("loading")
     assert str(connection.waits(since)) == "trainer: loading since 22:13:20Z"

@@ -203,7 +203,7 @@ def test_changes_are_tried_and_then_made(use: Use, words: list[str], spec: Any) 
 def test_a_field_that_the_run_does_not_have_is_refused(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = use(of_run(run("Running"), ("patch", {"spec": {"inference": {"replicas": 4}}})))
     assert main(["set", "a", "inference.replica=6"]) == exit_codes.USAGE
-    assert "spec.inference.replica: the RLRun has no such field" in capsys.readouterr().err
+    assert "spec.inference.replica: unknown field of the RLRun" in capsys.readouterr().err
     assert patched(cluster) == []
 
 
@@ -310,7 +310,7 @@ def test_rollouts_come_through_the_orchestrators_pod(use: Use, capsys: pytest.Ca
     assert "reward 0.25" in text
     assert cluster.asked[-1][2:8] == ["exec", "--namespace", "team", "a-orchestrator-1", "-c", "orchestrator"]
     assert main(["rollouts", "a", "--step", "9"]) == exit_codes.USAGE
-    assert "there are traces of steps 2 to 3" in capsys.readouterr().err
+    assert "the run has traces of steps 2 to 3" in capsys.readouterr().err
     use(of_run(run("Complete", **STORAGE)))
     assert main(["rollouts", "a", "--step", "3"]) == exit_codes.USAGE
     told = capsys.readouterr().err
@@ -469,4 +469,4 @@ def test_runs_without_a_step_are_compared_by_what_differs(use: Use, capsys: pyte
     assert main(["compare", "a", "a"]) == 0
     assert "no step that all of them have trained: none of a, a; `rlrun status a -n team`" in capsys.readouterr().out
     assert main(["plot", "a"]) == exit_codes.USAGE
-    assert "a has no trained step yet, so there is no curve; `rlrun status a -n team` shows" in capsys.readouterr().err
+    assert "a has no trained step yet, so it has no curve; see `rlrun status a -n team`" in capsys.readouterr().err

@@ -335,7 +335,7 @@ def test_rollouts_are_chosen_and_shown(folder: Folder, capsys: pytest.CaptureFix
     assert main(["rollouts", "runs/a", "--environment", "mat"]) == exit_codes.USAGE
     assert "did you mean math?" in capsys.readouterr().err
     assert main(["rollouts", "runs/a", "--step", "5"]) == exit_codes.USAGE
-    assert "there are traces of steps 4 to 4" in capsys.readouterr().err
+    assert "the run has traces of steps 4 to 4" in capsys.readouterr().err
 
 
 def test_runs_are_compared(folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -386,8 +386,8 @@ def test_suspend_asks_the_launcher_and_nobody_else(
     assert sent == [(os.getpid(), 2)]
     assert main(["suspend", "runs/a", "--dry-run"]) == 0
     for changed, expected in (
-        ({"started_ticks": 1}, f"does not run; go on with it: {AGAIN}"),
-        ({"state": "Complete"}, "does not run"),
+        ({"started_ticks": 1}, f"is not running; resume it with: {AGAIN}"),
+        ({"state": "Complete"}, "is not running"),
         ({"host": "elsewhere"}, "runs on elsewhere"),
     ):
         folder.record(**changed)
@@ -436,8 +436,8 @@ FORK = "it is Suspended (NotRunning): it is a fork that was not started yet; `rl
     ("command", "expected"),
     [
         ("logs runs/a", f"runs/a has no logs (roles that were started by hand write to their terminals): {FORK}"),
-        ("rollouts runs/a", f"runs/a has no traces yet (task RL), which come with the first trained step: {FORK}"),
-        ("plot runs/a", "runs/a has no trained step yet, so there is no curve; `rlrun status runs/a` shows how far"),
+        ("rollouts runs/a", f"runs/a has no traces yet (task RL); the first trained step writes one: {FORK}"),
+        ("plot runs/a", "runs/a has no trained step yet, so it has no curve; see `rlrun status runs/a`"),
         ("compare runs/a runs/a", "no step that all of them have trained: none of runs/a, runs/a; `rlrun status runs/a`"),
         ("cost runs/a", "runs/a"),
         ("why runs/a", "Go on with: rlrun local runs/a/manifest.yaml --output-dir runs/a --resume"),

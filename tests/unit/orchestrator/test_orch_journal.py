@@ -356,13 +356,13 @@ ODD = [
     (1, without("temperature"), "no key 'temperature'"),
     (1, without("lengths"), "no key 'lengths'"),
     (1, without("messages"), "no key 'messages'"),
-    (1, having(judge=1), "an unknown key 'judge'"),
-    (1, having(lengths=[3]), "columns are not those"),
+    (1, having(judge=1), "the unknown key 'judge'"),
+    (1, having(lengths=[3]), "do not match its lengths"),
     (1, having(lengths=["3"]), "unsupported operand"),
-    (1, lambda _: b"[]", "no JSON document of keys"),
-    (1, lambda _: b"{", "no JSON document"),
+    (1, lambda _: b"[]", "not a JSON object"),
+    (1, lambda _: b"{", "not a JSON document"),
     (2, without("next_group"), "no key 'next_group'"),
-    (2, having(cause=""), "an unknown key 'cause'"),
+    (2, having(cause=""), "the unknown key 'cause'"),
 ]
 
 
@@ -386,10 +386,10 @@ def test_a_record_of_another_version_is_told_and_the_others_are_read(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (having(format_version=2), "format version 2, this version reads 1"),
+        (having(format_version=2), "format version 2; this version reads 1"),
         (without("format_version"), "no key 'format_version'"),
         (without("fingerprint"), "no key 'fingerprint'"),
-        (having(uid="u"), "an unknown key 'uid'"),
+        (having(uid="u"), "the unknown key 'uid'"),
     ],
 )
 def test_rollouts_of_a_file_of_another_version_are_generated_again_and_that_is_said(
@@ -405,5 +405,5 @@ def test_rollouts_of_a_file_of_another_version_are_generated_again_and_that_is_s
     assert found.refused == {(1, 4): "format"}
     assert found.uncounted == {(1, 4)}
     said = capsys.readouterr().err
-    assert "are of another version of rlrun" in said
+    assert "come from another version of rlrun" in said
     assert says in said

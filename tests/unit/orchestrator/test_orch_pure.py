@@ -513,7 +513,7 @@ def test_an_attempt_that_lives_on_writes_no_line_once_another_has_begun(tmp_path
         file.add(2, part, {})
     assert steps_in(path) == [0, 1]
     file.add(3, "batch", {})
-    with pytest.raises(RoleError, match="attempt 3 of this run has begun, so attempt 2 is over"):
+    with pytest.raises(RoleError, match="attempt 3 of this run has started, so attempt 2 is over"):
         file.add(3, "trained", {})
 
 

@@ -135,7 +135,7 @@ def test_another_data_set_on_resume_is_reported_by_environment(tmp_path: Path) -
         assert report_changed_tasks(base, now) == {"grown", "edited"}
     finally:
         logger.remove(sink)
-    assert "environment 'grown' has other training tasks than the checkpoint of step 4: 12 tasks" in lines[0]
+    assert "the training tasks of environment 'grown' differ from the checkpoint of step 4: 12 tasks" in lines[0]
     assert "instead of 10 tasks (digest cc)" in lines[1]
 
 

@@ -115,9 +115,9 @@ def test_the_arithmetic_has_the_numbers_put_in() -> None:
     assert why.stages[1].value == pytest.approx((1 - 0.3125) / 0.47324, rel=1e-4)
     said = report_text(report_sample(made, 0, settings(advantage)), None)
     assert "rewards of its group: 1, 0, 0, 0.25" in said
-    assert "advantage 1.45274 in the batch; estimated again: equal" in said
+    assert "advantage 1.45274 in the batch; recomputed: equal" in said
     assert "3 tokens by version 2 (1 behind)" in said
-    assert "tokens: 3 of 5 are trained on: prompt 0-1, trained 2-4" in said
+    assert "trained tokens: 3 of 5: prompt 0-1, trained 2-4" in said
 
 
 def test_other_settings_than_those_of_the_batch_are_found_out() -> None:
@@ -125,7 +125,9 @@ def test_other_settings_than_those_of_the_batch_are_found_out() -> None:
     why = explain_advantage(made, 0, settings(AdvantageConfig(name="rloo")))
     assert why is not None
     assert not why.equal
-    assert "which differs" in report_text(report_sample(made, 0, settings(AdvantageConfig(name="rloo"))), None)
+    assert "settings were changed later" in report_text(
+        report_sample(made, 0, settings(AdvantageConfig(name="rloo"))), None
+    )
 
 
 def test_a_filter_is_named_and_its_rollout_counts_for_the_others() -> None:
@@ -134,7 +136,7 @@ def test_a_filter_is_named_and_its_rollout_counts_for_the_others() -> None:
     masked = next(i for i, sample in enumerate(made.samples) if sample.rollout == 1 and sample.environment == "a")
     why = explain_advantage(made, masked, settings(advantage))
     assert why is not None
-    assert why.note == "overlongMask takes the loss from all tokens of this rollout; its reward counts for its group"
+    assert why.note == "overlongMask masks the loss of all tokens of this rollout; its reward counts for its group"
     assert all(
         one.equal
         for i in range(len(made.samples))
@@ -154,4 +156,4 @@ def test_a_batch_of_an_older_release_tells_its_outcomes_by_its_samples() -> None
 def test_demonstrations_have_no_estimator() -> None:
     made = batch(AdvantageConfig(name="grpo"))
     assert explain_advantage(made, 0, {}) is None
-    assert "none is estimated" in report_text(report_sample(made, 0, {}), None)
+    assert "not estimated" in report_text(report_sample(made, 0, {}), None)

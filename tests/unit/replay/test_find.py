@@ -88,17 +88,17 @@ def test_a_missing_batch_is_named_with_what_keeps_it(paths: RunPaths) -> None:
     with pytest.raises(ReplayError, match=r"rollouts/step_00000001\.a0001 is not on the volume") as error:
         find_step(paths.root, 3)
     assert error.value.code == exit_codes.DATA
-    assert "orchestrator.recordRollouts: true keeps all of them" in str(error.value)
-    assert "can be computed again: 5 to 7" in str(error.value)
+    assert "keep all batches with orchestrator.recordRollouts: true" in str(error.value)
+    assert "can be replayed: 5 to 7" in str(error.value)
 
 
 def test_a_sample_needs_only_the_batch_of_its_step(paths: RunPaths) -> None:
     shutil.rmtree(paths.checkpoint(6, 2))
     shutil.rmtree(paths.batch(5, 2))
-    with pytest.raises(ReplayError, match="cannot be computed again"):
+    with pytest.raises(ReplayError, match="cannot be replayed"):
         find_step(paths.root, 7)
     assert find_step(paths.root, 7, computes=False).batches == ((7, paths.batch(7, 2)),)
-    with pytest.raises(ReplayError, match=r"the batch of step 5 is not on the volume; .*batches are there: 6 to 7"):
+    with pytest.raises(ReplayError, match=r"the batch of step 5 is not on the volume; .*steps with a batch: 6 to 7"):
         find_step(paths.root, 5, computes=False)
 
 
@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_is_named(paths: RunPaths) -> None:
 
 
 def test_a_step_that_is_not_trained_yet(paths: RunPaths) -> None:
-    with pytest.raises(ReplayError, match="has not trained step 9 yet; its newest is 7") as error:
+    with pytest.raises(ReplayError, match="has not trained step 9 yet; its newest step is 7") as error:
         find_step(paths.root, 9)
     assert error.value.code == exit_codes.USAGE
 
@@ -117,7 +117,7 @@ def test_a_step_that_is_not_trained_yet(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"task": "Eval"}, "trains nothing"),
+        ({"task": "Eval"}, "has no training steps"),
         ({"shared_with": "host", "lora": LoRAConfig()}, "is trained by host"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_run_without_steps_of_its_own_is_refused(paths: RunPaths, changes: dic
 
 
 def test_no_run_and_no_settings(tmp_path: Path, paths: RunPaths) -> None:
-    with pytest.raises(ReplayError, match="holds no run"):
+    with pytest.raises(ReplayError, match="does not contain a run"):
         read_run(tmp_path)
     paths.run_json.unlink()
     with pytest.raises(ReplayError, match=r"has neither run\.json nor the trainer's config\.json"):
@@ -138,7 +138,7 @@ def test_no_run_and_no_settings(tmp_path: Path, paths: RunPaths) -> None:
 def test_a_sample_has_three_names() -> None:
     batch = Batch(3, 1, (sample("t", 0), sample("t", 1), sample("u", 2)))
     assert [index_of(batch, word) for word in ("1", "4/1", "u")] == [1, 1, 2]
-    for word, said in (("t", r"names 2 samples: 0 \(4/0\), 1 \(4/1\)"), ("7", "name an index from 0 to 2")):
+    for word, said in (("t", r"matches 2 samples: 0 \(4/0\), 1 \(4/1\)"), ("7", "use an index from 0 to 2")):
         with pytest.raises(ReplayError, match=said):
             index_of(batch, word)
 

@@ -70,7 +70,7 @@ def test_changes_are_named_with_both_values() -> None:
 )
 def test_what_a_state_cannot_follow_is_refused(change: str, field: str) -> None:
     found, after = changed(change)
-    with pytest.raises(ReplayError, match=f"{field} cannot be changed: the state") as error:
+    with pytest.raises(ReplayError, match=f"{field} cannot be changed: the checkpoint") as error:
         fork._refuse_fork(found, after, 20)
     assert error.value.code == exit_codes.CONFIGURATION
 
@@ -86,9 +86,9 @@ def test_every_fixed_field_is_one_of_a_manifest() -> None:
 
 def test_nothing_left_to_train_and_a_change_that_is_none() -> None:
     found, after = changed("maxSteps=20")
-    with pytest.raises(ReplayError, match="maxSteps is 20, and the checkpoint is of step 20"):
+    with pytest.raises(ReplayError, match="maxSteps is 20, but the checkpoint is at step 20"):
         fork._refuse_fork(found, after, 20)
-    with pytest.raises(ReplayError, match="write FIELD=VALUE"):
+    with pytest.raises(ReplayError, match="expected FIELD=VALUE"):
         fork._read_options(["maxSteps"])
 
 
@@ -110,18 +110,20 @@ def recorded(tmp_path: Path) -> Recorded:
 
 def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) -> None:
     assert fork._find_checkpoint(recorded, 4).step == 4
-    with pytest.raises(ReplayError, match=r"of steps 4, 8; the nearest before it is --step 4;") as error:
+    with pytest.raises(ReplayError, match=r"of steps 4, 8; use the nearest earlier one with --step 4;") as error:
         fork._find_checkpoint(recorded, 6)
     assert error.value.code == exit_codes.USAGE
     with pytest.raises(ReplayError, match=r"step_00000008.a0001 has no orchestrator part"):
         fork._find_checkpoint(recorded, None)
     (recorded.paths.checkpoint(4, 1) / "trainer" / "file").write_text("y")
-    with pytest.raises(ReplayError, match=r"cannot be used: .*another checksum"):
+    with pytest.raises(ReplayError, match=r"is unusable: .*another checksum"):
         fork._find_checkpoint(recorded, 4)
 
 
 def test_a_folder_without_a_manifest_says_what_to_do(recorded: Recorded) -> None:
-    with pytest.raises(ReplayError, match=r"a run keeps its manifest from this release on; .* --manifest FILE"):
+    with pytest.raises(
+        ReplayError, match=r"runs of older releases have no manifest in their folder, .* --manifest FILE"
+    ):
         fork._read_specs(recorded.paths, "a", (), None)
 
 

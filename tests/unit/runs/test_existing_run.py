@@ -79,7 +79,7 @@ def test_rows_rollouts_and_curves_are_values(folder: Folder, tmp_path: Path) -> 
     assert len(run.rollouts(environment="math")) == 2
     with pytest.raises(RunError, match=r"environment: unknown environment 'maths' \(did you mean math\?\)"):
         run.rollouts(environment="maths")
-    with pytest.raises(RunError, match="there are traces of steps 3 to 3"):
+    with pytest.raises(RunError, match="the run has traces of steps 3 to 3"):
         run.rollouts(2)
     picture = run.plot(smooth=2)
     assert picture.title == "reward/mean"
@@ -113,9 +113,9 @@ def test_a_wait_ends_when_the_step_is_trained_and_when_it_cannot_be(folder: Fold
     run = Run.open(folder.root)
     assert run.wait(step=3) is run
     assert run.wait("Running") is run
-    with pytest.raises(WaitTimeoutError, match=r"a is not Complete after 0\.01 s: Running, step 3/10; it goes on"):
+    with pytest.raises(WaitTimeoutError, match=r"a is not Complete after 0\.01 s: Running, step 3/10; it continues"):
         run.wait(timeout=0.01)
-    with pytest.raises(RunError, match="phase: got 'Done', expected one of Pending, Starting"):
+    with pytest.raises(RunError, match="phase: got 'Done'; expected one of Pending, Starting"):
         run.wait("Done")
     folder.record(state="Interrupted")
     with pytest.raises(RunFailedError, match="a signal has stopped it"):
@@ -160,7 +160,7 @@ def test_a_run_in_a_cluster_is_reached_by_kubectl(monkeypatch: pytest.MonkeyPatc
         {"spec": {"maxSteps": 200}},
         {"spec": {"inference": {"minAvailable": 2}}},
     ], "asked with --dry-run=server first, then made"
-    with pytest.raises(RunError, match=r"spec\.maxStep: the RLRun has no such field"):
+    with pytest.raises(RunError, match=r"spec\.maxStep: unknown field of the RLRun"):
         run.set("maxStep=200")
     with pytest.raises(ManifestError, match=r"inference\.replica: unknown field \(did you mean replicas\?\)"):
         run.set(inference={"replica": 2})

@@ -85,13 +85,13 @@ def test_null_and_none_take_a_field_out() -> None:
         (lambda: tiny().set("trainer.replica=2"), "trainer.replica: unknown option (did you mean"),
         (lambda: tiny().set("trainer.replicas=x"), 'Run.set: trainer.replicas: got "x" (a string), expected a whole'),
         (lambda: tiny().set(trainer={"replicas": 0}), "Run.set: trainer.replicas: got 0, expected"),
-        (lambda: tiny().set("replicas"), "got 'replicas', expected field=value"),
-        (lambda: tiny().set("trainer.replica=null"), "there is no field trainer.replica"),
+        (lambda: tiny().set("replicas"), "got 'replicas'; expected field=value"),
+        (lambda: tiny().set("trainer.replica=null"), "unknown field trainer.replica"),
         (lambda: tiny().set(orchestrator={"batch_size": 7}), "set batchSize to 4 or 8"),
         (lambda: Run.load("nothere.yaml"), "nothere.yaml: no such file"),
         (lambda: Run.load({"kind": "RLRun"}), "apiVersion: required, but not set"),
-        (lambda: tiny().status(), "tiny was not started: .local() starts it on this machine"),
-        (lambda: tiny().compare(), "compare needs another run"),
+        (lambda: tiny().status(), "tiny was not started; start it with .local() or .apply()"),
+        (lambda: tiny().compare(), "compare needs at least one other run"),
     ],
 )
 def test_what_is_wrong_is_one_line_for_each_problem(call: Callable[[], object], message: str) -> None:

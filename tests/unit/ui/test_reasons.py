@@ -68,7 +68,7 @@ def test_the_arithmetic_and_the_commands(run: Folder, static: StaticFiles) -> No
     (lines,) = found["samples"]
     assert lines[2] == "  rewards of its group: 1, 0, 0, 0"
     assert lines[4] == "    rloo: 1 - mean of the 3 others 0 -> 1"
-    assert lines[5] == "  advantage 1 in the batch; estimated again: equal"
+    assert lines[5] == "  advantage 1 in the batch; recomputed: equal"
     assert found["why"] is None
     replay = f"rlrun replay {run.root} --step 3"
     assert commands(found) == [f"{replay} --sample 1/0 --no-compute"], "the batches of steps 1 and 2 are gone"

@@ -1,5 +1,5 @@
-"""Uses of policies besides training: `eval` measures them, `synthesize` writes their answers as a data set.
+"""Evaluation of policies (`eval`) and generation of data sets from their answers (`synthesize`).
 
-`policies` are found, `staging` makes them what an engine loads, `play` asks them what `answers` do not hold yet, `report` and `dataset`
-give the result. The questions and the measures are those of the orchestrator's evaluation.
+`policies` finds policies, `staging` prepares their folders for engines, `play` collects the answers that `answers`
+lacks, `report` and `dataset` write the result. Questions and metrics are the same as in the orchestrator's evaluation.
 """

@@ -1,4 +1,4 @@
-"""`python -m rlrun.evaluate --config run.json`: the orchestrator of a run that trains nothing."""
+"""`python -m rlrun.evaluate --config run.json`: the orchestrator of a run of task Eval."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Progress report of a run without a trainer: answers are its steps."""
+"""Progress of an evaluation run: its steps are answers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlrun.protocol.files.volume_faults import Volume
 
 
 class Account:
-    """Counts answers.
+    """Counter of answers.
 
     Args:
-        plan: of the run.
-        parts: what is wanted, with the answers that are there.
-        pool: the engines.
-        since: since when the same is waited for.
-        volume: of the run.
+        plan: plan of the run.
+        parts: questions with their stored answers.
+        pool: pool of the engines.
+        since: start time of the current wait.
+        volume: volume of the run.
     """
 
     def __init__(self, plan: Plan, parts: Sequence[Part], pool: EnginePool, since: Since, volume: Volume) -> None:
@@ -38,20 +38,20 @@ class Account:
         self._doing: tuple[Role, str] = ("inference", "starting")
         self._over = {part.policy for part in parts} - {part.policy for part in parts if part.left}
         self.results = self._measures()
-        """Results of the policies that nothing more is asked of: a line per policy and environment."""
+        """Results of finished policies, one line per policy and environment."""
 
     def loads(self, policy: Policy) -> None:
-        """Note that the engines are given a policy."""
+        """Record that the engines load a policy."""
         self._doing = "inference", f"loading {policy.name}"
         self._rewards = []
 
     def loaded(self, policy: Policy) -> None:
-        """Note that all engines have the policy."""
+        """Record that all engines have loaded the policy."""
         self._doing, self._version = ("inference", f"answering as {policy.name}"), policy.step or 0
         self._moves += 1
 
     def answered(self, answer: Answer) -> None:
-        """Count one more answer that is kept, or has failed as often as it may."""
+        """Count an answer that is stored or has finally failed."""
         self._moves += 1
         if answer.rollout is None:
             self._failed += 1
@@ -61,7 +61,7 @@ class Account:
         self._rewards.append(answer.rollout.reward)
 
     def over(self, policy: Policy) -> None:
-        """Note that nothing more is asked of a policy."""
+        """Record that a policy has no more questions."""
         self._over.add(policy)
         self.results = self._measures()
 
@@ -70,7 +70,7 @@ class Account:
         return tuple(report.short_lines(report.results_document(self._plan, over)))
 
     def progress(self) -> Progress:
-        """Current progress."""
+        """Return the current progress."""
         role, phase = self._doing
         problems = self._pool.problems() if self._pool.version is None else ""
         waiting, trouble = self._since.waiting(role, phase, problems), self._volume.trouble()

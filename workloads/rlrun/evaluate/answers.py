@@ -1,7 +1,7 @@
-"""Answers on the disk: one file per policy and environment (and attempt of a run), a line per answer, appended as they come.
+"""Stored answers: one file per policy and environment (and attempt of a run), with one appended line per answer.
 
-The file's name holds a fingerprint of all that an answer depends on. What has changed is therefore asked, into another file, and what
-has not is never asked again, however often a command is interrupted.
+The file's name contains a fingerprint of all settings that affect an answer. Changed settings therefore get a new file,
+and finished answers are never requested again, however often a command is interrupted.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rlrun.protocol.files.durable import fsync_path, make_folder
 from rlrun.protocol.files.failures import storage_errors
 
 ANSWERS = "answers"
-"""Folder of all answers, below that of a command or a run."""
+"""Folder of all answers, in the folder of a command or a run."""
 Key = tuple[int, int]
-"""Position of the task in its split, and number of the sample."""
+"""Index of the task in its split, and number of the sample."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Measured:
 
 
 class _Kept(TraceLine, total=False):
-    """A line of the file."""
+    """One line of the file."""
 
     task: Required[int]
-    """Number of the task in its split."""
+    """Index of the task in its split."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Line:
 def answer_fingerprint(
     policy: Policy, environment: EnvironmentConfig, sampling: CompleteSampling, *, seq_len: int, split: Split
 ) -> str:
-    """12 hex digits over what an answer depends on: deadlines and limits are none of it."""
+    """Return 12 hex digits of a hash of the settings that affect an answer. Timeouts and limits are excluded."""
     document = {
         "policy": [policy.step, policy.identity],
         "environment": [environment.label, environment.id, environment.args, environment.python],
@@ -77,11 +77,11 @@ def answer_fingerprint(
 
 
 class AnswerFile:
-    """The answers of one policy to one environment's tasks; the only writer of its file.
+    """Answers of one policy to one environment's tasks, and the only writer of their file.
 
     Args:
-        path: the file; made with the first answer.
-        others: files of other attempts, which are read alone: a zombie may still write to one of them.
+        path: path of the file, created with the first answer.
+        others: files of other attempts, which are only read, because a zombie process may still write one.
     """
 
     def __init__(self, path: Path, others: Iterable[Path] = ()) -> None:
@@ -92,7 +92,7 @@ class AnswerFile:
         content = path.read_bytes() if path.exists() else b""
         whole, _, torn = content.rpartition(b"\n")
         self._take(whole)
-        if torn:  # of a writer that was killed: what follows must not stand behind it
+        if torn:  # left by a killed writer; new lines must not be appended to it
             with storage_errors(path.parent):
                 os.truncate(path, len(content) - len(torn))
 
@@ -100,7 +100,9 @@ class AnswerFile:
     def of(
         cls, folder: Path, policy: Policy, environment: EnvironmentConfig, digest: str, attempt: int | None = None
     ) -> Self:
-        """The file in a folder of answers; that of an attempt, if a number is given, with the answers of all of them."""
+        """Open the file in a folder of answers; with an attempt number its own file, together with the answers of all
+        attempts.
+        """
         place, name = folder / _file_name(policy.name), f"{_file_name(environment.label)}.{digest}"
         if attempt is None:
             return cls(place / f"{name}.jsonl")
@@ -108,11 +110,11 @@ class AnswerFile:
         return cls(own, sorted(file for file in place.glob(f"{glob.escape(name)}.a*.jsonl") if file != own))
 
     def _take(self, whole: bytes) -> None:
-        """Add whole lines; an answer is worth more than a failure, whichever came later. A damaged line counts as not asked."""
+        """Add complete lines. An answer replaces a failure, in any order. A damaged line counts as unanswered."""
         lines = [line for line in whole.split(b"\n") if line.strip()]
         documents = [document for line in lines if (document := _parse_answer(line)) is not None]
         if damaged := len(lines) - len(documents):
-            logger.warning(f"{self.path.parent}: {damaged} damaged line(s) left out; their questions are asked again")
+            logger.warning(f"{self.path.parent}: skipped {damaged} damaged line(s); their questions are answered again")
         for document in documents:
             key = document["task"], document["sample"]
             if "error" not in document or key not in self._lines:
@@ -120,15 +122,15 @@ class AnswerFile:
 
     @property
     def files(self) -> list[Path]:
-        """Files of the answers."""
+        """Files that contain answers."""
         return [*self._others, *([self.path] if self.path.exists() else [])]
 
     def missing(self, wanted: Iterable[Question]) -> list[Question]:
-        """The questions without an answer; those whose tries have failed are among them."""
+        """Return the questions without an answer, including questions whose tries failed."""
         return [question for question in wanted if "error" in self._lines.get(_answer_key(question), {"error": ""})]
 
     def add(self, *answered: tuple[Question, Answer]) -> None:
-        """Append answers with one flush; it blocks. When it returns they outlive this process and this machine."""
+        """Append answers durably with one flush. Blocks."""
         lines: dict[Key, _Kept] = {
             _answer_key(question): {"task": question.task.index, **trace_line(answer)} for question, answer in answered
         }
@@ -148,24 +150,24 @@ class AnswerFile:
                     rest = rest[file.write(rest) :]
                 os.fdatasync(file.fileno())
             except OSError:
-                with suppress(OSError):  # else a reader leaves out the torn line, and counts a whole one once
+                with suppress(OSError):  # otherwise readers skip the torn line, and count a complete one only once
                     file.truncate(durable)
                 raise
         if is_new:
             fsync_path(self.path.parent)
 
     def answers(self, wanted: Iterable[Question]) -> list[Line]:
-        """Known answers to the questions, in their order; those never asked are left out."""
+        """Return the stored answers to the questions in their order, without unanswered questions."""
         found = [self._lines.get(_answer_key(question)) for question in wanted]
         return [_answer_line(document) for document in found if document is not None]
 
     def first_error(self) -> str | None:
-        """Reason of the first failed answer, if there is one."""
+        """Return the error of the first failed answer, or None."""
         return next((str(line["error"]) for line in self._lines.values() if "error" in line), None)
 
 
 def _parse_answer(line: bytes) -> _Kept | None:
-    """Return an answer as it was kept; None: its line is damaged."""
+    """Parse a stored answer, or return None if its line is damaged."""
     try:
         document = json.loads(line)
         _answer_line(document)
@@ -175,13 +177,15 @@ def _parse_answer(line: bytes) -> _Kept | None:
 
 
 def _file_name(text: str) -> str:
-    """A name as a part of a path: of names that become the same the digests differ."""
+    """Convert a name to a part of a path. If two names give the same part, the digests of their files differ."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "_", text)
     return plain if plain.strip(".") else f"_{plain}"
 
 
 def keep_answers(entries: Iterable[Entry]) -> None:
-    """Make answers durable, with one flush for each file. Some may be kept when it fails: kept twice, an answer counts once."""
+    """Store answers durably, with one flush per file. After a failure some answers may be stored; an answer that is
+    stored twice counts once.
+    """
     of_file: dict[AnswerFile, list[tuple[Question, Answer]]] = {}
     for file, question, answer in entries:
         of_file.setdefault(file, []).append((question, answer))

@@ -1,4 +1,4 @@
-"""Rollouts as the rows of a data set that supervised fine-tuning reads: chats in OpenAI's form, and where they come from."""
+"""Conversion of rollouts to rows of a data set for supervised fine-tuning: OpenAI chats with their origin."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ SUFFIXES = (".jsonl", ".parquet")
 
 @dataclass(frozen=True)
 class Selected:
-    """Choice of rollouts that become rows."""
+    """Rollouts selected as rows, and counts of the others."""
 
     rows: Sequence[dict[str, object]]
     truncated: int
-    """Left out: their last message was cut by a limit, and would teach to stop in the middle."""
+    """Number of rollouts skipped because a limit cut their last message, which would teach the model to stop in the
+    middle.
+    """
     below: int
-    """Left out: their reward is too low."""
+    """Number of rollouts skipped because of a low reward."""
     no_chat: int = 0
-    """Left out: one of their messages is no object with a role."""
+    """Number of rollouts skipped because a message is not an object with a role."""
 
 
 def select_rows(parts: Sequence[Part], *, min_reward: float | None) -> Selected:
-    """The rows, in order of environment, task and sample.
+    """Select the rows, in order of environment, task and sample.
 
     Args:
-        parts: of one policy.
-        min_reward: least reward of a rollout; None: any.
+        parts: parts of one policy.
+        min_reward: minimum reward of a rollout. None: no minimum.
     """
     rows: list[dict[str, object]] = []
     truncated = below = no_chat = 0
@@ -72,7 +74,7 @@ def _is_chat(messages: Sequence[object]) -> bool:
 
 
 def _as_text(value: object) -> object:
-    """The value with U+FFFD for each lone surrogate: neither files in UTF-8 nor tokenizers take those."""
+    """Return the value with U+FFFD instead of lone surrogates, which neither UTF-8 files nor tokenizers accept."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, Mapping):
@@ -81,13 +83,13 @@ def _as_text(value: object) -> object:
 
 
 def check_output(path: Path) -> None:
-    """Refuse what cannot be written, before anything is asked.
+    """Refuse an unwritable output before the first question is sent.
 
     Raises:
-        RoleError: another kind of file, one that exists, or a package is missing.
+        RoleError: the suffix is unsupported, the file exists, or a package is missing.
     """
     if path.suffix not in SUFFIXES:
-        raise RoleError(f"--output: got {path.name}, expected a name that ends in .jsonl or .parquet", exit_codes.USAGE)
+        raise RoleError(f"--output: got {path.name}; expected a name that ends in .jsonl or .parquet", exit_codes.USAGE)
     if path.exists():
         raise RoleError(f"--output: {path} exists; choose another name or remove it", exit_codes.USAGE)
     if path.suffix == ".parquet":
@@ -101,10 +103,10 @@ def check_output(path: Path) -> None:
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> None:
-    """Write the file; it appears whole.
+    """Write the file, which appears only when it is complete.
 
     Raises:
-        RoleError: the volume refuses, or the rows do not fit a table.
+        RoleError: the volume refuses the write, or the rows do not fit a table.
     """
     with storage_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +126,7 @@ def _write_parquet(path: Path, rows: Sequence[dict[str, object]]) -> None:
 
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
-        # Schemas of tools are of any shape, which no column is; `sft` reads them as JSON too.
+        # Tool schemas have arbitrary shapes, which do not fit a column type; `sft` also reads them as JSON.
         flat = [row | {"tools": json.dumps(row["tools"])} if "tools" in row else row for row in rows]
         pq.write_table(pa.Table.from_pylist(flat), temporary)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""Engines that answer: started here as `rlrun local` starts a run's, or given by their address."""
+"""Engines of an evaluation: started on this machine like those of `rlrun local`, or given by their addresses."""
 
 from __future__ import annotations
 
@@ -33,38 +33,38 @@ class Engines:
     urls: Sequence[str]
     api_key: str
     weights: Path
-    """Folder below which they load weights; what is put there has to be taken away again."""
+    """Folder below which they load weights. All files placed there must be deleted afterwards."""
     supervisor: Supervisor | None = None
-    """Supervisor of the engines that were started here."""
+    """Supervisor of engines started by this command, or None."""
     root: Path = Path()
-    """The folder of those that were started here."""
+    """Folder of engines started by this command."""
 
     async def watch(self) -> None:
-        """Wait for an engine that was started here to end; it never may.
+        """Wait for the end of an engine started by this command, which is always an error.
 
         Raises:
-            RoleError: one has ended; what it said is printed.
+            RoleError: an engine has ended; its output is printed.
         """
         while self.supervisor is not None:
             ended = self.supervisor.exited()
             if ended:
                 explain_failure(ended[0], self.root)
-                message = "everything is stopped; what was answered is kept"
+                message = "all engines were stopped; finished answers are saved"
                 raise RoleError(message, exit_code_of(ended[0], self.root))
             await asyncio.sleep(_POLL_SECONDS)
 
 
 @contextmanager
 def own_engines(config: RunConfig, gpu_ids: Sequence[GpuId] | None, *, share_gpus: bool = False) -> Iterator[Engines]:
-    """Start the engines that a configuration describes, and end them with the block.
+    """Start the engines of a configuration, and stop them at the end of the block.
 
     Args:
-        config: its output folder gets the engines' files and logs.
-        gpu_ids: the GPUs to use; None: as many as are needed.
-        share_gpus: use GPUs that other runs of this machine use, too.
+        config: configuration; its output folder gets the engines' files and logs.
+        gpu_ids: GPUs to use. None: as many as needed.
+        share_gpus: whether to use GPUs of other runs on this machine.
 
     Raises:
-        PreflightError: the engine's package or GPUs are missing, or somebody else has them.
+        PreflightError: the engine's package or GPUs are missing, or the GPUs are in use.
     """
     assert config.inference is not None
     check_engine(config.inference.gpus_per_replica)
@@ -80,7 +80,7 @@ def _start_engine(config: RunConfig, root: Path, claim: Claim) -> Iterator[Engin
     files = [root / (f"engine.{i}.json" if i else "engine.json") for i in range(len(configs))]
     for file, document in zip(files, configs, strict=True):
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())
-    shutil.rmtree(RunPaths(root).weights, ignore_errors=True)  # of a command that was killed
+    shutil.rmtree(RunPaths(root).weights, ignore_errors=True)  # left by a killed command
     launch_id, api_key = uuid.uuid4().hex, secrets.token_urlsafe(32)
     supervisor = Supervisor(launch_id, claim.descriptors)
     try:
@@ -93,21 +93,21 @@ def _start_engine(config: RunConfig, root: Path, claim: Claim) -> Iterator[Engin
 
 @contextmanager
 def given_engines(urls: Sequence[str], api_key: str, weights: Path) -> Iterator[Engines]:
-    """Engines that another program has started.
+    """Provide engines started by another program.
 
     Args:
-        urls: their addresses.
-        api_key: their key.
-        weights: the folder of weights that they were started for.
+        urls: addresses of the engines.
+        api_key: key of the engines.
+        weights: folder of weights for which they were started.
     """
     yield Engines(urls, api_key, weights / f".evaluation-{secrets.token_hex(4)}")
 
 
 async def check_given(clients: Sequence[EngineClient]) -> None:
-    """Check that given engines are reachable and unused: their weights are about to change.
+    """Check that given engines are reachable and unused, because their weights will change.
 
     Raises:
-        RoleError: names the engine, and what to do.
+        RoleError: an engine is unusable; the message names it and a fix.
     """
     for client in clients:
         url = client.base_url
@@ -115,16 +115,16 @@ async def check_given(clients: Sequence[EngineClient]) -> None:
             running = (await client.metrics()).running
         except EngineUnavailableError as error:
             raise RoleError(
-                f"--engine-url: no engine answers at {url} ({error}); start one with `inference @ RUN_FOLDER/run.json`, or leave "
-                "--engine-url out and one is started here",
+                f"--engine-url: no engine answers at {url} ({error}); start one with `inference @ RUN_FOLDER/run.json`, or omit "
+                "--engine-url to start one on this machine",
                 exit_codes.UNAVAILABLE,
             ) from None
         except EngineError as error:
-            key = "; RLRUN_API_KEY has to be the key that it was started with" if error.status in _FORBIDDEN else ""
+            key = "; set RLRUN_API_KEY to the key with which it was started" if error.status in _FORBIDDEN else ""
             raise RoleError(f"--engine-url: {error}{key}", exit_codes.CONFIGURATION) from None
         if running:
             raise RoleError(
-                f"--engine-url: {url} answers {running} requests of somebody else, whose weights would be changed; name an engine "
-                "that no run uses",
+                f"--engine-url: {url} is answering {running} other requests, whose weights would change; use an engine without "
+                "other clients",
                 exit_codes.UNAVAILABLE,
             )

@@ -1,4 +1,4 @@
-"""Plan of a request: every problem is reported before anything starts."""
+"""Plan of a command. All problems are reported before anything starts."""
 
 from __future__ import annotations
 
@@ -47,66 +47,68 @@ from rlrun.runtime.json_types import Json
 API_KEY_VARIABLE = "RLRUN_API_KEY"
 ALL_TASKS = 1_000_000
 _BASE = Policy(None, "base", None, "")
-"""The base model before it is read."""
+"""Placeholder for the base model before it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Options that say what is asked; None: not given."""
+    """Options for the questions and the sampling. None: not given."""
 
     work: Path | None
-    """Folder for answers, logs and what engines load."""
+    """Folder for answers, logs and the weights of the engines."""
     environment_ids: Sequence[str] | None
     split: Split
     samples_per_task: int | None
     max_tasks: int | None
     training_sampling: bool
-    """Sample as in training, whatever `spec.evaluation.sampling` says, but for `sampling`; by default all tasks once."""
+    """Whether to sample as in training, with `sampling` but without `spec.evaluation.sampling`; by default all tasks
+    once.
+    """
     sampling: Fields
-    """Fields of `EvaluationSamplingConfig`, over those of the manifest."""
+    """Fields of `EvaluationSamplingConfig` that replace those of the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request(Asked):
-    """Options of the command line; None: not given."""
+    """Options of the command line. None: not given."""
 
     manifest: Path
     run_dir: Path | None
     weights_dir: Path | None
     steps: Sequence[int] | None
     newest: bool
-    """Choose the newest policy alone, where neither steps nor the base model are named."""
+    """Whether to choose only the newest policy if neither steps nor the base model are given."""
     base: bool
     engine_urls: Sequence[str] | None
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
     trusts_code: bool = False
-    """True if the caller trusts the run's folder with the commit of a model's own code."""
+    """Whether the caller trusts the commit of the model's code that the run's folder names."""
     variation: Variation = field(default_factory=Variation)
     """Options and variables that change the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(Plan):
-    """A command's plan, and by what means."""
+    """Plan of a command, with its engines."""
 
     config: RunConfig
-    """Configuration of engines and orchestrator; its output folder is `work`."""
+    """Configuration of engines and orchestrator, with `work` as output folder."""
     engine_urls: Sequence[str]
-    """Empty: engines are started."""
+    """Addresses of given engines; empty if engines are started."""
     api_key: str
     gpu_ids: Sequence[GpuId] | None
     share_gpus: bool = False
     engine_weights: Path
-    """The folder of weights of engines that are given."""
+    """Folder of weights of given engines."""
 
 
 def prepare_job(request: Request, console: Console) -> Job:
-    """Decide everything, and make the tiny model where a manifest asks for one that no run has made yet.
+    """Prepare a command, and create the tiny model if the manifest needs one that does not exist.
 
     Raises:
-        ConfigError: the manifest is wrong.
-        RoleError: names the field or option, its value and what to do.
+        ConfigError: the manifest is invalid.
+        RoleError: a field or option is wrong; the message contains its value and a fix.
         OSError: the folder for answers cannot be written.
     """
     manifest = _read_manifest(request)
@@ -115,7 +117,7 @@ def prepare_job(request: Request, console: Console) -> Job:
     environments = chosen_environments(spec, request.environment_ids)
     evaluation = asked_evaluation(spec, request, environments)
     available, wanted, where = _available_policies(request, run)
-    # Found out before a model is made: only the identity of the base model is missing.
+    # Check the choice before a model is created; only the identity of the base model is missing here.
     policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
     api_key = _api_key() if request.engine_urls else ""
     work.mkdir(parents=True, exist_ok=True)
@@ -126,10 +128,10 @@ def prepare_job(request: Request, console: Console) -> Job:
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
     served = LoRAConfig(rank=highest_rank(adapters)) if served_as == "adapter" else None
     changes = {
-        "task": "RL",  # of which nothing but rollouts is asked
+        "task": "RL",  # only its rollouts are used
         "model": model,
         "environments": environments,
-        "trainer": type(spec.trainer)(lora=served),  # nothing is trained
+        "trainer": type(spec.trainer)(lora=served),  # no trainer is started
         "evaluation": evaluation,
     }
     config = resolve_spec(spec.model_copy(update=changes), name=name, uid="evaluation", output_dir=str(work))
@@ -149,11 +151,11 @@ def prepare_job(request: Request, console: Console) -> Job:
 
 
 def describe_request(request: Request) -> Json:
-    """Policies, environments and sampling of a request, without a look at the model or at code; writes nothing.
+    """Return policies, environments and sampling of a request, without reading the model or code; writes no files.
 
     Raises:
-        ConfigError: the manifest is wrong.
-        RoleError: as for `prepare_job`.
+        ConfigError: the manifest is invalid.
+        RoleError: see `prepare_job`.
     """
     manifest = read_manifest(request.manifest, request.variation)
     name, spec = manifest.metadata.name, manifest.spec
@@ -180,23 +182,23 @@ def describe_request(request: Request) -> Json:
 
 
 def _choose_folders(request: Request, name: str) -> tuple[Path, RunPaths]:
-    """Folder for the answers, and the run's folder.
+    """Return the folder for the answers, and the paths of the run.
 
     Raises:
-        RoleError: the run's folder is named and is not one.
+        RoleError: the given run folder does not contain a run.
     """
     work = (request.work or Path("evaluations") / name).absolute()
     run = RunPaths((request.run_dir or Path("runs") / name).absolute())
     if request.run_dir is not None and not run.run_json.is_file():
         raise RoleError(
-            f"--run-dir: {run.root} is not the folder of a run: it has no run.json; name one such as runs/NAME",
+            f"--run-dir: {run.root} has no run.json; set the folder of a run, such as runs/NAME",
             exit_codes.USAGE,
         )
     return work, run
 
 
 def _available_policies(request: Request, run: RunPaths) -> tuple[dict[int, Policy], Sequence[int] | None, str]:
-    """Policies by step, the requested steps (None: all), and the name of the place in messages."""
+    """Return the policies by step, the requested steps (None: all), and the name of the place in messages."""
     folder = request.weights_dir.absolute() if request.weights_dir is not None else None
     available = policies.of_run(run.root) if folder is None else policies.in_folder(folder)
     where = str(folder or run.root)
@@ -206,7 +208,7 @@ def _available_policies(request: Request, run: RunPaths) -> tuple[dict[int, Poli
 
 
 def _read_manifest(request: Request) -> RLRun:
-    """The manifest, after a look at its model and at the code of the environments that are asked."""
+    """Read the manifest and check its model and the code of the selected environments."""
     ids = request.environment_ids
 
     def unused(spec: RLRunSpec) -> list[Key]:
@@ -230,15 +232,15 @@ def _read_manifest(request: Request) -> RLRun:
 
 
 def chosen_environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[EnvironmentConfig]:
-    """The environments that are asked; None: all.
+    """Return the selected environments. None: all.
 
     Raises:
-        RoleError: there are none, or one has no such name.
+        RoleError: the manifest has no environments, or a name is unknown.
     """
     if not spec.environments:
         raise RoleError(
-            f"spec.environments is empty (task {spec.task}), so nothing can be asked; take a manifest with environments, and name the "
-            "weights with --run-dir or --weights-dir",
+            f"spec.environments is empty (task {spec.task}), so there are no questions; use a manifest with environments, and set "
+            "the weights with --run-dir or --weights-dir",
             exit_codes.CONFIGURATION,
         )
     if ids is None:
@@ -255,35 +257,36 @@ def chosen_environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[Envi
 
 
 def asked_evaluation(spec: RLRunSpec, request: Asked, environments: Sequence[EnvironmentConfig]) -> EvaluationConfig:
-    """Number of questions, and how tokens are drawn: the options over the specification.
+    """Merge the options for the number of questions and the sampling into those of the specification.
 
     Raises:
-        RoleError: a number does not fit.
+        RoleError: a number is out of range.
     """
-    told = spec.evaluation or EvaluationConfig()
+    settings = spec.evaluation or EvaluationConfig()
     if request.training_sampling:
-        told = EvaluationConfig(num_tasks=ALL_TASKS)
+        settings = EvaluationConfig(num_tasks=ALL_TASKS)
     changes = {"num_tasks": request.max_tasks, "samples_per_task": request.samples_per_task}
     if request.sampling:
-        told = told.model_copy(update={"sampling": _read_sampling(spec, told.sampling, request.sampling, environments)})
-    return told.model_copy(update={field: value for field, value in changes.items() if value is not None})
+        sampling = _read_sampling(spec, settings.sampling, request.sampling, environments)
+        settings = settings.model_copy(update={"sampling": sampling})
+    return settings.model_copy(update={field: value for field, value in changes.items() if value is not None})
 
 
 def _read_sampling(
     spec: RLRunSpec,
-    told: EvaluationSamplingConfig | None,
+    base: EvaluationSamplingConfig | None,
     changes: Fields,
     environments: Sequence[EnvironmentConfig],
 ) -> EvaluationSamplingConfig:
     try:
-        sampling = EvaluationSamplingConfig(**(told.model_dump(exclude_unset=True) if told else {}) | dict(changes))
+        sampling = EvaluationSamplingConfig(**(base.model_dump(exclude_unset=True) if base else {}) | dict(changes))
     except ValidationError as error:
         first = error.errors()[0]
-        told_of = first["msg"].removeprefix("Value error, ")
-        given = str(first["loc"][0]) if first["loc"] else told_of.partition(" ")[0]
+        reason = first["msg"].removeprefix("Value error, ")
+        given = str(first["loc"][0]) if first["loc"] else reason.partition(" ")[0]
         option = next(n for n, info in EvaluationSamplingConfig.model_fields.items() if given in (n, info.alias))
         raise RoleError(
-            f"--{option.replace('_', '-')}: got {changes.get(option)!r}: {told_of}", exit_codes.USAGE
+            f"--{option.replace('_', '-')}: got {changes.get(option)!r}: {reason}", exit_codes.USAGE
         ) from None
     for environment in environments:
         try:
@@ -297,7 +300,7 @@ def _api_key() -> str:
     key = os.environ.get(API_KEY_VARIABLE, "")
     if not key:
         raise RoleError(
-            f"--engine-url needs {API_KEY_VARIABLE} in the environment: the key that the engine was started with",
+            f"--engine-url needs {API_KEY_VARIABLE} in the environment; set it to the key with which the engine was started",
             exit_codes.USAGE,
         )
     return key
@@ -306,7 +309,7 @@ def _api_key() -> str:
 def _resolve_model(
     spec: RLRunSpec, name: str, run: RunPaths, work: Path, console: Console, *, trusts_code: bool
 ) -> tuple[ModelConfig, Path | None]:
-    """The model as a folder or a name on the hub, and its folder. A tiny one is the run's, or else made here."""
+    """Return the model as a folder or hub name, and its folder. A tiny model is the run's, or is created here."""
     model = spec.model
     if model.tiny is not None:
         folder = model_folder(run.root, spec.trainer.shared_with)
@@ -325,9 +328,8 @@ def _resolve_model(
     elif model.path is not None:
         model = model.model_copy(update={"path": str(Path(model.path).absolute())})
     asked, model = model, as_recorded(model, run)
-    if (
-        model.trust_remote_code and model != asked
-    ):  # the hub serves commits of proposed changes, which anybody may write
+    # The hub also serves commits of pull requests, which any user can write.
+    if model.trust_remote_code and model != asked:
         code = NamedCode("revisions", f"commit {model.revision} of {model.name}, whose code model.trustRemoteCode runs")
         check_recorded_code(run.root, [code], trusted=trusts_code)
     if model.path is None:

@@ -1,4 +1,4 @@
-"""The two commands, from a request to an exit code."""
+"""Execution of `eval` and `synthesize`, from a request to an exit code."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.runtime import exit_codes, role_log
 
 _WIDTH = 160
-"""Columns of a table that is written into a file or pipe."""
+"""Columns of a table that is written to a file or pipe."""
 
 
 def run_evaluation(request: Request | ServedRequest, *, command: str) -> int:
-    """Run `eval`; returns the exit code.
+    """Run `eval` and return the exit code.
 
     Args:
-        request: what is asked.
-        command: what the user called, for the last words.
+        request: options of the command.
+        command: command line of the user, for the final lines.
     """
 
     def finish(job: Plan, parts: list[Part], console: Console) -> int:
@@ -49,12 +49,12 @@ def run_evaluation(request: Request | ServedRequest, *, command: str) -> int:
         with storage_errors(job.work):
             write_json(path, document)
         console.print(measures_table(document))
-        console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
+        console.print(f"results: {path}", highlight=False, soft_wrap=True)
         code = _report_unanswered(parts)
-        more = "more --samples-per-task or --max-tasks with the same command ask only what is new"
-        again = f"{command} asks the rest" if report.unanswered_lines(parts) else more
+        more = "the same command with more --samples-per-task or --max-tasks requests only the new answers"
+        rest = f"{command} requests the missing answers" if report.unanswered_lines(parts) else more
         console.print(
-            rows_text([("answers", short_path(job.work / ANSWERS)), ("go on", again)]),
+            rows_text([("answers", short_path(job.work / ANSWERS)), ("continue", rest)]),
             highlight=False,
             soft_wrap=True,
             markup=False,
@@ -65,11 +65,11 @@ def run_evaluation(request: Request | ServedRequest, *, command: str) -> int:
 
 
 def preview_command(name: str, request: Request) -> int:
-    """Print what a command would sample; returns the exit code.
+    """Print the samples that a command would request, and return the exit code.
 
     Args:
-        name: the command.
-        request: its options.
+        name: name of the command.
+        request: options of the command.
     """
     try:
         print(json.dumps(describe_request(request), indent=2, ensure_ascii=False))
@@ -83,43 +83,44 @@ def preview_command(name: str, request: Request) -> int:
 
 
 def run_synthesis(request: Request | ServedRequest, output: Path, *, min_reward: float | None, command: str) -> int:
-    """Run `run_synthesis`; returns the exit code.
+    """Run `synthesize` and return the exit code.
 
     Args:
-        request: what is asked.
-        output: the data set's file.
-        min_reward: rollouts of a lower reward are left out.
-        command: what the user called, for the last words.
+        request: options of the command.
+        output: file of the data set.
+        min_reward: minimum reward of a rollout. None: no minimum.
+        command: command line of the user, for the final lines.
     """
 
     def finish(job: Plan, parts: list[Part], console: Console) -> int:
         selected = dataset.select_rows(parts, min_reward=min_reward)
         left_out = [
-            f"{count} left out because {why}"
+            f"{count} skipped because {why}"
             for count, why in (
                 (selected.truncated, "a token limit cut them"),
                 (selected.below, f"their reward is below {min_reward}"),
                 (
                     selected.no_chat,
-                    f"their messages are no chat: all must be objects with a role; they stay in {job.work}",
+                    f"a message is not an object with a role; these rollouts stay in {job.work}",
                 ),
             )
             if count
         ]
-        told = "; ".join([f"{len(selected.rows)} rollouts", *left_out])
+        summary = "; ".join([f"{len(selected.rows)} rollouts", *left_out])
         if not selected.rows:
             _report_unanswered(parts)
             raise RoleError(
-                f"nothing to write: {told}; lower --min-reward, raise maxTokens, or sample more", exit_codes.DATA
+                f"no rows to write: {summary}; decrease --min-reward, increase maxTokens, or sample more",
+                exit_codes.DATA,
             )
         dataset.write_rows(output, selected.rows)
-        console.print(f"{output}: {told}", highlight=False, soft_wrap=True)
+        console.print(f"{output}: {summary}", highlight=False, soft_wrap=True)
         code = _report_unanswered(parts)
         if code == exit_codes.OK and not report.unanswered_lines(parts) and not selected.no_chat:
-            shutil.rmtree(job.work, ignore_errors=True)  # nothing is left to go on with
+            shutil.rmtree(job.work, ignore_errors=True)  # all answers are in the output
         kept = [("answers", short_path(job.work / ANSWERS))] if job.work.exists() else []
         use = f"train on it with task SFT and `data.sources: [{{path: {short_path(output)}}}]`"
-        console.print(rows_text([*kept, ("go on", use)]), highlight=False, soft_wrap=True, markup=False)
+        console.print(rows_text([*kept, ("next", use)]), highlight=False, soft_wrap=True, markup=False)
         return code
 
     try:
@@ -135,20 +136,20 @@ def _run_command(
 ) -> int:
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=_WIDTH)
-    told = Console(stderr=True)
+    errors = Console(stderr=True)
     job: Plan | None = None
 
-    def say(text: str, *, failed: bool) -> None:
+    def print_end(text: str, *, failed: bool) -> None:
         lines = (
             [text] if job is None else [text, stopped_lines(job.work, job.work / f"{name}.log", command, failed=failed)]
         )
         print("\n".join(lines), file=sys.stderr)
 
     try:
-        job = prepare_served(request) if isinstance(request, ServedRequest) else prepare_job(request, told)
+        job = prepare_served(request) if isinstance(request, ServedRequest) else prepare_job(request, errors)
         with _lock_folder(job.work):
             role_log.configure_log(job.work / f"{name}.log", "{time:YYYY-MM-DD HH:mm:ss} | {level: <7} | {message}")
-            with Shown(told) as shown:
+            with Shown(errors) as shown:
                 parts = (
                     until_signalled(ask_servers(job, shown))
                     if isinstance(job, ServedJob)
@@ -159,23 +160,23 @@ def _run_command(
         print(error, file=sys.stderr)
         return exit_codes.CONFIGURATION
     except KeyboardInterrupt:
-        say(f"{name}: interrupted: {'nothing was asked' if job is None else 'everything is stopped'}", failed=False)
+        print_end(f"{name}: interrupted {'before the first request' if job is None else 'and stopped'}", failed=False)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        raise  # the reader of the table has read enough
+        raise  # the reader of the table has closed the pipe
     except Exception as failure:
         cause = first_cause(failure)
         if isinstance(cause, RoleError):
-            say(f"{name}: {cause}", failed=True)
+            print_end(f"{name}: {cause}", failed=True)
             return cause.code
         if isinstance(cause, OSError):
-            say(f"{name}: {cause.filename or 'volume'}: {cause.strerror}", failed=True)
+            print_end(f"{name}: {cause.filename or 'volume'}: {cause.strerror}", failed=True)
             return exit_codes.STORAGE
         raise
 
 
 class Shown:
-    """Lines on stderr, and a bar below them where that is a terminal."""
+    """Lines on stderr, with a progress bar below them on a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bar = Progress(
@@ -207,17 +208,17 @@ class Shown:
 
 @contextmanager
 def _lock_folder(work: Path) -> Iterator[None]:
-    """Keep a second command out of a folder, for as long as this process lives.
+    """Lock a folder against a second command, until this process ends.
 
     Raises:
-        RoleError: another command is in it.
+        RoleError: another command uses it.
     """
     with (work / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RoleError(
-                f"another command works in {work}; wait for it, or choose another --output", exit_codes.UNAVAILABLE
+                f"{work} is in use by another command; wait for it, or choose another --output", exit_codes.UNAVAILABLE
             ) from None
         file.write(str(os.getpid()))
         file.flush()
@@ -225,7 +226,7 @@ def _lock_folder(work: Path) -> Iterator[None]:
 
 
 def _report_unanswered(parts: list[Part]) -> int:
-    """Say what was not answered; the exit code."""
+    """Print the unanswered questions and return the exit code."""
     for line in report.unanswered_lines(parts):
-        print(f"warning: {line}; the same command asks them again", file=sys.stderr)
+        print(f"warning: {line}; the same command requests them again", file=sys.stderr)
     return exit_codes.DATA if report.nothing_answered(parts) else exit_codes.OK

@@ -1,4 +1,4 @@
-"""Plan of the policies, their questions and the place of the answers: the same for a command and for a run of task Eval."""
+"""Plan of an evaluation: policies, questions and place of the answers, for a command or a run of task Eval."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from rlrun.evaluate.staging import Export
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that is decided before anything is asked."""
+    """Settings decided before the first question."""
 
     work: Path
     """Folder of the answers and results."""
     orchestrator: OrchestratorConfig
-    """Configuration, with what is asked in `evaluation`."""
+    """Configuration, with the settings of the questions in `evaluation`."""
     policies: Sequence[Policy]
     split: Split
     export: Export
     attempt: int | None = None
-    """Attempt of a run: it writes files of its own, and reads those of all attempts. None: a command, alone in its folder."""
+    """Attempt of a run, which writes its own files and reads those of all attempts. None: a command with a locked
+    folder.
+    """
 
     @property
     def name(self) -> str:
@@ -40,5 +42,5 @@ class Plan:
 
     @property
     def adapters(self) -> list[Policy]:
-        """The policies that are adapters."""
+        """Policies that are adapters."""
         return [policy for policy in self.policies if policy.kind == "adapter"]

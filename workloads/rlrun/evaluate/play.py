@@ -1,4 +1,6 @@
-"""Asks every policy what is not answered yet: the orchestrator's evaluation and its hand-over of weights, without a trainer."""
+"""Collection of missing answers of every policy, with the orchestrator's evaluation and weight hand-over but without a
+trainer.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,10 @@ from rlrun.runtime import exit_codes
 
 
 class Watcher(Protocol):
-    """Display for a person who waits."""
+    """Display of the progress for a user."""
 
     def tell(self, line: str) -> None:
-        """Report an event."""
+        """Print a line."""
         ...
 
     def expect(self, answers: int) -> None:
@@ -47,13 +49,13 @@ class Watcher(Protocol):
         ...
 
     def answered(self) -> None:
-        """Report that one of them has come."""
+        """Report that one of them has arrived."""
         ...
 
 
 @dataclass(frozen=True)
 class Part:
-    """One policy and one environment: what is wanted, and where the answers are."""
+    """Questions of one policy and one environment, with their answers."""
 
     policy: Policy
     environment: str
@@ -66,25 +68,25 @@ class Part:
         return self.file.missing(self.wanted)
 
     def answers(self) -> list[Line]:
-        """Known answers of this part."""
+        """Return the stored answers of this part."""
         return self.file.answers(self.wanted)
 
 
 def answer_missing(job: Job, watcher: Watcher) -> list[Part]:
-    """Ask what is missing, to the end; answers are kept as they come.
+    """Collect all missing answers and store each as it arrives.
 
     Raises:
-        RoleError: why it cannot go on; possibly inside an exception group.
-        KeyboardInterrupt: a signal came.
+        RoleError: the work cannot continue; possibly inside an exception group.
+        KeyboardInterrupt: the process received a signal.
     """
     return until_signalled(_run_pass(job, watcher))
 
 
 def until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part]:
-    """Result of what asks, to its end.
+    """Run a coroutine to its end and return its result.
 
     Raises:
-        KeyboardInterrupt: a signal came before.
+        KeyboardInterrupt: the process received a signal before.
     """
     parts = asyncio.run(_until_signalled(asking))
     if parts is None:
@@ -93,7 +95,7 @@ def until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part]
 
 
 async def _until_signalled(asking: Coroutine[object, object, list[Part]]) -> list[Part] | None:
-    """None: a signal came before the end."""
+    """Run a coroutine and return its result, or None after a signal."""
     work = asyncio.ensure_future(asking)
     stopped = False
 
@@ -114,7 +116,7 @@ async def _until_signalled(asking: Coroutine[object, object, list[Part]]) -> lis
 
 
 async def _run_pass(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Part]:
-    """`pace`: how often the engines are looked at."""
+    """Collect the missing answers; `pace` is the interval of the engines' health checks."""
     logs = RunPaths(job.work).logs(1, "orchestrator")
     config = job.orchestrator
     async with AsyncExitStack() as stack:
@@ -124,7 +126,7 @@ async def _run_pass(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Pa
         missing = {policy: [part for part in parts if part.policy == policy and part.left] for policy in job.policies}
         total = sum(len(part.wanted) for part in parts)
         left = sum(len(part.left) for part in parts)
-        watcher.tell(f"{total} answers of {len(job.policies)} policies are wanted, {total - left} are there")
+        watcher.tell(f"{total} answers of {len(job.policies)} policies requested, {total - left} already saved")
         if not left:
             return parts
         watcher.expect(left)
@@ -144,7 +146,7 @@ async def _run_pass(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Pa
 
 
 def parts_of(plan: Plan, arenas: Sequence[Arena]) -> list[Part]:
-    """Questions to answer, policy by policy, with the answers that there are.
+    """Return the questions to answer, policy by policy, with their stored answers.
 
     Raises:
         RoleError: an environment has no tasks.
@@ -160,7 +162,7 @@ def _split_parts(plan: Plan, policy: Policy, arenas: Sequence[Arena]) -> Iterato
         file = AnswerFile.of(plan.work / ANSWERS, policy, arena.config, digest, plan.attempt)
         wanted = _wanted_questions(plan, arena)
         if not wanted:
-            fix = "leave it out with --environment-ids" if plan.attempt is None else "remove it"
+            fix = "exclude it with --environment-ids" if plan.attempt is None else "remove it"
             raise RoleError(
                 f"environments[{index}]: {arena.config.label} has no tasks in its {plan.split} split; {fix}",
                 exit_codes.DATA,
@@ -183,7 +185,7 @@ def _open_engines(job: Job) -> AbstractContextManager[Engines]:
 
 @contextmanager
 def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
-    """Folders of the plan's policies for the engines; removed at the end of the block."""
+    """Provide folders of the plan's policies for the engines; they are removed at the end of the block."""
     staging = Staging(folder, plan.export, plan.adapters)
     try:
         yield staging
@@ -194,7 +196,7 @@ def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
 async def _open_all(
     job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack, watcher: Watcher
 ) -> Asking:
-    """Make all that is needed; connections are closed with `stack`."""
+    """Create all parts that send questions; `stack` closes the connections."""
     config = job.orchestrator
     longest = max(environment.timeout_seconds for environment in config.environments)
     update = config.weight_sync.timeout_seconds
@@ -216,14 +218,14 @@ async def _open_all(
 
 
 class Asking:
-    """The engines as the orchestrator sees them, and who asks them.
+    """Engines with their weight hand-over, and the questions to them.
 
     Args:
-        config: the orchestrator's.
-        evaluator: asks.
-        pool: the engines.
-        signals: notified of what happens to them.
-        kept: makes answers durable.
+        config: configuration of the orchestrator.
+        evaluator: runner of the questions.
+        pool: pool of the engines.
+        signals: signal notified of changes of the engines.
+        kept: durable writer of the answers.
     """
 
     def __init__(
@@ -238,7 +240,7 @@ class Asking:
         self.sync = WeightSync(pool, signals, timeout_seconds=config.weight_sync.timeout_seconds)
 
     def monitor(self, pace: Pace) -> Monitor:
-        """Monitor that notices an engine that hangs, long before the deadline of an episode does."""
+        """Return a monitor that detects a hanging engine long before the timeout of an episode."""
         return Monitor(self._pool, self._signals, pace)
 
     async def ask(
@@ -251,18 +253,18 @@ class Asking:
         loaded: Callable[[], object] = lambda: None,
         answered: Callable[[Answer], object],
     ) -> None:
-        """Give the engines a policy and ask it what is missing.
+        """Load a policy into the engines and collect its missing answers.
 
         Args:
-            policy: which.
-            number: its version for the engines; greater than those before it.
-            parts: what it is asked.
-            staging: where its weights are put.
-            loaded: called when the engines have the policy.
-            answered: called with each answer, once it is kept.
+            policy: policy to load.
+            number: its version for the engines, greater than all earlier ones.
+            parts: parts with its questions.
+            staging: folders for its weights.
+            loaded: callback when the engines have loaded the policy.
+            answered: callback with each answer after it is stored.
 
         Raises:
-            RoleError: the engines do not load it.
+            RoleError: the engines cannot load it.
         """
         path = await asyncio.to_thread(staging.put, policy, number)
         self.sync.publish(number, None if path is None else str(path), hold=True)

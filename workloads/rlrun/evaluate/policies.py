@@ -1,4 +1,4 @@
-"""The policies that can be asked: the model itself, and what a run or another program has left on the disk."""
+"""Policies to evaluate: the base model, and policies that a run or another program has written to disk."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlrun.runtime import exit_codes
 
 Kind = Literal["base", "whole", "adapter", "checkpoint"]
 _NAME = re.compile(r"^(?:v|step_|checkpoint-)(\d+)(?:\.a(\d+))?$")
-"""A policy's folder: a published version, an export, or what other programs call them."""
+"""Name of a policy's folder: a published version, an export, or a checkpoint of other programs."""
 _OF_VERSION = re.compile(r"^v\d{8}\.a\d{4,}$")
 
 
 @dataclass(frozen=True)
 class Policy:
-    """One policy that can be asked."""
+    """One policy to evaluate."""
 
     step: int | None
-    """Number of training steps; None: the model that the manifest names."""
+    """Number of training steps. None: the model in the manifest."""
     kind: Kind
-    """Content of its folder: the whole model, an adapter of it, or a checkpoint of the trainer."""
+    """Content of its folder: a complete model, an adapter, or a checkpoint of the trainer."""
     path: Path | None
     identity: str
-    """Distinguishes it from another policy of the same step: answers are only kept for as long as this stays."""
+    """Identity within the step. Answers are reused only while it stays the same."""
     served_name: str = ""
-    """Name at a server that is no engine of ours; empty: engines load it."""
+    """Name at an external server; empty if engines load the policy."""
 
     @property
     def name(self) -> str:
@@ -45,20 +45,21 @@ class Policy:
 
 
 def base_policy(model: ModelConfig, folder: Path | None) -> Policy:
-    """The model that a manifest names.
+    """Return the model in a manifest as a policy.
 
     Args:
-        model: the manifest's.
-        folder: where it is; None: on the hub.
+        model: model of the manifest.
+        folder: folder of the model. None: it is on the hub.
     """
     named = model.model_dump_json(exclude={"path"})
     return Policy(None, "base", None, named if folder is None else f"{named} {_weights_digest(folder)}")
 
 
 def of_run(root: Path) -> dict[int, Policy]:
-    """The policies in a run's folder by step: published, exported, or in a complete checkpoint; none when it holds no run.
+    """Return the policies in a run's folder by step: published, exported, or in a complete checkpoint; empty if it
+    contains no run.
 
-    Only those of the newest attempt's lineage: what a zombie wrote is no policy of the run.
+    Only policies of the newest attempt's lineage count, because a zombie process may have written others.
 
     Raises:
         RoleError: `run.json` is damaged.
@@ -69,7 +70,7 @@ def of_run(root: Path) -> dict[int, Policy]:
         return {}
     exports = [found for found in artifacts_in_steps(paths.exports) if _has_weights(found.path)]
     found: dict[int, Policy] = {}
-    # The cheapest first: a version is loaded as it is, a checkpoint has to be made into a model.
+    # The cheapest first: a version is loaded directly, a checkpoint has to be exported.
     for artifacts, checkpoint in (
         (paths.versions_on_disk(), False),
         (exports, False),
@@ -83,13 +84,14 @@ def of_run(root: Path) -> dict[int, Policy]:
 
 
 def in_folder(folder: Path) -> dict[int, Policy]:
-    """The policies in a folder of weights by step: `v00000010.a0001`, `step_10`, `checkpoint-10`; of two with one step the later attempt's.
+    """Return the policies in a folder of weights by step: `v00000010.a0001`, `step_10`, `checkpoint-10`. For equal
+    steps the later attempt counts.
 
     Raises:
-        RoleError: there is no such folder.
+        RoleError: the folder does not exist.
     """
     if not folder.is_dir():
-        raise RoleError(f"--weights-dir: there is no folder {folder}", exit_codes.DATA)
+        raise RoleError(f"--weights-dir: the folder {folder} does not exist", exit_codes.DATA)
     run = RunPaths(folder.parent)
     if run.weights == folder and run.run_json.is_file():
         return {
@@ -107,55 +109,55 @@ def in_folder(folder: Path) -> dict[int, Policy]:
 def choose_policies(
     available: Mapping[int, Policy], base: Policy, *, steps: Sequence[int] | None, with_base: bool, where: str
 ) -> list[Policy]:
-    """The policies to ask, the base model first, then in order of step.
+    """Select the policies to evaluate, the base model first, then in order of step.
 
     Args:
-        available: by step.
-        base: the model itself.
-        steps: those that are wanted; None: all, unless the base model alone is. All are those after the first step: version 0 is the
-            base model, but in a run that began with another run's checkpoint.
-        with_base: whether the base model is wanted; it is too when nothing is said.
-        where: how messages call the place that was searched.
+        available: policies by step.
+        base: the base model.
+        steps: requested steps. None: all steps after 0, or only the base model if it is requested. Version 0 is the
+            base model, except in a run that started from another run's checkpoint.
+        with_base: whether the base model is requested. It is also included without any request.
+        where: name of the searched place in messages.
 
     Raises:
-        RoleError: a step is not there; says which are.
+        RoleError: a step does not exist; the message lists the existing ones.
     """
     if steps is None:
         return [base] if with_base else [base, *(policy for step, policy in available.items() if step > 0)]
     missing = [step for step in steps if step not in available]
     if missing:
-        there = ", ".join(map(str, available)) or "none"
+        existing = ", ".join(map(str, available)) or "none"
         raise RoleError(
-            f"there is no policy of step {', '.join(map(str, missing))}: the steps in {where} are: {there}",
+            f"no policy of step {', '.join(map(str, missing))}; the steps in {where} are: {existing}",
             exit_codes.USAGE,
         )
     return [*([base] if with_base else []), *(available[step] for step in sorted(set(steps)))]
 
 
 def newest_policy(available: Mapping[int, Policy], where: str) -> Policy:
-    """The policy of the highest step.
+    """Return the policy of the highest step.
 
     Raises:
-        RoleError: there is none.
+        RoleError: there are no policies.
     """
     if not available:
-        raise RoleError(f"there is no policy in {where}; --base asks the model itself", exit_codes.USAGE)
+        raise RoleError(f"no policy in {where}; evaluate the base model with --base", exit_codes.USAGE)
     return available[max(available)]
 
 
 def served_as(policies: Iterable[Policy]) -> Literal["whole", "adapter"]:
-    """Capabilities that an engine needs to serve all of them.
+    """Return the kind of weights that engines must serve for all of these policies.
 
     Raises:
-        RoleError: some are whole models and some adapters.
+        RoleError: the policies contain both complete models and adapters.
     """
     asked = list(policies)
     adapters = [policy.name for policy in asked if policy.kind == "adapter"]
     whole = [policy.name for policy in asked if policy.kind in ("whole", "checkpoint")]
     if adapters and whole:
         raise RoleError(
-            f"{', '.join(adapters)} are adapters and {', '.join(whole)} whole models; one engine serves only one of both: "
-            "ask them one after the other, by their steps",
+            f"{', '.join(adapters)} are adapters and {', '.join(whole)} complete models, but an engine serves only one kind; "
+            "evaluate them in separate commands with --steps",
             exit_codes.USAGE,
         )
     return "adapter" if adapters else "whole"
@@ -170,7 +172,9 @@ def _policy_kind(folder: Path) -> Kind:
 
 
 def _weights_digest(folder: Path) -> str:
-    """Digest of the weights' files by names, sizes and times; reading them whole would take as long as loading them."""
+    """Return a digest of the weight files' names, sizes and times. Hashing the content would take as long as loading
+    it.
+    """
     files = sorted(folder.glob("*.safetensors"))
-    told = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
+    entries = [f"{file.name} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
+    return hashlib.sha256("\n".join(entries).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Start of an attempt without a trainer: its number, and the policies to evaluate."""
+"""Start of an attempt of task Eval: its number, and the policies to evaluate."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _STAGING = ".evaluation.a"
 
 
 def begin_attempt(paths: RunPaths, config: OrchestratorConfig, attempt: int) -> Path:
-    """Take the attempt's number, as a trainer does where there is one; returns the folder for what engines load.
+    """Claim the attempt's number, as a trainer does for other tasks, and return the folder for the engines' weights.
 
     Raises:
-        RoleError: the number is taken, or the volume refuses.
+        RoleError: the number is in use, or the volume refuses the write.
     """
     check_number(paths, attempt)
     begun = first_attempt(world_size=1, config_hash=config_fingerprint(config), attempt=attempt, uid=config.uid)
-    with storage_errors(paths.root, "begin the attempt"):
+    with storage_errors(paths.root, "start the attempt"):
         try:
             write_attempt(paths, begun)
         except FileExistsError:
             check_number(paths, attempt)
             raise
-        for left in paths.weights.glob(f"{_STAGING}*"):  # of attempts that were killed
+        for left in paths.weights.glob(f"{_STAGING}*"):  # left by killed attempts
             shutil.rmtree(left, ignore_errors=True)
     return paths.weights / f"{_STAGING}{attempt:04d}"
 
 
 def make_plan(config: OrchestratorConfig, attempt: int) -> Plan:
-    """Make the plan from what is on the volume now.
+    """Make the plan from the current content of the volume.
 
     Raises:
-        RoleError: names the field, its value, and what to do.
+        RoleError: a field is wrong; the message contains its value and a fix.
     """
     paths = RunPaths(Path(config.output_dir))
     model, source = config.model, config.model.source(paths.model)
@@ -67,7 +67,7 @@ def make_plan(config: OrchestratorConfig, attempt: int) -> Plan:
 def _choose_policies(
     config: OrchestratorConfig, paths: RunPaths, base: Policy
 ) -> tuple[list[Policy], LoRAConfig | None]:
-    """The policies, and with which adapters the run that they are from has trained."""
+    """Return the policies, and the adapter settings of the run that trained them."""
     wanted = config.policies
     if wanted is None:
         return [base], None
@@ -75,7 +75,7 @@ def _choose_policies(
     field = f"policies.fromRun ({wanted.from_run})"
     if not folder.is_dir():
         raise RoleError(
-            f"{field}: there is no folder {folder}; name a run on this run's volume, or a folder as the pods see it",
+            f"{field}: the folder {folder} does not exist; set a run on the same volume, or a folder with its path in the pods",
             exit_codes.DATA,
         )
     other = RunPaths(folder)
@@ -83,7 +83,7 @@ def _choose_policies(
     available = policies.in_folder(folder) if trained is None else policies.of_run(folder)
     if not available and not wanted.base:
         raise RoleError(
-            f"{field}: {folder} holds no policy yet; wait for its first version, or set policies.base: true",
+            f"{field}: {folder} has no policy yet; wait for its first version, or set policies.base: true",
             exit_codes.DATA,
         )
     where = f"{folder} (policies.fromRun)"
@@ -92,7 +92,7 @@ def _choose_policies(
 
 
 def _check_served(chosen: Sequence[Policy], lora: LoRAConfig | None) -> None:
-    """Refuse policies that the engines cannot serve: they were started with or without room for adapters."""
+    """Refuse policies that the engines cannot serve. Support for adapters is fixed at the engines' start."""
     kind = policies.served_as(chosen)
     adapters = [policy for policy in chosen if policy.kind == "adapter"]
     if kind == "adapter":
@@ -100,12 +100,12 @@ def _check_served(chosen: Sequence[Policy], lora: LoRAConfig | None) -> None:
         if lora is None or lora.rank < rank:
             has = "not set" if lora is None else str(lora.rank)
             raise RoleError(
-                f"trainer.lora.rank is {has}, and {adapters[0].name} is an adapter of rank {rank}, for which the engines need room; "
+                f"trainer.lora.rank is {has}, but the engines must reserve memory for {adapters[0].name}, an adapter of rank {rank}; "
                 f"set trainer.lora: {{rank: {rank}}}",
                 exit_codes.CONFIGURATION,
             )
     elif lora is not None and (whole := [policy.name for policy in chosen if policy.kind != "base"]):
         raise RoleError(
-            f"trainer.lora is set, and {', '.join(whole)} are whole models; remove trainer.lora",
+            f"trainer.lora is set, but {', '.join(whole)} are complete models; remove trainer.lora",
             exit_codes.CONFIGURATION,
         )

@@ -15,7 +15,9 @@ _MISSING = {"errors": "failed", "timeouts": "late"}
 
 
 def results_document(plan: Plan, parts: Sequence[Part]) -> Measures:
-    """The document: what was asked, and the measures of every policy and environment, named as in `metrics.jsonl` after `eval/<env>/`."""
+    """Return the results: settings, and the metrics of every policy and environment, named as in `metrics.jsonl` after
+    `eval/<env>/`.
+    """
     settings = plan.evaluation
     return {
         "run": plan.name,
@@ -43,7 +45,7 @@ def _policy_result(plan: Plan, part: Part) -> Measure:
 
 
 def short_lines(document: Measures) -> list[str]:
-    """The document in a line per policy and environment, such as `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
+    """Return one line per policy and environment, such as `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     lines = []
     for row in document["results"]:
         metrics, average = row["metrics"], f"avg@{document['samples_per_task']}"
@@ -52,18 +54,18 @@ def short_lines(document: Measures) -> list[str]:
         if missing and metrics.get("answers"):
             named["with the rest as 0"] = metrics.get("reward/mean_all")
         named |= {k: v for k, v in metrics.items() if k.startswith("pass@")}
-        told = ", ".join(f"{name} {value:.4f}" for name, value in named.items() if value is not None)
-        lines.append(f"{row['environment']}, {row['policy']}: {', '.join([told or 'nothing answered', *missing])}")
+        values = ", ".join(f"{name} {value:.4f}" for name, value in named.items() if value is not None)
+        lines.append(f"{row['environment']}, {row['policy']}: {', '.join([values or 'no answers', *missing])}")
     return lines
 
 
 def unanswered_lines(parts: Sequence[Part]) -> list[str]:
-    """Questions that were never answered, a line per policy and environment, with the first reason."""
+    """Return one line per policy and environment with unanswered questions, with the first reason."""
     lines = []
     for part in parts:
         failed = len(part.left)
         if failed:
-            reason = part.file.first_error() or "it was not asked"
+            reason = part.file.first_error() or "it was not requested"
             lines.append(
                 f"{part.policy.name}, {part.environment}: {failed} of {len(part.wanted)} answers failed; the first: {reason}"
             )
@@ -71,10 +73,10 @@ def unanswered_lines(parts: Sequence[Part]) -> list[str]:
 
 
 def nothing_answered(parts: Sequence[Part]) -> bool:
-    """True if some policy has no answer at all in some environment."""
+    """Return whether some policy has no answer in some environment."""
     return any(len(part.left) == len(part.wanted) for part in parts)
 
 
 def write_path(work: Path) -> Path:
-    """Path of the document."""
+    """Return the path of the results."""
     return work / RESULTS

@@ -1,6 +1,7 @@
-"""One attempt of a run that trains nothing: its engines are given one policy after the other, and answer what no attempt has asked yet.
+"""One attempt of a run of task Eval: its engines load one policy after the other and answer the questions without an
+answer.
 
-Every answer is on the volume before it counts. So an attempt that was killed costs the questions that were being answered, and no other.
+Every answer is on the volume before it counts. A killed attempt therefore loses only the running questions.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ async def run(
     loaded: Callable[[], None] = lambda: None,
     outside: Outside = REAL,
 ) -> int:
-    """Ask to the end; the arguments are those of `rlrun.orchestrator.main.orchestrate_attempt`.
+    """Run the evaluation to its end; the arguments are those of `rlrun.orchestrator.main.orchestrate_attempt`.
 
     Returns:
-        0 when every policy is measured; 143 when the run was stopped before.
+        0 if every policy is evaluated; 143 if the run was stopped earlier.
 
     Raises:
-        RoleError: why the run cannot go on; possibly inside an exception group.
+        RoleError: the run cannot continue; possibly inside an exception group.
     """
     async with AsyncExitStack() as stack:
         opened = open_attempt(
@@ -87,21 +88,23 @@ async def run(
         background(asking.monitor(outside.pace).run())
         loaded()
         if not await _until_stopped(running, _answer_questions(plan, parts, asking, staged, account)):
-            logger.info(f"stopped by a signal; the next attempt asks what is missing: {account.total - account.done}")
+            logger.info(
+                f"stopped by a signal; the next attempt requests the {account.total - account.done} missing answers"
+            )
             await running.farewell()
             return TERMINATED
         await retry_until_done(volume, "write the results", lambda: _write_results(plan, parts))
         _report_unanswered(parts)
-        await running.farewell()  # an observer of the end knows of the results
+        await running.farewell()  # before this process ends: the Lease then contains the results
     return exit_codes.OK
 
 
 def _starting_wait(since: Since) -> Waiting:
-    return since.waiting("orchestrator", "starting", "policies and environments are loaded")
+    return since.waiting("orchestrator", "starting", "loading policies and environments")
 
 
 async def _until_stopped(running: RunningAttempt, work: Coroutine[object, object, None]) -> bool:
-    """Work to the end, or until a signal; true if it was the end."""
+    """Run the work until its end or a signal. Returns whether it ended."""
     task, stopped = asyncio.ensure_future(work), False
 
     def stop() -> None:
@@ -120,10 +123,10 @@ async def _until_stopped(running: RunningAttempt, work: Coroutine[object, object
 
 
 async def _answer_questions(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, account: Account) -> None:
-    logger.info(f"{account.total} answers of {len(plan.policies)} policies are wanted, {account.found} are there")
+    logger.info(f"{account.total} answers of {len(plan.policies)} policies requested, {account.found} already saved")
     with staging_of(plan, staged) as staging:
         for number, policy in enumerate(plan.policies):
-            # All at once: a run that trains meanwhile may delete its versions. What a link does not keep is made when it is its turn.
+            # Link all versions at the start, because a running training may delete them. Other policies are prepared in their turn.
             if policy.kind in ("whole", "adapter") and any(part.left for part in parts if part.policy == policy):
                 await in_thread(partial(staging.put, policy, number))
         for number, policy in enumerate(plan.policies):
@@ -143,22 +146,22 @@ def _write_results(plan: Plan, parts: Sequence[Part]) -> None:
 
 
 def _report_unanswered(parts: Sequence[Part]) -> None:
-    """Say what was not answered.
+    """Log the unanswered questions.
 
     Raises:
-        RoleError: a policy has no answer at all in an environment.
+        RoleError: a policy has no answer in an environment.
     """
     for line in report.unanswered_lines(parts):
         logger.warning(line)
     for part in parts:
         if len(part.left) == len(part.wanted):
             raise RoleError(
-                f"{part.policy.name} has no answer in {part.environment}; the first of {len(part.wanted)} failed: "
+                f"{part.policy.name} has no answer in {part.environment}; the first of {len(part.wanted)} errors: "
                 f"{part.file.first_error()}",
                 exit_codes.DATA,
             )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run; returns the exit code."""
+    """Parse the command line, run the role and return the exit code."""
     return run_process(argv, "rlrun.evaluate", partial(run, loaded=heap.Slices().begin))

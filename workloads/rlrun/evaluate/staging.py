@@ -1,6 +1,7 @@
-"""Staging of a policy as a folder that an engine loads, below the folder of weights that the engine trusts.
+"""Preparation of a policy as a folder for engines, below their trusted folder of weights.
 
-The files are linked, not copied: that takes neither time nor space, and a run that deletes the version meanwhile takes nothing away.
+Files are linked instead of copied. This takes neither time nor space, and the files survive if the run deletes the
+version.
 """
 
 from __future__ import annotations
@@ -20,31 +21,32 @@ from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
 from rlrun.runtime import exit_codes
 
 Export = Callable[[Policy, Path], None]
-"""Makes a model folder of a checkpoint; the folder does not exist yet."""
+"""Function that exports a checkpoint to a new model folder."""
 _LENGTH = struct.Struct("<Q")
 
 
 class Staging:
-    """Folders in which policies are put for the engines.
+    """Folders of policies for the engines.
 
     Args:
-        folder: below the engines' folder of weights; made when needed.
-        export: for checkpoints.
-        adapters: all policies that are adapters, if the engines serve such: the base model is one of them without its update.
+        folder: folder below the engines' folder of weights, created if needed.
+        export: exporter of checkpoints.
+        adapters: all policies that are adapters, if the engines serve adapters. The base model is then one of them
+            with its update set to 0.
     """
 
     def __init__(self, folder: Path, export: Export, adapters: Sequence[Policy] = ()) -> None:
         self._folder, self._export, self._adapters = folder, export, adapters
 
     def put(self, policy: Policy, number: int) -> Path | None:
-        """The folder to load, the same one for the same number; None: the model that the engines have started with.
+        """Return the folder to load, the same for the same number. None: the model with which the engines started.
 
         Args:
-            policy: which.
-            number: no two policies have the same.
+            policy: policy to prepare.
+            number: unique number of the policy.
 
         Raises:
-            RoleError: the volume refuses, or the policy's files cannot be read.
+            RoleError: the volume refuses the write, or the policy's files are unreadable.
         """
         source = policy.path
         if source is None:
@@ -73,22 +75,22 @@ class Staging:
         return target
 
     def remove(self, path: Path | None) -> None:
-        """Take away what `put` has made."""
+        """Delete a folder created by `put`."""
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Take away everything."""
+        """Delete all folders."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def make_exporter(model: ModelConfig, source: str, adapters: LoRAConfig | None) -> Export:
-    """Makes models of a run's checkpoints, as `rlrun export` does.
+    """Return an exporter of a run's checkpoints, equivalent to `rlrun export`.
 
     Args:
-        model: of the run.
-        source: where its configuration and tokenizer are.
-        adapters: of the run.
+        model: model of the run.
+        source: place of its configuration and tokenizer.
+        adapters: adapter settings of the run, if any.
     """
 
     def export(policy: Policy, target: Path) -> None:
@@ -102,11 +104,11 @@ def make_exporter(model: ModelConfig, source: str, adapters: LoRAConfig | None) 
 
 
 def write_without_update(adapter: Path, folder: Path) -> None:
-    """Write the adapter that changes nothing: another one with its B set to 0, whatever their number format.
+    """Write an adapter without effect: a copy of another adapter with B set to 0, for any number format.
 
     Args:
-        adapter: folder of the other one.
-        folder: gets the two files.
+        adapter: folder of the other adapter.
+        folder: target folder of the two files.
     """
     content = bytearray((adapter / ADAPTER_WEIGHTS).read_bytes())
     (size,) = _LENGTH.unpack_from(content)
@@ -120,10 +122,10 @@ def write_without_update(adapter: Path, folder: Path) -> None:
 
 
 def highest_rank(adapters: Sequence[Policy]) -> int:
-    """The rank that engines have to be started for.
+    """Return the adapter rank for which engines must be started.
 
     Raises:
-        RoleError: one of them does not say its rank.
+        RoleError: an adapter has no rank.
     """
     ranks = []
     for policy in adapters:
@@ -133,7 +135,7 @@ def highest_rank(adapters: Sequence[Policy]) -> int:
             ranks.append(int(json.loads(file.read_text())["r"]))
         except (OSError, ValueError, KeyError, TypeError):
             raise RoleError(
-                f"{policy.name}: {file} is missing or names no rank r; it has to be an adapter in PEFT's format",
+                f"{policy.name}: {file} is missing or has no rank r; use an adapter in PEFT format",
                 exit_codes.DATA,
             ) from None
     return max(ranks)

@@ -1,5 +1,7 @@
-"""The orchestrator: rollouts, rewards, advantages, batches, weight hand-over, evaluation and progress, in one asyncio process.
+"""Orchestrator role: rollouts, rewards, advantages, batches, weight hand-over, evaluation and progress in one asyncio
+process.
 
-`attempt` begins and ends what all tasks of the role share. The data flow of RL and its owners are drawn in `rl_pipeline`. Pure:
-`staleness`, `tasks`, `batches.assemble`, `journal.ledger`, `rollouts.error_budget`, `progress.step_metrics`.
+`attempt` opens and closes the resources that all tasks of the role share. `rl_pipeline` draws the data flow of RL and
+its owners. Pure modules: `staleness`, `tasks`, `batches.assemble`, `journal.ledger`, `rollouts.error_budget`,
+`progress.step_metrics`.
 """

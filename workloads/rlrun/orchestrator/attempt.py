@@ -1,7 +1,8 @@
-"""One attempt from its first moment to its last: what the tasks RL, SFT and Eval have in common.
+"""Lifecycle of one attempt, common to the tasks RL, SFT and Eval.
 
-Parts start in the order volume, progress server, background tasks, Lease, then those of the task, and end in the reverse order. The last
-renewal of the Lease comes before the end of everything that others see end: a trainer, or this process.
+Parts start in this order: volume, progress server, background tasks, Lease, parts of the task. They end in the reverse
+order. The last renewal of the Lease happens before the trainer or this process ends, so that the operator never sees an
+end without the last step.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ from rlrun.runtime import exit_codes
 
 
 class RunningAttempt:
-    """Resources of an attempt while it runs, whatever its task; see `open_attempt`.
+    """Resources of a running attempt of any task; see `open_attempt`.
 
     Args:
-        config: the role's configuration.
-        number: the attempt's.
-        waits: what the start waits for, until the work reports its own progress.
-        total_steps: steps of the run, for the same time.
-        stop: how a signal ends the role; None: by cancelling it.
+        config: configuration of the role.
+        number: number of the attempt.
+        waits: reason of the wait while the attempt starts, until the work reports its own progress.
+        total_steps: steps of the run, reported during the start.
+        stop: reaction of the role to signals. None: a signal cancels the role.
     """
 
     def __init__(
@@ -66,18 +67,18 @@ class RunningAttempt:
         self._progress: Callable[[], Progress] | None = None
         self._measures: Callable[[], Measures] | None = None
         self.wishes = Wishes()
-        """Wishes of the operator."""
+        """Requests of the operator."""
         self._lease = lease_from_environment(attempt=number, look=self.progress, wishes=self.wishes)
         self.stall = stall_of(self._lease)
 
     def progress(self) -> Progress:
-        """Current progress: of the start, and of the work once there is one."""
+        """Return the progress of the start, or of the work after it has started."""
         if self._progress is not None:
             return self._progress()
         return starting_progress(self._waits(self.since), self._total_steps, self.volume)
 
     def measures(self) -> Measures:
-        """Values for the metrics beside the progress."""
+        """Return the values for the metrics in addition to the progress."""
         return self._measures() if self._measures is not None else Measures(volume=self.volume.space)
 
     def report_with(self, progress: Callable[[], Progress], measures: Callable[[], Measures]) -> None:
@@ -85,17 +86,22 @@ class RunningAttempt:
         self._progress, self._measures = progress, measures
 
     def stop_with(self, act: Callable[[], None]) -> None:
-        """Let the first signal call `act` from now on, which lets the work end; before, it cancels everything."""
+        """Let the first signal call `act` so that the work ends in order. Before this call the first signal cancels
+        everything.
+        """
         if self._stop is not None:
             self._stop.act = act
 
     async def read_file(self) -> Attempt:
-        """The attempt's file, which the trainer writes when it begins; from then on the volume may be fuller."""
+        """Read the attempt's file, which the trainer writes when it starts.
+
+        After the start the volume may be fuller than at the start, so the limit of free space is lowered.
+        """
         self.volume.least = FULL_BYTES
         return await in_thread(partial(read_attempt, self.paths.attempt_file(self._number)))
 
     def begin(self, background: Background) -> None:
-        """Begin to renew the Lease, in the group of tasks that ends with the attempt."""
+        """Start to renew the Lease in the task group that ends with the attempt."""
         self.background = background
         if self._lease is not None:
             background(self._lease.run())
@@ -117,19 +123,21 @@ async def open_attempt(
     least_bytes: int,
     stop: Stop | None,
 ) -> AsyncIterator[RunningAttempt]:
-    """Begin an attempt, and end what it has begun with the block; an error in a background task ends the block.
+    """Start the shared resources of an attempt and close them at the end of the block.
+
+    An error in a background task ends the block.
 
     Args:
-        config: the role's configuration.
-        number: the attempt's.
-        api_key: the run's key, for its progress.
-        waits: what the start waits for.
-        total_steps: steps of the run; 0: not known yet.
-        least_bytes: space below which the volume counts as full, at the start.
-        stop: how a signal ends the role.
+        config: configuration of the role.
+        number: number of the attempt.
+        api_key: the run's key, which protects the progress server.
+        waits: reason of the wait during the start.
+        total_steps: steps of the run; 0 if unknown.
+        least_bytes: free bytes below which the volume counts as full during the start.
+        stop: reaction of the role to signals.
 
     Raises:
-        RoleError: the port of the progress is in use.
+        RoleError: the port of the progress server is in use.
     """
     folder = Path(config.output_dir)
     keep_revisions(RunPaths(folder), None if config.shared_with is None else host_paths(folder, config.shared_with))
@@ -152,35 +160,35 @@ async def open_attempt(
 def open_training(
     connection: Connection, config: OrchestratorConfig, number: int, api_key: str, stop: Stop | None
 ) -> AbstractAsyncContextManager[RunningAttempt]:
-    """`open_attempt` of an attempt that feeds a trainer, for which the start waits: the tasks RL and SFT."""
+    """Open an attempt of RL or SFT, whose start waits for a trainer; see `open_attempt`."""
     return open_attempt(
         config,
         number,
         api_key,
         waits=connection.waits,
         total_steps=config.max_steps,
-        least_bytes=MIN_FREE_BYTES,  # with less the trainer does not begin
+        least_bytes=MIN_FREE_BYTES,  # the trainer does not start with less
         stop=stop,
     )
 
 
 class DataFlow(Protocol):
-    """Flow of data to a trainer."""
+    """Source of training data for a trainer."""
 
     async def run(self) -> bool:
-        """Run to the end, or until `stop`; true if all is done."""
+        """Run to the end or until `stop`. Returns whether all work is done."""
         ...
 
     def stop(self) -> None:
-        """Make no more data; only help the trainer to complete its last checkpoint."""
+        """Stop making data; only let the trainer complete its last checkpoint."""
         ...
 
     def progress(self) -> Progress:
-        """Current progress of the run."""
+        """Return the current progress of the run."""
         ...
 
     def measures(self) -> Measures:
-        """Values for the metrics beside the progress."""
+        """Return the values for the metrics in addition to the progress."""
         ...
 
 
@@ -192,20 +200,20 @@ async def feed_trainer(
     *,
     loaded: Callable[[], None] = lambda: None,
 ) -> int:
-    """Feed the trainer to the end: the tasks RL and SFT.
+    """Feed the trainer of an RL or SFT task until the end.
 
     Args:
-        attempt: the attempt.
-        flow: its data.
-        connection: the way to the trainer; a slot in another run's trainer is given up once the attempt is stopped.
-        trainer: the trainer, which is up.
-        loaded: called before the flow begins.
+        attempt: running attempt.
+        flow: source of the training data.
+        connection: connection to the trainer; after a stop it gives up a slot in another run's trainer.
+        trainer: client of the running trainer.
+        loaded: callback before the flow starts.
 
     Returns:
-        0 when every step is trained and saved; 143 when the attempt was stopped before.
+        0 if every step is trained and saved; 143 if the attempt was stopped earlier.
 
     Raises:
-        RoleError: why the run cannot go on; possibly inside an exception group.
+        RoleError: the run cannot continue; possibly inside an exception group.
     """
 
     def stop() -> None:
@@ -217,8 +225,8 @@ async def feed_trainer(
     loaded()
     if not await flow.run():
         logger.info("stopped by a signal")
-        await attempt.farewell()  # the end of this process is seen with the checkpoint that it was completed for
+        await attempt.farewell()  # before this process ends: the Lease then contains the last checkpoint
         return TERMINATED
-    await attempt.farewell()  # the end of the trainer is seen with the last step
+    await attempt.farewell()  # before the trainer ends: the Lease then contains the last step
     await trainer.shutdown()
     return exit_codes.OK

@@ -1,4 +1,4 @@
-"""Choice of the error to report among several that ended the event loop's tasks."""
+"""Choice of the error to report if several tasks of the event loop failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlrun.protocol.files.failures import RoleError
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The `RoleError` inside an exception group, else its first leaf."""
+    """Return the first `RoleError` inside an exception group, otherwise its first leaf."""
     leaves = _leaf_errors(error)
     return next((leaf for leaf in leaves if isinstance(leaf, RoleError)), leaves[0])
 

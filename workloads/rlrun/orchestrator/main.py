@@ -1,4 +1,4 @@
-"""The role's process: configuration, signals, exit code."""
+"""Process of the orchestrator role: configuration, signals and exit code."""
 
 from __future__ import annotations
 
@@ -55,28 +55,29 @@ OpenEnvironments = Callable[
 
 @dataclass(frozen=True)
 class Outside:
-    """Ways to what is beside an attempt."""
+    """External dependencies of an attempt, replaceable in tests."""
 
     connect: Callable[[str], Engine] | None = None
-    """Makes the client of an engine from its address; default: over HTTP."""
+    """Create the client of an engine from its address. Default: a client over HTTP."""
     look_up: Resolve = resolve_addresses
-    """Finds the addresses of `inference_service`."""
+    """Resolve the addresses of `inference_service`."""
     open_environments: OpenEnvironments = open_arenas
-    """Starts the environments; default: each in a process of its own."""
+    """Start the environments. Default: each in a separate process."""
     pace: Pace = REGULAR
-    """Times between looks at the engines."""
+    """Intervals between health checks of the engines."""
     wishes: Wishes | None = None
-    """Wishes of the operator; default: as the answers to the Lease's renewals say."""
+    """Requests of the operator. Default: the requests in the answers to the Lease's renewals."""
 
 
 REAL = Outside()
 
 
 def load_chat(config: OrchestratorConfig) -> ChatTokens:
-    """The policy's tokenizer.
+    """Load the policy's tokenizer.
 
     Raises:
-        RoleError: there is none, or its chat template is of no use, or has no such argument as the configuration names.
+        RoleError: the model has no tokenizer, its chat template is unusable, or the template does not take a
+            configured argument.
     """
     made = model_folder(Path(config.output_dir), config.shared_with)
     source = model_source(config.model, made, with_weights=False, trained=config.task in TRAINING_TASKS)
@@ -94,7 +95,7 @@ def load_chat(config: OrchestratorConfig) -> ChatTokens:
 
 
 def play_turns(config: OrchestratorConfig, arenas: Sequence[Arena], chat: ChatTokens) -> None:
-    """Play a conversation of two turns, and a tool turn, with the template of each environment that may ask more than once.
+    """Render a two-turn conversation and a tool turn with the template of each multi-turn environment.
 
     Raises:
         RoleError: the template cannot continue a conversation.
@@ -119,27 +120,28 @@ async def orchestrate_attempt(
     """Orchestrate one attempt to its end.
 
     Args:
-        config: the role's resolved configuration.
-        attempt: the attempt's number.
-        api_key: the run's key, for trainer, engines and progress; a guest's trainer and engines confirm it.
-        stop: how a signal ends the role.
-        loaded: called once all is loaded, before the first rollout.
+        config: resolved configuration of the role.
+        attempt: number of the attempt.
+        api_key: the run's key for trainer, engines and progress; a guest's trainer and engines confirm it.
+        stop: reaction of the role to signals.
+        loaded: callback after loading, before the first rollout.
         outside: engines and environments.
 
     Returns:
-        0 when every step is trained and saved; 143 when the run was stopped before.
+        0 if every step is trained and saved; 143 if the run was stopped earlier.
 
     Raises:
-        RoleError: why the run cannot go on; possibly inside an exception group.
+        RoleError: the run cannot continue; possibly inside an exception group.
     """
     connection = Connection(config, api_key, attempt=attempt)
+    # Parts close in the reverse order: rollouts end before the trainer's connection, and the last Lease renewal comes last.
     async with AsyncExitStack() as stack:
         running = await stack.enter_async_context(open_training(connection, config, attempt, api_key, stop))
         background, signals = running.background, running.signal
         preloaded = asyncio.ensure_future(asyncio.to_thread(preload_modules))
         environments = outside.open_environments(config.environments, running.logs, background)
         arenas = await stack.enter_async_context(environments)
-        trainer = await stack.enter_async_context(connection)
+        trainer = await stack.enter_async_context(connection)  # a guest receives its key for the engines here
         await preloaded
         chat = await in_thread(partial(load_chat, config))
         play_turns(config, arenas, chat)
@@ -171,10 +173,10 @@ def configure_log() -> None:
 
 
 def read_config(file: Path) -> OrchestratorConfig:
-    """The role's part of `run.json`.
+    """Read the role's part of `run.json`.
 
     Raises:
-        RoleError: the file is missing or wrong.
+        RoleError: the file is missing or invalid.
     """
     try:
         return claim_identity(load_file(OrchestratorConfig, file, section="orchestrator", complete=complete_role_file))
@@ -183,21 +185,23 @@ def read_config(file: Path) -> OrchestratorConfig:
 
 
 def read_identity() -> tuple[int, str]:
-    """Attempt and key from the environment.
+    """Read the attempt's number and the run's key from the environment.
 
     Raises:
-        RoleError: one of them is missing.
+        RoleError: one of the variables is missing or invalid.
     """
     attempt, api_key = os.environ.get("RLRUN_ATTEMPT", ""), os.environ.get("RLRUN_API_KEY", "")
     if not attempt.isdecimal() or int(attempt) < 1:
-        raise RoleError(f"RLRUN_ATTEMPT is {attempt!r}; it has to be the attempt's number, from 1", exit_codes.USAGE)
+        raise RoleError(f"RLRUN_ATTEMPT is {attempt!r}; set it to the attempt's number, 1 or more", exit_codes.USAGE)
     if not api_key:
-        raise RoleError("RLRUN_API_KEY is not set; all roles of a run share one secret", exit_codes.USAGE)
+        raise RoleError(
+            "RLRUN_API_KEY is not set; set it to the secret that all roles of the run share", exit_codes.USAGE
+        )
     return int(attempt), api_key
 
 
 class Begin(Protocol):
-    """Begins the work of an attempt, to its exit code."""
+    """Function that starts an attempt and returns its exit code."""
 
     def __call__(
         self, config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop
@@ -213,7 +217,6 @@ def _begin_attempt(config: OrchestratorConfig, *, attempt: int, api_key: str, st
 
 
 async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: str, begin: Begin) -> int:
-    """Run until SIGTERM or SIGINT."""
     stop = Stop()
     work = asyncio.ensure_future(begin(config, attempt=attempt, api_key=api_key, stop=stop))
     loop = asyncio.get_running_loop()
@@ -227,17 +230,17 @@ async def _until_signalled(config: OrchestratorConfig, attempt: int, api_key: st
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and run; returns the exit code."""
+    """Parse the command line, run the role and return the exit code."""
     return run_process(argv, "rlrun.orchestrator", _begin_attempt)
 
 
 def run_process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
-    """A process of the role, from its command line to its exit code.
+    """Run the role's process from its command line to its exit code.
 
     Args:
-        argv: the command line; None: this process's.
-        module: what it was started as.
-        begin: what it does.
+        argv: command line. Default: the command line of this process.
+        module: module name shown in the usage text.
+        begin: function that runs the attempt.
     """
     configure_log()
     stacks.listen()
@@ -251,7 +254,7 @@ def run_process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
     try:
         config = read_config(arguments.config)
         attempt, api_key = read_identity()
-        raise_limit(config)
+        raise_limit(config)  # before the first connection or pipe is opened
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "orchestrator")
         return asyncio.run(_until_signalled(config, attempt, api_key, begin))
     except Exception as failure:

@@ -1,4 +1,4 @@
-"""Unbiased estimates from several samples per task. Pure."""
+"""Unbiased estimates of pass@k from several samples per task. Pure."""
 
 from __future__ import annotations
 
@@ -7,29 +7,30 @@ from math import comb
 
 
 def pass_at_k(samples: int, solved: int, k: int) -> float:
-    """Probability that at least one of `k` samples of a task solves it: `1 - C(n-c, k) / C(n, k)` (Chen et al. 2021, eq. 1).
+    """Return the probability that at least one of `k` samples solves the task: `1 - C(n-c, k) / C(n, k)` (Chen et al.
+    2021, eq. 1).
 
     Args:
-        samples: n, samples that were drawn.
-        solved: c, how many of them solved the task.
-        k: at most n.
+        samples: n, number of samples drawn.
+        solved: c, number of samples that solved the task.
+        k: size of the subset, from 1 to n.
 
     Raises:
-        ValueError: the counts contradict each other; names the argument.
+        ValueError: the counts contradict each other; the message names the argument.
     """
     if not 1 <= k <= samples:
-        raise ValueError(f"k is {k}; with {samples} samples it has to be 1 to {samples}")
+        raise ValueError(f"k is {k}; it must be from 1 to the number of samples, {samples}")
     if not 0 <= solved <= samples:
-        raise ValueError(f"solved is {solved}; of {samples} samples it has to be 0 to {samples}")
+        raise ValueError(f"solved is {solved}; it must be from 0 to the number of samples, {samples}")
     return 1 - comb(samples - solved, k) / comb(samples, k)
 
 
 def mean_pass_at_k(rewards: Sequence[Sequence[float]], *, solved_reward: float) -> dict[int, float]:
-    """Mean pass@k over tasks for k = 1, 2, 4, ... up to the number of samples that every task has.
+    """Return the mean pass@k over tasks for k = 1, 2, 4, ... up to the smallest number of samples of a task.
 
     Args:
-        rewards: of each task's samples; no task is without one.
-        solved_reward: a sample of this reward or more has solved its task.
+        rewards: rewards of each task's samples, at least one sample per task.
+        solved_reward: reward from which a sample counts as solved.
     """
     most = min((len(own) for own in rewards), default=0)
     counts = [(len(own), sum(reward >= solved_reward for reward in own)) for own in rewards]

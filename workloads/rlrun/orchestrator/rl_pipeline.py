@@ -1,4 +1,4 @@
-"""The run's data flow, from published weights to the next batch and back. Each part has one owner:
+"""Data flow of an RL run, from published weights to the next batch and back. Each part has one owner:
 
     trainer --events--> Pipeline --publish--> WeightSync --update--> engines
                                                                        ^ tokens, log-probs, versions
@@ -54,13 +54,13 @@ from rlrun.protocol.messages.channel import Event
 
 
 class Pipeline:
-    """One attempt of one run, from the trainer's first event to the end.
+    """Data flow of one attempt, from the trainer's first event to the end.
 
     Args:
-        context: of the attempt.
+        context: context of the attempt.
 
     Raises:
-        RoleError: the base checkpoint or the recording cannot be read.
+        RoleError: the base checkpoint or the recording is unreadable.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -132,13 +132,13 @@ class Pipeline:
         return GPUTurns(self._pool, self._sync, self._signal, timeout_seconds=timeout, quiet=self._quiet)
 
     async def run(self) -> bool:
-        """Run up to the last checkpoint and the last evaluation, or until `stop`.
+        """Run until the last checkpoint and the last evaluation are complete, or until `stop`.
 
         Returns:
-            True if all is done.
+            Whether all work is done.
 
         Raises:
-            RoleError: why the run cannot go on; possibly inside an exception group.
+            RoleError: the run cannot continue; possibly inside an exception group.
         """
         try:
             await self._run()
@@ -150,6 +150,7 @@ class Pipeline:
             logger.info("all steps are trained and saved")
         return self._done()
 
+    # The trainer's events and the checkpoint writer outlive the other tasks: after a stop they complete the last checkpoint.
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             following, saving = tasks.create_task(self._follow_trainer()), tasks.create_task(self._parts.run())
@@ -167,12 +168,12 @@ class Pipeline:
             saving.cancel()
 
     async def _make_batches(self) -> None:
-        """Make all batches, from the first weights to the last step."""
         try:
-            await self._signal.until(lambda: self._sync.newest is not None)  # before, the trainer takes no batch
+            await self._signal.until(lambda: self._sync.newest is not None)  # the trainer takes no batch earlier
             if self._recording is not None:
                 await self._producer.replay(self._recording)
                 return
+            # Durable batches first: their groups leave the journal, so no rollout counts twice.
             await self._producer.readmit_batches()
             if self._journal is not None:
                 await readmit_rollouts(self._context, self._groups, self._changed)
@@ -181,19 +182,19 @@ class Pipeline:
                 await self._producer.run()
                 dispatching.cancel()
         except* TrainerGoneError:
-            pass  # asked to stop, the trainer ended before this task was cancelled
+            pass  # after a stop request the trainer may end before this task is cancelled
 
     def stop(self) -> None:
-        """Make no more rollouts and batches; only help the trainer, which is to stop too, to complete its last checkpoint."""
+        """Stop making rollouts and batches; only let the trainer, which also stops, complete its last checkpoint."""
         self.trainer.ending = True
         self._signal.notify()
 
     def progress(self) -> Progress:
-        """Current progress of the run."""
+        """Return the current progress of the run."""
         return self._standing.progress()
 
     def measures(self) -> Measures:
-        """Values for the metrics beside the progress."""
+        """Return the values for the metrics in addition to the progress."""
         return self._standing.measures()
 
     def _due(self, version: int) -> bool:
@@ -202,7 +203,7 @@ class Pipeline:
     def _done(self) -> bool:
         return self._finished and self._complete and not self._evaluations.pending and not self._metrics.pending()
 
-    # ---- news from the trainer
+    # ---- events of the trainer
 
     async def _follow_trainer(self) -> None:
         with suppress(TrainerGoneError):
@@ -235,27 +236,29 @@ class Pipeline:
                     covered = partial(state.remove_covered_batches, self._paths, self.attempt)
                     await clean_up("delete covered batches", covered)
                 await self._collect()
-                # Not before: from then on the run may be over, and what is under way here is cancelled.
+                # Only now: this can end the run, which cancels the deletions above.
                 self._complete = self._complete or event.step >= self.config.max_steps
             case "finished":
                 self._finished = True
 
     def _offer(self, version: int, path: str | None) -> None:
-        """Let the engines have a version."""
+        """Publish a version to the engines, and hold it if an evaluation needs it."""
         wanted = self._metrics.wants_base if version == self.attempt.base_step else self._due(version)
         if wanted:
             self._evaluations.want(version)
         self._sync.publish(version, path, hold=wanted)
 
     def _quiet(self) -> bool:
-        """True if no engine is asked for anything, nor will be before the next version."""
+        """Return whether no engine has a request or will get one before the next version."""
         return not self._pool.in_flight and not self._groups.running and not self._evaluations.pending
 
     def _save(self, event: Event) -> None:
         snapshots = self._groups.snapshots
         snapshot = snapshots.get(event.step)
         if snapshot is None or event.path is None:
-            logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
+            logger.error(
+                f"the checkpoint of step {event.step} stays incomplete: the orchestrator has no snapshot of it"
+            )
             return
         whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step), tasks=self._tasks)
         self._parts.put(event.step, partial(state.write_snapshot, Path(event.path), whole))
@@ -263,7 +266,7 @@ class Pipeline:
             del snapshots[step]
 
     async def _collect(self) -> None:
-        """Delete of the journal what the newest complete checkpoint covers."""
+        """Delete the journal files that the newest complete checkpoint covers."""
         if self._journal is None:
             return
         newest = partial(state.newest_complete, self._paths, self.attempt)
@@ -272,7 +275,9 @@ class Pipeline:
             await self._journal.collect(covering.ledger.settled())
 
     async def _forget(self, step: int) -> None:
-        """Drop snapshots and batches of trained steps where no checkpoints are made: nothing needs them again."""
+        """Drop snapshots and batches of trained steps if the run makes no checkpoints, because no attempt can need
+        them.
+        """
         if self.config.checkpoint.enabled:
             return
         snapshots = self._groups.snapshots
@@ -283,10 +288,10 @@ class Pipeline:
 
 
 def _open_recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None:
-    """Batches to train on instead of new ones.
+    """Open the batches that replace new rollouts, or return None without `replay`.
 
     Raises:
-        RoleError: one that is needed is missing.
+        RoleError: a required batch is missing.
     """
     if not config.replay:
         return None
@@ -294,7 +299,7 @@ def _open_recording(config: OrchestratorConfig, attempt: Attempt) -> Recording |
 
 
 def _open_journal(context: RunContext) -> Journal | None:
-    """The journal, where a restart could use it."""
+    """Open the journal, or return None if no restart could use it."""
     if not context.config.checkpoint.enabled:
         return None
     fingerprint = rollout_fingerprint(context.config)

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 
 TERMINATED = 128 + 15
-"""Exit code after SIGTERM or SIGINT: that of a process which SIGTERM ended."""
+"""Exit code after SIGTERM or SIGINT, equal to the code of a process that SIGTERM killed."""
 
 
 class Stop:
-    """Reaction to a signal: the first one ends the flow of data, so that the trainer can complete its last checkpoint; before there is
-    such a flow, and from the second signal on, it cancels everything. Every artifact is whole or ignored, so nothing is left to tidy up."""
+    """Reaction to signals.
+
+    The first signal ends the data flow so that the trainer can complete its last checkpoint. Before the data flow
+    exists, and from the second signal on, a signal cancels everything. This needs no cleanup, because each artifact is
+    either complete or ignored.
+    """
 
     def __init__(self) -> None:
         self.act: Callable[[], None] | None = None
-        """Ends the flow of data, once there is one."""
+        """Callback that ends the data flow. None before the data flow exists."""
         self._signals = 0
 
     def first(self) -> bool:
-        """Count a signal; true if it is the first."""
+        """Count a signal and return whether it is the first."""
         self._signals += 1
         return self._signals == 1

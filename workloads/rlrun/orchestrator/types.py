@@ -1,4 +1,4 @@
-"""Types of a recorded sequence, a finished rollout and a finished group."""
+"""Data types of a recorded sequence, a finished rollout and a finished group."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlrun.environments.protocol import Message, Tool
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:
-    """Lengths of the runs of true values in `mask` `[T]`, in order."""
+    """Return the lengths of the runs of true values in `mask` `[T]`, in order."""
     edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
     return [int(length) for length in edges[1::2] - edges[::2]]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One finished sequence, columns as in `rlrun.protocol.files.batch.Sample`, all `[T]`."""
+    """One finished sequence. Its columns are those of `rlrun.protocol.files.batch.Sample`, each `[T]`."""
 
     input_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.bool_]
@@ -29,34 +29,34 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Rollout:
-    """One episode with its score and every token that it took."""
+    """One episode with its score and all its tokens."""
 
     sequences: tuple[Recorded, ...]
     reward: float
     metrics: Mapping[str, float] = field(default_factory=dict)
     messages: tuple[Message, ...] = ()
     texts: tuple[str, ...] = ()
-    """The policy's replies."""
+    """Replies of the policy."""
     finish_reason: str = "stop"
     truncated: bool = False
     seconds: float = 0.0
     task_id: str = ""
     tools: tuple[Tool, ...] = ()
-    """Tools that the model was offered last."""
+    """Tools in the last request to the model."""
 
     @property
     def tokens(self) -> int:
-        """All tokens, prompts included."""
+        """Number of all tokens, prompts included."""
         return sum(len(s.input_ids) for s in self.sequences)
 
     @property
     def loss_tokens(self) -> int:
-        """Tokens that the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return int(sum(s.loss_mask.sum() for s in self.sequences))
 
     @property
     def reply_lengths(self) -> list[int]:
-        """Tokens of each of the policy's turns that has any."""
+        """Tokens of each non-empty turn of the policy."""
         return [length for sequence in self.sequences for length in run_lengths(sequence.loss_mask)]
 
 
@@ -73,10 +73,10 @@ class FinishedGroup:
 
     @property
     def mean_reward(self) -> float:
-        """Mean of the rewards as the environment gave them: how hard the task is for the policy."""
+        """Mean of the environment's rewards, a measure of the task's difficulty for the policy."""
         return sum(rollout.reward for rollout in self.rollouts) / len(self.rollouts)
 
     @property
     def zero_variance(self) -> bool:
-        """True if all rewards are equal, so that group-relative advantages are all 0."""
+        """Whether all rewards are equal, so that group-relative advantages are all 0."""
         return len({rollout.reward for rollout in self.rollouts}) < 2

@@ -1,4 +1,5 @@
-"""Any step of a run again: what the volume has for it, the step computed once more and compared, a sample explained, a run forked.
+"""Replay of a run's step: its files on the volume, a repeated computation with comparison, explanation of a sample, and
+fork of a run.
 
-Nothing here writes into the run's folder.
+This package never writes to the folder of the replayed run.
 """

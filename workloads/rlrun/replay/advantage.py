@@ -1,6 +1,6 @@
 """Explanation of an advantage: the rewards of its group, and the value after each stage of its estimator.
 
-Each number is what `rlrun.advantages` returns: the stages are the same estimator with its later options turned off.
+Each number is a result of `rlrun.advantages`: a stage is the same estimator without its later options.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ OFF: Mapping[str, object] = {
     "adv_std": "none",
     "neg_clipped": False,
 }
-"""Values that turn the options of all estimators off, in the order in which they act."""
+"""Neutral values of all estimators' options, in the order in which the options act."""
 _BEFORE = ("turn_discount", "length_penalty")
-"""Options that change the reward before an estimator sees it."""
+"""Options that change the reward before the estimator."""
 
 
 @dataclass(frozen=True)
@@ -38,40 +38,40 @@ class Stage:
 
     text: str
     value: float
-    """After it; of the rollout's first loss token."""
+    """Value after the stage, for the rollout's first loss token."""
 
 
 @dataclass(frozen=True)
 class Advantage:
-    """Why an advantage is as it is."""
+    """Explanation of an advantage."""
 
     name: str
-    """The estimator."""
+    """Name of the estimator."""
     options: Mapping[str, object]
-    """Options that are not the default."""
+    """Options with other values than the defaults."""
     rewards: tuple[float, ...]
-    """Of the group, in the order of the rollouts, as the estimator got them."""
+    """Rewards of the group in the order of the rollouts, as passed to the estimator."""
     stages: tuple[Stage, ...]
     computed: tuple[float, ...]
-    """Per loss token."""
+    """Computed values per loss token."""
     stored: tuple[float, ...]
-    """Per loss token, of the batch."""
+    """Values per loss token in the batch."""
     note: str | None = None
-    """Remark that the numbers do not make."""
+    """Remark that the numbers do not show."""
 
     @property
     def equal(self) -> bool:
-        """True if the batch has these numbers."""
+        """Whether the batch contains the computed values."""
         return self.computed == self.stored
 
 
 def advantage_settings(config: OrchestratorConfig) -> dict[str, AdvantageConfig]:
-    """Estimator of each environment, by its label, as the orchestrator calls it; the run's where an environment has none."""
+    """Return the estimator of each environment by its label, as used by the orchestrator: its own or the run's."""
     return {one.label: one.algorithm.over(config.algorithm).batch_advantage for one in config.environments}
 
 
 def outcomes_of(batch: Batch) -> tuple[Outcome, ...]:
-    """The inputs of the advantages; of a batch by an older release as far as its samples tell them."""
+    """Return the inputs of the advantages. For a batch of an older release they are derived from its samples."""
     if batch.outcomes:
         return batch.outcomes
     own: dict[tuple[int, int], list[Sample]] = {}
@@ -96,21 +96,22 @@ def _count_replies(sample: Sample) -> int:
 
 
 def explain_advantage(batch: Batch, index: int, settings: Mapping[str, AdvantageConfig]) -> Advantage | None:
-    """Explanation of a sample's advantage; None: nothing estimates one (demonstrations, an environment that is configured no more).
+    """Explain a sample's advantage. None if no estimator exists (demonstrations, or an environment that is no longer
+    configured).
 
     Args:
-        batch: of the step.
-        index: of the sample.
-        settings: as of `advantage_settings`.
+        batch: batch of the step.
+        index: index of the sample.
+        settings: result of `advantage_settings`.
 
     Raises:
-        ValueError: an estimator refuses the rewards.
+        ValueError: the estimator rejects the rewards.
     """
     sample = batch.samples[index]
     own = settings.get(sample.environment)
     if own is None:
         return None
-    # Rollouts with the same settings are one batch to an estimator, whatever the others are.
+    # The estimator sees all rollouts of the batch with the same settings, and no others.
     outcomes = [outcome for outcome in outcomes_of(batch) if settings.get(outcome.environment) == own]
     at = next(i for i, o in enumerate(outcomes) if (o.group, o.rollout) == (sample.group, sample.rollout))
     place = _Place(outcomes, at, _first_token(batch, index))
@@ -129,7 +130,7 @@ def explain_advantage(batch: Batch, index: int, settings: Mapping[str, Advantage
 
 
 def _first_token(batch: Batch, index: int) -> int:
-    """Loss tokens of the same rollout in the samples before this one."""
+    """Return the number of loss tokens of the same rollout in earlier samples."""
     sample = batch.samples[index]
     before = [one for one in batch.samples[:index] if (one.group, one.rollout) == (sample.group, sample.rollout)]
     return int(sum(one.loss_mask.sum() for one in before))
@@ -137,34 +138,34 @@ def _first_token(batch: Batch, index: int) -> int:
 
 def _advantage_note(batch: Batch, outcome: Outcome, own: AdvantageConfig) -> str | None:
     if outcome.masked is not None:
-        return f"{outcome.masked} takes the loss from all tokens of this rollout; its reward counts for its group"
+        return f"{outcome.masked} masks the loss of all tokens of this rollout; its reward counts for its group"
     if own.name == PER_TOKEN:
-        return "the critic makes an advantage of each token when the step is trained: the batch holds the reward in its place"
+        return "the critic computes the advantages of the tokens during training; the batch contains the reward instead"
     if not batch.outcomes:
-        return "the batch is of an older release: an overlong penalty, and what a filter masked, is not known"
+        return "the batch was written by an older release, without overlong penalties and masks of filters"
     return None
 
 
 @dataclass(frozen=True)
 class _Place:
-    """One rollout among all of its batch that have its settings."""
+    """One rollout among all rollouts of the batch with the same settings."""
 
     outcomes: Sequence[Outcome]
     at: int
     token: int
-    """The sample's first loss token within the rollout."""
+    """Index of the sample's first loss token within the rollout."""
 
     def values(self, changed: AdvantageConfig) -> list[float]:
-        """Values of the rollout's tokens, by another setting."""
+        """Compute the values of the rollout's tokens with other settings."""
         return [float(value) for value in batch_advantages(self.outcomes, [changed] * len(self.outcomes))[self.at]]
 
     def value(self, changed: AdvantageConfig) -> float:
-        """Value of the sample's first loss token."""
+        """Compute the value of the sample's first loss token."""
         found = self.values(changed)
         return found[min(self.token, len(found) - 1)] if found else 0.0
 
     def stages(self, own: AdvantageConfig) -> list[Stage]:
-        """The stages that change something, from the reward to the advantage."""
+        """Return the stages that change the value, from the reward to the advantage."""
         outcome = self.outcomes[self.at]
         found = [Stage(f"reward {_short_number(outcome.reward)}", outcome.reward)]
         if is_import_path(own.name) or own.name == PER_TOKEN:
@@ -205,7 +206,7 @@ class _Place:
 
 @dataclass(frozen=True)
 class Facts:
-    """Numbers of a rollout's group and batch, by the estimators' own functions."""
+    """Numbers of a rollout's group and batch, computed by the functions of the estimators."""
 
     groups: RewardGroups
     at: int
@@ -213,40 +214,40 @@ class Facts:
 
     @property
     def reward(self) -> float:
-        """R, shaped."""
+        """Shaped reward R."""
         return float(self.groups.rewards[self.at])
 
     @property
     def size(self) -> int:
-        """G."""
+        """Group size G."""
         return int(self.groups.sizes[self.at])
 
     @property
     def total(self) -> float:
-        """ΣR of the group."""
+        """Sum of the group's rewards, ΣR."""
         return float(self.groups.sum(self.groups.rewards)[self.at])
 
     @property
     def length(self) -> float:
-        """L, in loss tokens."""
+        """Length L in loss tokens."""
         return 0.0 if self.groups.lengths is None else float(self.groups.lengths[self.at])
 
     def mean(self, level: str) -> float:
-        """The mean reward at a level, over rollouts."""
+        """Return the mean reward over rollouts at a level."""
         sums = self._sums
         return float(
             level_means(level, sums(np.ones_like(self.groups.rewards)), sums(self.groups.rewards))[self._group]
         )
 
     def std(self, mean: str, level: str) -> float:
-        """The divisor at a level, around the mean of another."""
+        """Return the divisor at a level, around the mean of another level."""
         sums, rewards = self._sums, self.groups.rewards
         counts = sums(np.ones_like(rewards))
         centred = rewards - level_means(mean, counts, sums(rewards))[self.groups.group_ids]
         return float(level_stds(level, counts, sums(np.square(centred)))[self._group])
 
     def weighted(self) -> tuple[float, float]:
-        """ΣR·L and ΣL of the group."""
+        """Return ΣR·L and ΣL of the group."""
         lengths = self.groups.lengths if self.groups.lengths is not None else np.zeros_like(self.groups.rewards)
         sums = self.groups.sum
         return float(sums(self.groups.rewards * lengths)[self.at]), float(sums(lengths)[self.at])
@@ -275,7 +276,7 @@ def _explain_centered(facts: Facts) -> str:
 
 def _explain_rloo(facts: Facts) -> str:
     if facts.size < 2:
-        return f"{_short_number(facts.reward)}: a group of one has no others"
+        return f"{_short_number(facts.reward)}: the group has no other rollout"
     others = (facts.total - facts.reward) / (facts.size - 1)
     return f"{_short_number(facts.reward)} - mean of the {facts.size - 1} others {_short_number(others)}"
 
@@ -294,7 +295,7 @@ def _max_rl(facts: Facts) -> str:
 
 
 def _explain_reward(facts: Facts) -> str:
-    return f"{_short_number(facts.reward)} itself, without a baseline"
+    return f"{_short_number(facts.reward)}, without a baseline"
 
 
 ESTIMATORS: Mapping[str, Callable[[Facts], str]] = {
@@ -307,20 +308,20 @@ ESTIMATORS: Mapping[str, Callable[[Facts], str]] = {
     "reinforce_pp": _explain_reward,
     "reinforce_pp_baseline": _explain_centered,
 }
-"""Words of each built-in estimator, with the numbers put in."""
+"""Explanation of each built-in estimator with its numbers."""
 _LATER: Mapping[str, Callable[[object], str]] = {
     "global_std": lambda _: "divided by the standard deviation of all rewards of the batch",
     "gamma": lambda value: f"discounted by {value} for each later loss token",
-    "adv_mean": lambda value: f"less the mean over the loss tokens of the {value}",
+    "adv_mean": lambda value: f"minus the mean over the loss tokens of the {value}",
     "adv_std": lambda value: f"divided by the standard deviation over the loss tokens of the {value}",
-    "neg_clipped": lambda _: "negative ones are 0",
+    "neg_clipped": lambda _: "negative values become 0",
 }
 
 
 def _of_others(own: AdvantageConfig) -> str:
     if own.name == PER_TOKEN:
-        return "gae: the critic makes the advantage of it"
-    return f"{own.name}, a function of the run's own"
+        return "gae: the critic computes the advantage from it"
+    return f"{own.name}, a user-defined function"
 
 
 def _short_number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""A step computed again and compared with what the run wrote of it."""
+"""Replay of a step: repeat its computation and compare it with the values written by the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlrun.replay.sample import SampleReport, index_of, report_document, report_
 from rlrun.runtime import exit_codes
 
 TOLERANCE = 1e-3
-"""Relative tolerance where bits cannot be equal."""
+"""Relative tolerance if the bits cannot be equal."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +27,23 @@ class Replay:
 
     plan: Plan
     rows: tuple[Row, ...] = ()
-    """Quantities of the step, and those of steps before it that differ."""
+    """Quantities of the step, and differing quantities of earlier steps."""
     weights: dict[str, float] | None = None
-    """Comparison with the checkpoint of the step; None: there is none."""
+    """Comparison with the checkpoint of the step, or None without a checkpoint."""
     weights_verdict: Verdict = "unknown"
     where: str = ""
     """Ranks and device of the computation."""
     inexact: tuple[str, ...] = ()
-    """Reasons why bits cannot be demanded to be equal."""
+    """Reasons why equal bits cannot be expected."""
     sample: SampleReport | None = None
     objective: dict[str, Any] | None = None
     computed: bool = True
     stored: tuple[str, ...] = field(default=())
-    """Names of `metrics.jsonl` that no trainer computes."""
+    """Names in `metrics.jsonl` that the trainer does not compute."""
 
     @property
     def code(self) -> int:
-        """0: equal, or within the tolerance; 1: different; 65: there was nothing to compare with."""
+        """Exit code: 0 if equal or within the tolerance, 1 if different, 65 without values to compare with."""
         verdicts = [row.verdict for row in self.rows if row.step == self.plan.step] + [self.weights_verdict]
         if "different" in verdicts:
             return exit_codes.FAILURE
@@ -51,7 +51,7 @@ class Replay:
         return exit_codes.OK if compared or not self.computed else exit_codes.DATA
 
     def document(self) -> dict[str, object]:
-        """The result as JSON."""
+        """Return the result as JSON."""
         plan = self.plan
         return {
             "run": plan.run.trainer.name,
@@ -70,7 +70,7 @@ class Replay:
         }
 
     def text(self) -> str:
-        """The result for a terminal."""
+        """Return the result as text for a terminal."""
         lines = self._head() if self.computed else []
         if self.sample is not None:
             lines += (
@@ -84,14 +84,14 @@ class Replay:
         first = plan.batches[0][0]
         steps = f"step {plan.step}" if first == plan.step else f"steps {first} to {plan.step}"
         lines = [f"{plan.run.trainer.name}: {steps} from {start}, {self.where}"]
-        lines += [f"  not bit for bit: {why}" for why in self.inexact]
+        lines += [f"  bits may differ: {why}" for why in self.inexact]
         earlier = [row for row in self.rows if row.step != plan.step]
-        lines += [f"  step {row.step} already: {row.name} is {row.text}" for row in earlier]
+        lines += [f"  earlier difference in step {row.step}: {row.name} is {row.text}" for row in earlier]
         lines += rows_table([row for row in self.rows if row.step == plan.step])
         if self.weights is not None and plan.end is not None:
             lines.append(f"  {weights_text(self.weights, plan.end.name)}")
         if self.stored:
-            lines.append(f"  {len(self.stored)} metrics of rollouts, engines and times are not computed again")
+            lines.append(f"  {len(self.stored)} metrics of rollouts, engines and times are not recomputed")
         return [*lines, self._verdict()]
 
     def _verdict(self) -> str:
@@ -102,7 +102,7 @@ class Replay:
                 return f"step {self.plan.step} is the same, bit for bit"
             case exit_codes.FAILURE:
                 return f"step {self.plan.step} is DIFFERENT"
-        return f"step {self.plan.step} was computed, but the run has written nothing of it to compare with (metrics.jsonl, a checkpoint)"
+        return f"step {self.plan.step} was computed, but the run has no record to compare with (metrics.jsonl, a checkpoint)"
 
 
 def replay_step(
@@ -116,17 +116,17 @@ def replay_step(
     start: Start | None = None,
     trusts_code: bool = False,
 ) -> Replay:
-    """Compute a step again, and explain a sample of it.
+    """Repeat the computation of a step, and explain a sample of it.
 
     Args:
-        root: the run's folder, which is only read.
-        step: the step.
-        sample: the sample to explain, as a user names it.
-        computes: False: explain from the batch alone.
-        ranks: so many ranks on CPUs, in place of the run's layout.
-        model: folder of the model here.
-        start: how ranks are started; default: torchrun.
-        trusts_code: True if the caller trusts code that the folder names.
+        root: folder of the run, which is only read.
+        step: step to repeat.
+        sample: sample to explain, as named by a user.
+        computes: whether to repeat the computation; otherwise only the batch is read.
+        ranks: number of ranks on CPUs instead of the run's layout.
+        model: folder of the model on this machine.
+        start: function that starts the ranks. Default: torchrun.
+        trusts_code: whether the caller trusts code that the folder names.
 
     Raises:
         RoleError: the folder names code that the caller does not trust.
@@ -171,18 +171,18 @@ def _explain_step(plan: Plan, sample: str) -> tuple[int, SampleReport]:
 
 
 def _inexact_reasons(plan: Plan, answer: dict[str, Any], ranks: int | None) -> Sequence[str]:
-    """Reasons why the bits may differ although nothing is wrong."""
+    """Return the reasons why the bits may differ without an error."""
     found = []
     if answer["device"] != "cpu":
         found.append(f"sums on {answer['device']} have no fixed order")
     if answer["ranks"] != plan.attempt.world_size:
         found.append(
-            f"the run had {plan.attempt.world_size} ranks, here are {answer['ranks']}: sums have another order"
+            f"the run had {plan.attempt.world_size} ranks and this replay {answer['ranks']}, so sums have another order"
         )
     elif ranks is not None and plan.run.trainer.gpus_per_replica:
-        found.append("the run was on GPUs, here are CPUs")
+        found.append("the run used GPUs and this replay uses CPUs")
     if plan.reconfigured:
         found.append(
-            f"run.json was changed after attempt {plan.attempt.attempt} had trained the step; its configuration of then is not kept"
+            f"run.json was changed after attempt {plan.attempt.attempt} had trained the step, and its earlier content is lost"
         )
     return found

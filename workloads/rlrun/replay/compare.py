@@ -1,4 +1,4 @@
-"""Comparison of a step with what the run wrote of it: quantity by quantity. Pure."""
+"""Comparison of a repeated step with the values written by the run, quantity by quantity. Pure."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ Verdict = Literal["equal", "within", "different", "unknown"]
 _OF_BITS = "param_checksum"
 _TIMES = ("time/", "perf/")
 ABSOLUTE = 1e-5
-"""Differences below this are none where bits cannot be equal: next to 0 a relative one says nothing."""
+"""Absolute differences below this are ignored if bits cannot be equal, because relative differences near 0 have no
+meaning.
+"""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity."""
+    """Comparison of one quantity."""
 
     step: int
     name: str
     stored: float | None
-    """None: the run has written none."""
+    """Value written by the run, or None."""
     computed: float | None
     verdict: Verdict
 
     @property
     def text(self) -> str:
-        """Words for the table."""
+        """Text for the table."""
         match self.verdict:
             case "equal":
                 return "equal"
             case "unknown":
-                return "nothing to compare with" if self.stored is None else "not comparable"
+                return "no stored value" if self.stored is None else "not comparable"
         difference = abs((self.stored or 0.0) - (self.computed or 0.0))
         return f"{'within the tolerance' if self.verdict == 'within' else 'different'}: by {difference:.3g}"
 
@@ -41,13 +43,13 @@ class Row:
 def compare_quantities(
     step: int, stored: Mapping[str, float] | None, computed: Mapping[str, float], *, tolerance: float | None
 ) -> list[Row]:
-    """Quantities of a step, loss and gradient first.
+    """Compare the quantities of a step, loss and gradient first.
 
     Args:
-        step: its number.
-        stored: the step's line of `metrics.jsonl`; None: there is none.
-        computed: the step's metrics.
-        tolerance: relative; None: bits have to be equal.
+        step: number of the step.
+        stored: the step's line of `metrics.jsonl`, or None.
+        computed: metrics of the repeated step.
+        tolerance: relative tolerance. None: bits must be equal.
     """
     names = [name for name in computed if name != "step" and not name.startswith(_TIMES)]
     first = ("loss", "grad_norm", _OF_BITS)
@@ -64,18 +66,18 @@ def _compare_quantity(step: int, name: str, stored: object, computed: float, tol
         return Row(step, name, value, computed, "equal")
     if tolerance is None:
         return Row(step, name, value, computed, "different")
-    if name == _OF_BITS:  # numbers that differ at all have other bits
+    if name == _OF_BITS:  # a checksum has no tolerance
         return Row(step, name, value, computed, "unknown")
     near = abs(value - computed) <= max(ABSOLUTE, tolerance * max(abs(value), abs(computed)))
     return Row(step, name, value, computed, "within" if near else "different")
 
 
 def weights_verdict(found: Mapping[str, float], *, tolerance: float | None) -> Verdict:
-    """Verdict on a comparison with a checkpoint.
+    """Return the verdict of a comparison with a checkpoint.
 
     Args:
-        found: as `recompute.weights.count_changes` gives it.
-        tolerance: absolute for values of weights and moments; None: bits have to be equal.
+        found: result of `recompute.weights.count_changes`.
+        tolerance: absolute tolerance for values of weights and moments. None: bits must be equal.
     """
     if found["different"] == 0:
         return "equal"
@@ -83,7 +85,7 @@ def weights_verdict(found: Mapping[str, float], *, tolerance: float | None) -> V
 
 
 def weights_text(found: Mapping[str, float], name: str) -> str:
-    """One line on a comparison with a checkpoint."""
+    """Return one line about a comparison with a checkpoint."""
     total, different = int(found["tensors"]), int(found["different"])
     if not different:
         return f"{name}: all {total} tensors of weights and optimizer are equal, bit for bit"
@@ -91,7 +93,7 @@ def weights_text(found: Mapping[str, float], name: str) -> str:
 
 
 def rows_table(found: Sequence[Row]) -> list[str]:
-    """Rows for a terminal."""
+    """Format rows as lines for a terminal."""
     lines = [(printable(r.name), _show_number(r.stored), _show_number(r.computed), r.text) for r in found]
     widths = [max(len(line[column]) for line in [("", "stored", "computed", ""), *lines]) for column in range(3)]
     head = ("", "stored", "computed", "")

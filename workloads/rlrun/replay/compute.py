@@ -1,4 +1,4 @@
-"""The step computed again: the trainer's ranks in a folder of their own, which is gone afterwards."""
+"""Repeated computation of a step by the trainer's ranks, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlrun.trainer.recompute.job import Job
 
 Answer = dict[str, Any]
 Start = Callable[[TrainerConfig, Path, Job], None]
-"""Starts the ranks of a configuration, whose file is named, and waits for the answer."""
+"""Function that starts the ranks of a configuration file and waits for the answer."""
 
 
 def local_layout(config: TrainerConfig, *, ranks: int | None, model: Path | None) -> TrainerConfig:
-    """The run's configuration for this machine.
+    """Adapt the run's configuration to this machine.
 
     Args:
-        config: of the run.
-        ranks: so many ranks on CPUs, in place of the run's layout.
-        model: folder of the model here.
+        config: configuration of the run.
+        ranks: number of ranks on CPUs instead of the run's layout.
+        model: folder of the model on this machine.
     """
     changes: dict[str, object] = {"colocated": False, "engine_urls": []}
     if ranks is not None:
@@ -41,16 +41,16 @@ def local_layout(config: TrainerConfig, *, ranks: int | None, model: Path | None
 
 
 def compute_step(plan: Plan, config: TrainerConfig, start: Start, *, sample: int | None = None) -> Answer:
-    """Compute a step again.
+    """Repeat the computation of a step.
 
     Args:
-        plan: the way to it.
-        config: as `local_layout` gives it.
-        start: starts the ranks, such as `run_ranks`.
+        plan: files of the step.
+        config: result of `local_layout`.
+        start: function that starts the ranks, such as `run_ranks`.
         sample: index of a sample to explain.
 
     Raises:
-        ReplayError: the ranks failed; has their last words.
+        ReplayError: the ranks failed; the message contains their last lines.
     """
     with tempfile.TemporaryDirectory(prefix="rlrun-replay-") as made:
         scratch = RunPaths(Path(made))
@@ -73,7 +73,9 @@ def _dump_config(config: TrainerConfig, scratch: RunPaths) -> dict[str, object]:
 
 
 def _prepare_folder(scratch: RunPaths, paths: RunPaths) -> None:
-    """Make the part of a trainer's folder that it reads: the tiny model, by a link, and the hub's commits, copied: it may add to them."""
+    """Create the part of a trainer's folder that it reads: a link to the tiny model, and a copy of the hub's commits,
+    which it may change.
+    """
     if paths.model.is_dir():
         scratch.model.symlink_to(paths.model.absolute())
     if paths.revisions.is_dir():
@@ -81,20 +83,22 @@ def _prepare_folder(scratch: RunPaths, paths: RunPaths) -> None:
 
 
 def run_ranks(config: TrainerConfig, file: Path, job: Job) -> None:
-    """Start the ranks on this machine, and wait for them.
+    """Start the ranks on this machine and wait for them.
 
     Raises:
-        ReplayError: they failed.
+        ReplayError: the ranks failed.
     """
     command = torchrun_command(config, config_file=file, rendezvous_port=free_port(), attempt=1)
     environment = {**os.environ, "RLRUN_ATTEMPT": "1"}
     if config.gpus_per_replica == 0:
-        environment["OMP_NUM_THREADS"] = "1"  # as a run has it on CPUs: sums of more threads have other bits
+        environment["OMP_NUM_THREADS"] = (
+            "1"  # the same as in a run on CPUs, because more threads change the bits of sums
+        )
     done = subprocess.run(
         [*command, *job.rank_arguments()], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     if done.returncode:
-        said = "\n".join(telling_lines(done.stdout, 15))
+        output = "\n".join(telling_lines(done.stdout, 15))
         raise ReplayError(
-            f"the trainer ended with {done.returncode} while it computed the step:\n{said}", done.returncode
+            f"the trainer failed with exit code {done.returncode} during the step:\n{output}", done.returncode
         )

@@ -1,4 +1,4 @@
-"""Files that a step can be computed from again, chosen by the lineage of the newest attempt. Reads only."""
+"""Files for the repeated computation of a step, selected by the lineage of the newest attempt. Read-only."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rlrun.runtime import exit_codes
 
 ConfigT = TypeVar("ConfigT", TrainerConfig, OrchestratorConfig)
 KEEP_BATCHES = (
-    "batches are kept from the oldest kept checkpoint on; orchestrator.recordRollouts: true keeps all of them, "
-    "checkpoint.keepLast and keepInterval keep more checkpoints"
+    "batches are kept from the oldest kept checkpoint on; keep all batches with orchestrator.recordRollouts: true, or more "
+    "checkpoints with checkpoint.keepLast and keepInterval"
 )
 
 
 class ReplayError(RoleError):
-    """Error for a step that cannot be computed again, in one line with the setting that keeps what is missing."""
+    """Error for a step that cannot be repeated, in one line with the setting that keeps the missing file."""
 
     def __init__(self, message: str, code: int = exit_codes.DATA) -> None:
         super().__init__(message, code)
@@ -43,26 +43,26 @@ class ReplayError(RoleError):
 
 @dataclass(frozen=True)
 class Recorded:
-    """Run in a folder: its configuration, and what is on the volume for its steps."""
+    """A run in a folder: its configuration and the files of its steps."""
 
     paths: RunPaths
     trainer: TrainerConfig
     orchestrator: OrchestratorConfig | None
-    """None: it cannot be read, and a sample's advantage is not explained."""
+    """Configuration of the orchestrator. None if it is unreadable; then advantages are not explained."""
     lineage: Attempt
-    """The newest attempt."""
+    """Newest attempt."""
     checkpoints: tuple[Artifact, ...]
-    """Complete ones of the lineage."""
+    """Complete checkpoints of the lineage."""
     batches: dict[int, Path]
-    """By step, of the attempt of the lineage that trained it."""
+    """Batches by step, of the attempt in the lineage that trained the step."""
 
     @property
     def starts(self) -> list[int]:
-        """Steps that a computation can begin after: the model (0) and the checkpoints."""
+        """Steps after which a computation can start: the model (0) and the checkpoints."""
         return [0, *(checkpoint.step for checkpoint in self.checkpoints)]
 
     def possible(self) -> list[int]:
-        """Steps that can be computed again."""
+        """Return the steps that can be repeated."""
         found, reached = [], set(self.starts)
         for step in sorted(self.batches):
             if step - 1 in reached:
@@ -73,55 +73,55 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Plan:
-    """Way to one step."""
+    """Files for the computation of one step."""
 
     run: Recorded
     step: int
     start: Path | None
-    """Checkpoint to begin with; None: the model."""
+    """Checkpoint to start from. None: the model."""
     start_step: int
     origin: Origin | None
-    """The other run's checkpoint that `start` is, where this run began with one."""
+    """Other run's checkpoint equal to `start`, if this run started from one."""
     batches: tuple[tuple[int, Path], ...]
     end: Path | None
-    """Checkpoint of the step itself."""
+    """Checkpoint of the step, if it exists."""
     attempt: Attempt
-    """The attempt that trained the step."""
+    """Attempt that trained the step."""
     lines: dict[int, MetricsLine] = field(default_factory=dict)
     """Lines of `metrics.jsonl` by step."""
 
     @property
     def reconfigured(self) -> bool:
-        """True if the configuration was changed after the step was trained."""
+        """Whether the configuration was changed after the step was trained."""
         return self.attempt.config_hash not in ("", config_fingerprint(self.run.trainer))
 
 
 def read_run(root: Path) -> Recorded:
-    """Parts of a run that a folder holds.
+    """Read the parts of a run in a folder.
 
     Raises:
-        ReplayError: it holds no run, one that trains nothing, or a guest of another run's trainer.
+        ReplayError: the folder contains no run, a run without training, or a guest of another run's trainer.
     """
     paths = RunPaths(root)
     attempts = paths.attempts_on_disk()
     if not attempts:
         raise ReplayError(
-            f"{root} holds no run: it has no attempts/; of a run in a cluster, `rlrun pull NAME run --to DIR` brings the folder here",
+            f"{root} does not contain a run (no attempts/); copy the folder of a run in a cluster with `rlrun pull NAME run --to DIR`",
             exit_codes.USAGE,
         )
     trainer = _read_config(TrainerConfig, paths, attempts[-1])
     if trainer.task not in TRAINING_TASKS:
-        raise ReplayError(f"{trainer.name} has task {trainer.task}, which trains nothing", exit_codes.USAGE)
+        raise ReplayError(f"{trainer.name} has task {trainer.task}, which has no training steps", exit_codes.USAGE)
     if trainer.shared_with is not None:
         raise ReplayError(
-            f"{trainer.name} is trained by {trainer.shared_with} (trainer.sharedWith): its steps follow from the layout of that "
-            "trainer too, which its folder does not hold; only runs with a trainer of their own can be computed again",
+            f"{trainer.name} is trained by {trainer.shared_with} (trainer.sharedWith), whose layout affects its steps and is not in "
+            "its folder; only runs with their own trainer can be replayed",
             exit_codes.USAGE,
         )
     lineage = newest_attempt(paths, logger.warning)
     if lineage is None:
         raise ReplayError(
-            f"{paths.attempt_file(attempts[-1])} is damaged, and no attempt has a complete checkpoint; restore that file from a copy",
+            f"{paths.attempt_file(attempts[-1])} is damaged, and no attempt has a complete checkpoint; restore the file from a backup",
             exit_codes.DATA,
         )
     orchestrator: OrchestratorConfig | None
@@ -135,7 +135,7 @@ def read_run(root: Path) -> Recorded:
 
 
 def trained_by(lineage: Attempt, step: int) -> int | None:
-    """The attempt of a lineage that trained a step."""
+    """Return the attempt of a lineage that trained a step, or None."""
     for segment in lineage.lineage:
         if segment.first <= step and (segment.last is None or step <= segment.last):
             return segment.attempt
@@ -143,15 +143,16 @@ def trained_by(lineage: Attempt, step: int) -> int | None:
 
 
 def find_step(root: Path, step: int, *, computes: bool = True) -> Plan:
-    """The nearest way to a step.
+    """Find the files for the computation of a step from the nearest start.
 
     Args:
-        root: the run's folder.
-        step: the step.
-        computes: False: only the batch of the step is read.
+        root: folder of the run.
+        step: step to repeat.
+        computes: whether the step will be computed; otherwise only its batch is needed.
 
     Raises:
-        ReplayError: a file is missing; names it, the setting that keeps it, and the steps that can be computed again.
+        ReplayError: a file is missing; the message contains it, the setting that keeps it, and the steps that can
+            be repeated.
     """
     run = read_run(root)
     attempt = trained_by(run.lineage, step)
@@ -159,7 +160,7 @@ def find_step(root: Path, step: int, *, computes: bool = True) -> Plan:
     newest = max([*lines, *run.batches, *run.starts])
     if step > newest or attempt is None:
         raise ReplayError(
-            f"{run.trainer.name} has not trained step {step} yet; its newest is {newest}", exit_codes.USAGE
+            f"{run.trainer.name} has not trained step {step} yet; its newest step is {newest}", exit_codes.USAGE
         )
     if not computes:
         return _plan_of_batch(run, step, lines, read_attempt(run.paths.attempt_file(attempt)))
@@ -191,7 +192,7 @@ def find_step(root: Path, step: int, *, computes: bool = True) -> Plan:
 
 
 def _plan_of_batch(run: Recorded, step: int, lines: dict[int, MetricsLine], attempt: Attempt) -> Plan:
-    """Plan without a computation.
+    """Create a plan without a computation.
 
     Raises:
         ReplayError: the batch is missing.
@@ -199,7 +200,7 @@ def _plan_of_batch(run: Recorded, step: int, lines: dict[int, MetricsLine], atte
     if step not in run.batches:
         raise ReplayError(
             f"the batch of step {step} is not on the volume; {KEEP_BATCHES}; "
-            f"steps whose batches are there: {show_spans(sorted(run.batches))}"
+            f"steps with a batch: {show_spans(sorted(run.batches))}"
         )
     found = {number: line for number, line in lines.items() if number == step}
     return Plan(run, step, None, step - 1, None, ((step, run.batches[step]),), None, attempt, found)
@@ -210,13 +211,13 @@ def _explain_missing(run: Recorded, step: int, start: int) -> str:
     name = run.paths.batch(lacking, trained_by(run.lineage, lacking) or 1).relative_to(run.paths.root)
     nearest = "the model" if start == 0 else f"the checkpoint of step {start}"
     return (
-        f"step {step} cannot be computed again: {name} is not on the volume (the nearest start before it is {nearest}); "
-        f"{KEEP_BATCHES}; steps that can be computed again: {show_spans(run.possible())}"
+        f"step {step} cannot be replayed: {name} is not on the volume (the nearest start before it is {nearest}); "
+        f"{KEEP_BATCHES}; steps that can be replayed: {show_spans(run.possible())}"
     )
 
 
 def show_spans(steps: Sequence[int]) -> str:
-    """Ascending steps in words: `3 to 6, 9`."""
+    """Format ascending steps as `3 to 6, 9`."""
     found: list[list[int]] = []
     for step in steps:
         if found and found[-1][-1] == step - 1:
@@ -227,11 +228,11 @@ def show_spans(steps: Sequence[int]) -> str:
 
 
 def _check_checkpoint(checkpoint: Path, step: int) -> None:
-    """Refuse a checkpoint that is not whole; its bytes are compared when it is read."""
+    """Refuse an incomplete checkpoint. Its content is verified when it is read."""
     try:
         check_sizes(checkpoint, read_manifest(checkpoint).files)
     except (ManifestError, OSError) as error:
-        raise ReplayError(f"step {step} cannot be computed again: {checkpoint} cannot be used: {error}") from None
+        raise ReplayError(f"step {step} cannot be replayed: {checkpoint} is unusable: {error}") from None
 
 
 def _read_config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT:
@@ -240,7 +241,7 @@ def _read_config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT
     file = next((file for file in files if file.is_file()), None)
     if file is None:
         raise ReplayError(
-            f"{paths.root} has neither run.json nor the {role}'s config.json, so its settings are not known"
+            f"{paths.root} has neither run.json nor the {role}'s config.json, so its settings are unknown"
         )
     try:
         return load_file(model, file, section=role)
@@ -249,7 +250,7 @@ def _read_config(model: type[ConfigT], paths: RunPaths, attempt: int) -> ConfigT
 
 
 def _read_lines(path: Path) -> dict[int, MetricsLine]:
-    """Lines of `metrics.jsonl` by step, the last of each; one that is being written is left out."""
+    """Return the lines of `metrics.jsonl` by step, the last line of each step, without an incomplete line."""
     found: dict[int, MetricsLine] = {}
     for line in _whole_lines(path):
         try:

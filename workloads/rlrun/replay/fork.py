@@ -1,4 +1,4 @@
-"""A new run that begins in the state of another one: its own folder with a copy of a checkpoint, its own manifest, its own lineage."""
+"""Fork of a run: a new run with its own folder, manifest and lineage, started from a copy of another run's checkpoint."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ from rlrun.replay.find import Recorded, ReplayError, read_run
 from rlrun.runtime import exit_codes
 
 FIXED: Mapping[str, str] = {
-    "task": "the state is of this task",
-    "model": "the state is of this model's weights",
-    "trainer.lora": "the state is of these adapters",
-    "trainer.sharedWith": "the state is of a trainer of the run's own",
-    "trainer.optimizer.name": "the state is this optimizer's",
-    "trainer.optimizer.moments": "the state has the moments in this format",
+    "task": "the checkpoint belongs to this task",
+    "model": "the checkpoint contains this model's weights",
+    "trainer.lora": "the checkpoint contains these adapters",
+    "trainer.sharedWith": "the checkpoint belongs to the run's own trainer",
+    "trainer.optimizer.name": "the checkpoint contains the state of this optimizer",
+    "trainer.optimizer.moments": "the checkpoint contains the moments in this format",
 }
-"""Fields that a state cannot be without, and why."""
+"""Fields that a fork cannot change, with the reason."""
 _RESUME = "checkpoint.resume"
-"""Says where a run begins: a fork begins with its checkpoint."""
+"""Field of the start checkpoint, which a fork ignores because it starts from its own."""
 
 
 @dataclass(frozen=True)
 class Forked:
-    """A run that is ready to start."""
+    """A forked run, ready to start."""
 
     name: str
     folder: Path
@@ -60,21 +60,21 @@ def fork_run(
     manifest: Path | None = None,
     trusts_code: bool = False,
 ) -> Forked:
-    """Make the folder of a new run from a checkpoint of another one, which is only read.
+    """Create the folder of a new run from a checkpoint of another run, which is only read.
 
     Args:
-        root: the other run's folder.
-        step: of the checkpoint; None: the newest complete one.
+        root: folder of the other run.
+        step: step of the checkpoint. None: the newest complete one.
         changes: `a.b=c`, fields of `spec`.
-        name: of the new run; default: `<run>-<step>`.
-        folder: the new run's; default: `runs/<name>`.
-        manifest: of the other run, where its folder has none.
-        trusts_code: True if the caller trusts code that the manifest of the folder names.
+        name: name of the new run. Default: `<run>-<step>`.
+        folder: folder of the new run. Default: `runs/<name>`.
+        manifest: manifest of the other run, if its folder has none.
+        trusts_code: whether the caller trusts code that the manifest of the folder names.
 
     Raises:
         RoleError: the folder's manifest names code that the caller does not trust.
-        ReplayError: there is no such checkpoint, it is damaged, a change does not go with a state, or the folder is taken.
-        ConfigError: a change is none of the manifest.
+        ReplayError: the checkpoint is missing or damaged, a change contradicts it, or the folder is in use.
+        ConfigError: a change does not fit the manifest.
         OSError: the folder cannot be written.
     """
     run = read_run(root)
@@ -82,7 +82,7 @@ def fork_run(
     chosen = name or _default_name(run.trainer.name, checkpoint.step)
     target = (folder or Path("runs") / chosen).absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ReplayError(f"{target} is there already; name a new --folder, or another --name", exit_codes.USAGE)
+        raise ReplayError(f"{target} already exists; set another --folder or --name", exit_codes.USAGE)
     before, after = _read_specs(run.paths, chosen, changes, manifest, trusts_code=trusts_code)
     changed = _changed_fields(before, after)
     _refuse_fork(changed, after, checkpoint.step)
@@ -102,54 +102,48 @@ def _default_name(name: str, step: int) -> str:
 
 
 def _find_checkpoint(run: Recorded, step: int | None) -> Artifact:
-    """The complete checkpoint of a step, with all parts, whole."""
+    """Return the verified, complete checkpoint of a step."""
     steps = [one.step for one in run.checkpoints]
-    known = (
-        f"complete checkpoints are of steps {', '.join(map(str, steps))}" if steps else "it has no complete checkpoint"
-    )
+    known = f"it has checkpoints of steps {', '.join(map(str, steps))}" if steps else "it has no complete checkpoint"
     found = next((one for one in run.checkpoints if one.step == (steps[-1] if step is None else step)), None)
     if found is None:
         nearest = max((one for one in steps if step is not None and one < step), default=None)
-        offer = "" if nearest is None else f"; the nearest before it is --step {nearest}"
+        offer = "" if nearest is None else f"; use the nearest earlier one with --step {nearest}"
         raise ReplayError(
             f"{run.trainer.name} has no complete checkpoint of step {step}: {known}{offer}; "
-            "checkpoint.interval says how often one is made, keepLast and keepInterval which are kept",
+            "checkpoint.interval sets how often checkpoints are saved, keepLast and keepInterval how many are kept",
             exit_codes.USAGE,
         )
     try:
         manifest = read_manifest(found.path)
         verify_files(found.path, manifest)
     except (ManifestError, OSError) as error:
-        raise ReplayError(f"the checkpoint of step {found.step} cannot be used: {error}") from None
+        raise ReplayError(f"the checkpoint of step {found.step} is unusable: {error}") from None
     if not any(entry.path.startswith(f"{ORCHESTRATOR_PART}/") for entry in manifest.files):
-        raise ReplayError(
-            f"{found.path.name} has no {ORCHESTRATOR_PART} part: no orchestrator took part, so none can go on"
-        )
+        raise ReplayError(f"{found.path.name} has no {ORCHESTRATOR_PART} part, so no orchestrator can resume from it")
     return found
 
 
 def _read_specs(
     paths: RunPaths, name: str, changes: Sequence[str], manifest: Path | None, *, trusts_code: bool = False
 ) -> tuple[RLRunSpec, RLRunSpec]:
-    """The specification of the run, and that of its fork; problems of the latter are printed."""
+    """Return the specification of the run and that of its fork. Problems of the fork are printed."""
     file = manifest or paths.manifest
     if not file.is_file():
         raise ReplayError(
-            f"there is no {file}: a run keeps its manifest from this release on; name that of {paths.root} with --manifest FILE",
+            f"{file} does not exist; runs of older releases have no manifest in their folder, so set it with --manifest FILE",
             exit_codes.USAGE,
         )
     text = read_text(file)
     before = parse_manifest(text, str(file))[0].spec
     named = code_of_spec(before)
-    if manifest is None and named:  # a manifest of the caller's own is trusted, and so are the caller's changes
+    if manifest is None and named:  # a manifest passed by the caller is trusted, like the caller's changes
         after = code_of_spec(parse_manifest(text, str(file), Variation(_read_options(changes)))[0].spec)
         check_recorded_code(paths.root, [one for one in named if one in after], trusted=trusts_code)
     judged = judge_manifest(text, str(file), here=True, variation=Variation(_read_options(changes)))
     code = report_and_stop(judged)
     if code is not None or judged.run is None:
-        raise ReplayError(
-            "nothing is made: the changes above do not go with the manifest", code or exit_codes.CONFIGURATION
-        )
+        raise ReplayError("no fork was created: correct the changes listed above", code or exit_codes.CONFIGURATION)
     spec = judged.run.spec
     check_recorded_code(paths.root, list(code_of_folder(spec.model, paths)), trusted=trusts_code)
     checkpoint = spec.checkpoint.model_dump(exclude_unset=True, exclude={"resume"})
@@ -157,12 +151,14 @@ def _read_specs(
 
 
 def _read_options(changes: Sequence[str]) -> list[str]:
-    """Options of `a.b=c`, as a command line has them."""
+    """Convert `a.b=c` to options of a command line."""
     found: list[str] = []
     for change in changes:
         path, equals, value = change.partition("=")
         if not equals or not path:
-            raise ReplayError(f"--set {change}: write FIELD=VALUE, such as trainer.optimizer.lr=1e-5", exit_codes.USAGE)
+            raise ReplayError(
+                f"--set {change}: expected FIELD=VALUE, such as trainer.optimizer.lr=1e-5", exit_codes.USAGE
+            )
         found += [
             f"--{'.'.join(snake_name(part).replace('_', '-') for part in path.removeprefix('spec.').split('.'))}",
             value,
@@ -174,7 +170,7 @@ Changes = dict[str, tuple[object, object]]
 
 
 def _changed_fields(before: RLRunSpec, after: RLRunSpec) -> Changes:
-    """Fields of the fork that differ, by their path in YAML, with both values."""
+    """Return the differing fields of the fork by their YAML path, with both values."""
     one, other = (spec.model_dump(mode="json", by_alias=True) for spec in (before, after))
     return {path: (old, new) for path, old, new in _differing_fields("", one, other) if not path.startswith(_RESUME)}
 
@@ -192,13 +188,12 @@ def _refuse_fork(changed: Changes, after: RLRunSpec, step: int) -> None:
         fixed = next((field for field in FIXED if path == field or path.startswith(f"{field}.")), None)
         if fixed is not None:
             raise ReplayError(
-                f"{path} cannot be changed: {FIXED[fixed]}; begin a run of its own, without a state",
+                f"{path} cannot be changed: {FIXED[fixed]}; start a new run without a checkpoint instead",
                 exit_codes.CONFIGURATION,
             )
     if after.max_steps <= step:
         raise ReplayError(
-            f"maxSteps is {after.max_steps}, and the checkpoint is of step {step}: nothing is left to train; "
-            f"add --set maxSteps={step * 2}",
+            f"maxSteps is {after.max_steps}, but the checkpoint is at step {step}; add for example --set maxSteps={step * 2}",
             exit_codes.CONFIGURATION,
         )
 
@@ -210,11 +205,11 @@ def _show_value(value: object) -> str:
 def _write_folder(
     run: Recorded, checkpoint: Artifact, target: Path, name: str, spec: RLRunSpec, origin: ForkedFrom
 ) -> RunConfig:
-    """Write the folder, which appears when it is whole, and return the configuration in it."""
+    """Write the folder, which appears only when it is complete, and return its configuration."""
     uid = str(uuid.uuid4())
     config = resolve_spec(spec, name=name, uid=uid, output_dir=str(target))
     with new_folder(target) as made:
-        made.chmod(0o700)  # as folders of `rlrun local` are
+        made.chmod(0o700)  # like the folders of `rlrun local`
         paths = RunPaths(made)
         paths.manifest.write_text(manifest_text(spec, name))
         paths.run_json.write_text(config.model_dump_json(indent=1, by_alias=False) + "\n")
@@ -223,7 +218,7 @@ def _write_folder(
         attempt = _fork_lineage(run, checkpoint, uid)
         paths.attempt_file(attempt.attempt).write_text(json.dumps(asdict(attempt)))
         copied = paths.checkpoint(checkpoint.step, checkpoint.attempt)
-        # Copies, not links: retention of either run deletes names only, but a damaged block would be both runs' loss.
+        # Copies instead of links: a damaged block of a shared file would damage both runs.
         shutil.copytree(checkpoint.path, copied)
         for source in (run.paths.model, run.paths.revisions):
             if source.is_dir():
@@ -233,12 +228,12 @@ def _write_folder(
         try:
             verify_files(copied, read_manifest(copied))
         except ManifestError as error:
-            raise ReplayError(f"{checkpoint.path} changed while it was copied: {error}") from None
+            raise ReplayError(f"{checkpoint.path} changed during the copy: {error}") from None
     return config
 
 
 def _fork_lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
-    """The attempt of the new folder that owns the checkpoint, and nothing after it."""
+    """Return the attempt of the new folder that owns the checkpoint and no later step."""
     wrote = read_attempt(run.paths.attempt_file(checkpoint.attempt))
     cut = next_attempt(
         wrote,
@@ -251,5 +246,5 @@ def _fork_lineage(run: Recorded, checkpoint: Artifact, uid: str) -> Attempt:
 
 
 def _lines_up_to(path: Path, through: int) -> Iterator[bytes]:
-    """Whole lines of `metrics.jsonl` up to a step."""
+    """Return the complete lines of `metrics.jsonl` up to a step."""
     return (line for line, found in metrics_lines(path) if found is not None and found["step"] <= through)

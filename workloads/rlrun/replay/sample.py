@@ -1,4 +1,6 @@
-"""Explanation of a sample: its advantage, the versions that sampled it, its tokens, and what the objective makes of it. Pure."""
+"""Explanation of a sample: its advantage, the versions that sampled it, its tokens, and its part in the objective.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
 _TOKENS = 12
-"""Tokens of the table that is printed."""
+"""Number of tokens in the printed table."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens `start` to `end` (excluded) of one kind."""
+    """Tokens `start` (included) to `end` (excluded) of one kind."""
 
     kind: str
     """`prompt` (before the first trained token), `trained`, or `between` (templates, tools and later prompts)."""
@@ -37,38 +39,38 @@ class Version:
     version: int
     tokens: int
     age: int
-    """Updates between it and the policy that the step begins with."""
+    """Number of updates between it and the policy at the start of the step."""
 
 
 @dataclass(frozen=True)
 class SampleReport:
-    """All that the batch alone says of a sample."""
+    """Facts of a sample that need only the batch."""
 
     step: int
     sample: int
-    """Its index in the batch."""
+    """Index of the sample in the batch."""
     environment: str
     task_id: str
     group: int
     rollout: int
     reward: float
-    """As the environment gave it."""
+    """Reward of the environment."""
     dispatch_version: int
     versions: tuple[Version, ...]
     tokens: int
     trained_tokens: int
     masked: str | None
-    """The filter that took the loss from its tokens."""
+    """Filter that masked the loss of its tokens, or None."""
     spans: tuple[Span, ...]
     advantage: Advantage | None
-    """None: no estimator is known for it, such as of demonstrations."""
+    """Explanation of its advantage, or None without an estimator, such as for demonstrations."""
 
 
 def index_of(batch: Batch, wanted: str) -> int:
-    """Index of the sample that a word of the command line names: its index, `GROUP/ROLLOUT`, or its task's id.
+    """Return the index of the sample named on the command line by its index, `GROUP/ROLLOUT`, or its task's id.
 
     Raises:
-        ReplayError: there is none, or several.
+        ReplayError: no sample or several samples match.
     """
     if wanted.isdecimal() and int(wanted) < len(batch.samples):
         return int(wanted)
@@ -78,12 +80,12 @@ def index_of(batch: Batch, wanted: str) -> int:
     if found:
         places = ", ".join(f"{i} ({batch.samples[i].group}/{batch.samples[i].rollout})" for i in found[:8])
         raise ReplayError(
-            f"--sample {wanted} names {len(found)} samples: {places}; name one by its index", exit_codes.USAGE
+            f"--sample {wanted} matches {len(found)} samples: {places}; use the index of one", exit_codes.USAGE
         )
     first = batch.samples[0]
     raise ReplayError(
-        f"--sample: step {batch.step} has no sample {printable(wanted)}; name an index from 0 to {len(batch.samples) - 1}, "
-        f"GROUP/ROLLOUT such as {first.group}/{first.rollout}, or a task's id",
+        f"--sample: step {batch.step} has no sample {printable(wanted)}; use an index from 0 to {len(batch.samples) - 1}, "
+        f"GROUP/ROLLOUT such as {first.group}/{first.rollout}, or the id of a task",
         exit_codes.USAGE,
     )
 
@@ -92,18 +94,18 @@ def report_sample(batch: Batch, index: int, settings: Mapping[str, AdvantageConf
     """Report on a sample from its batch.
 
     Args:
-        batch: of the step.
-        index: of the sample.
-        settings: estimators by environment; none in supervised fine-tuning.
+        batch: batch of the step.
+        index: index of the sample.
+        settings: estimators by environment; empty in supervised fine-tuning.
 
     Raises:
-        ReplayError: the estimator refuses the batch's rewards.
+        ReplayError: the estimator rejects the batch's rewards.
     """
     sample = batch.samples[index]
     try:
         advantage = explain_advantage(batch, index, settings)
     except ValueError as error:
-        raise ReplayError(f"the advantages of step {batch.step} cannot be estimated again: {error}") from None
+        raise ReplayError(f"cannot recompute the advantages of step {batch.step}: {error}") from None
     outcome = next((o for o in outcomes_of(batch) if (o.group, o.rollout) == (sample.group, sample.rollout)), None)
     return SampleReport(
         batch.step,
@@ -137,7 +139,7 @@ def _token_spans(sample: Sample) -> Iterator[Span]:
 
 
 def report_document(found: SampleReport, objective: Mapping[str, Any] | None) -> dict[str, object]:
-    """A report as JSON."""
+    """Return a report as JSON."""
     values = asdict(found)
     if found.advantage is not None:
         values["advantage"]["equal"] = found.advantage.equal
@@ -145,34 +147,34 @@ def report_document(found: SampleReport, objective: Mapping[str, Any] | None) ->
 
 
 def report_text(found: SampleReport, objective: Mapping[str, Any] | None) -> str:
-    """A report for a terminal."""
+    """Return a report as text for a terminal."""
     place = f"{printable(found.environment)} {printable(found.task_id)}, group {found.group}, rollout {found.rollout}"
     lines = [f"sample {found.sample} of step {found.step}: {place}", f"  reward {found.reward:.6g}"]
     lines += advantage_lines(found)
     ages = ", ".join(f"{one.tokens} tokens by version {one.version} ({one.age} behind)" for one in found.versions)
     lines.append(
-        f"  sampled: {ages or 'no trained token'}; its group was dispatched at version {found.dispatch_version}"
+        f"  sampled: {ages or 'no trained tokens'}; the group was dispatched at version {found.dispatch_version}"
     )
     kinds = ", ".join(f"{one.kind} {one.start}-{one.end - 1}" for one in found.spans[:_TOKENS])
     more = "" if len(found.spans) <= _TOKENS else f" and {len(found.spans) - _TOKENS} more spans"
-    lines.append(f"  tokens: {found.trained_tokens} of {found.tokens} are trained on: {kinds}{more}")
+    lines.append(f"  trained tokens: {found.trained_tokens} of {found.tokens}: {kinds}{more}")
     if objective is not None:
         lines += list(_objective_lines(objective))
     return "\n".join(lines)
 
 
 def advantage_lines(found: SampleReport) -> list[str]:
-    """Lines on the advantage, with the numbers of each stage."""
+    """Return lines about the advantage, with the numbers of each stage."""
     why = found.advantage
     if why is None:
-        return ["  advantage: none is estimated; its tokens have the weights of the batch"]
+        return ["  advantage: not estimated; the tokens have the weights of the batch"]
     group = ", ".join(f"{reward:.4g}" for reward in why.rewards[:16])
     lines = [f"  rewards of its group: {group}{', ...' if len(why.rewards) > 16 else ''}"]
     lines += [f"    {printable(stage.text)} -> {stage.value:.6g}" for stage in why.stages]
     if why.note is not None:
         lines.append(f"    {why.note}")
     if why.stored:
-        lines.append(f"  advantage {_range_text(why.stored)} in the batch; estimated again: {_agreement_text(why)}")
+        lines.append(f"  advantage {_range_text(why.stored)} in the batch; recomputed: {_agreement_text(why)}")
     return lines
 
 
@@ -180,7 +182,7 @@ def _agreement_text(why: Advantage) -> str:
     return (
         "equal"
         if why.equal
-        else f"{_range_text(why.computed)}, which differs: the estimator's settings were changed since"
+        else f"{_range_text(why.computed)}, different because the estimator's settings were changed later"
     )
 
 
@@ -190,7 +192,7 @@ def _range_text(values: Sequence[float]) -> str:
 
 
 def _objective_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Lines on what the objective makes of the sample."""
+    """Yield lines about the sample's part in the objective."""
     tokens, metrics = found["tokens"], found["metrics"]
     slopes: list[float] = tokens["slope"]
     raised, lowered = sum(slope < 0 for slope in slopes), sum(slope > 0 for slope in slopes)
@@ -200,10 +202,10 @@ def _objective_lines(found: Mapping[str, Any]) -> Iterator[str]:
     for name, values in metrics.items():
         if not name.endswith("_max") and values:
             yield f"    {name}: {_share_text(values) if name.endswith('_fraction') else _spread_text(values)}"
-    yield f"    its part of the step's loss: {sum(tokens['share_of_loss']):.6g}"
+    yield f"    share of the step's loss: {sum(tokens['share_of_loss']):.6g}"
     yield (
-        f"    the gradient raises the probability of {raised} tokens, lowers that of {lowered}, leaves {len(slopes) - raised - lowered}; "
-        f"sum of slopes {sum(slopes):.6g}"
+        f"    the gradient increases the probability of {raised} tokens, decreases it for {lowered}, and keeps it for "
+        f"{len(slopes) - raised - lowered}; sum of slopes {sum(slopes):.6g}"
     )
     positions: list[int] = found["positions"]
     columns = ["logprob", "sampled_logprob", "advantage", "loss", "slope"]
@@ -212,7 +214,7 @@ def _objective_lines(found: Mapping[str, Any]) -> Iterator[str]:
     for at in range(min(len(positions), _TOKENS)):
         yield "    " + f"{positions[at]:>16}" + "".join(f"{tokens[name][at]:>16.6g}" for name in columns)
     if len(positions) > _TOKENS:
-        yield f"    {len(positions) - _TOKENS} more: -o json"
+        yield f"    {len(positions) - _TOKENS} more tokens with -o json"
 
 
 def _share_text(values: Sequence[float]) -> str:

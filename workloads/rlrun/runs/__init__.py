@@ -1,5 +1,7 @@
-"""Runs as Python objects: `from rlrun import Run`. Builds, starts, follows and changes a run by what the commands use.
+"""Runs as Python objects (`from rlrun import Run`): build, start, follow and change a run with the functions of the
+commands.
 
-`run` has the object, `manifest` what it is made of, `blocks` the typed parts of a specification, `launch` the start on this machine, `acts`
-the changes of a run that exists, `reading` what a run has written, `page` how a notebook shows it, `errors` how it fails.
+`run` contains the object, `manifest` its manifest, `blocks` the typed parts of a specification, `launch` the start on
+this machine, `acts` the changes of an existing run, `reading` the content of its volume, `page` its display in a
+notebook, `errors` its errors.
 """

@@ -1,4 +1,4 @@
-"""Changes of a run that exists: a launcher on this machine is asked to stop, an RLRun in a cluster is patched or applied."""
+"""Changes of an existing run: stop requests to a launcher on this machine, and patches of an RLRun in a cluster."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from rlrun.runtime.json_types import Json
 
 
 def launcher_of(run: FolderRun) -> LauncherRecord | None:
-    """Record of the run's launcher; None: it was started by hand."""
+    """Return the record of the run's launcher, or None if the roles were started by hand."""
     return read_record(RunPaths(run.root).launcher)
 
 
 def is_running(run: FolderRun) -> bool:
-    """True if a launcher looks after the run now."""
+    """Return whether a launcher supervises the run now."""
     record = launcher_of(run)
     return record is not None and record.alive(time.time())
 
 
 def go_on_command(run: FolderRun) -> str:
-    """Command that goes on with a run on this machine."""
+    """Return the command that resumes a run on this machine."""
     record = launcher_of(run)
     return record.command if record is not None else "the command that started it, with --resume"
 
 
 def ask_to_stop(run: FolderRun, *, dry_run: bool = False) -> int:
-    """Ask a run's launcher to save and stop, as Ctrl-C does; its process.
+    """Request a save and stop from a run's launcher, like Ctrl-C, and return its process id.
 
     Raises:
-        NotFoundError: nobody runs it here.
+        NotFoundError: no launcher on this machine runs it.
     """
     record = launcher_of(run)
     if record is None:
-        raise NotFoundError(f"no launcher looks after {run.root}: end the roles where they were started")
+        raise NotFoundError(f"{run.root} has no launcher; stop the roles in the terminals where they were started")
     if not record.alive(time.time()):
-        raise NotFoundError(f"{run.root} does not run; go on with it: {record.command}")
+        raise NotFoundError(f"{run.root} is not running; resume it with: {record.command}")
     if record.host != os.uname().nodename:
         raise NotFoundError(f"{run.root} runs on {record.host} (process {record.pid}); stop it there")
     if not dry_run:
@@ -54,16 +54,16 @@ def ask_to_stop(run: FolderRun, *, dry_run: bool = False) -> int:
 
 
 def patch(api: Api, name: str, change: Json, *, dry_run: bool = False) -> None:
-    """Ask first whether the API server takes all of a merge patch, then patch.
+    """Check with a server-side dry run that the API server accepts all fields of a merge patch, then patch.
 
     Raises:
-        ClusterError: it refuses the patch, or would drop a field of it.
+        ClusterError: the API server refuses the patch or would drop a field.
     """
     words = ["patch", RUNS, name, "--type=merge", f"--patch={json.dumps(change)}"]
     tried = ask_json(api, [*words, "--dry-run=server"])
     if lost := dropped_fields(change, tried):
         raise ClusterError(
-            f"{', '.join(lost)}: the RLRun has no such field; `kubectl explain rlrun.spec --recursive` lists all",
+            f"{', '.join(lost)}: unknown field of the RLRun; list all fields with `kubectl explain rlrun.spec --recursive`",
             exit_codes.USAGE,
         )
     if not dry_run:
@@ -71,10 +71,10 @@ def patch(api: Api, name: str, change: Json, *, dry_run: bool = False) -> None:
 
 
 def apply(api: Api, document: Json) -> Json:
-    """Apply a manifest; the object as the API server has it.
+    """Apply a manifest and return the object in the API server.
 
     Raises:
-        ClusterError: it refuses the manifest.
+        ClusterError: the API server refuses the manifest.
     """
     with tempfile.TemporaryDirectory(prefix="rlrun-") as folder:
         file = Path(folder, "run.json")

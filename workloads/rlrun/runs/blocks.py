@@ -1,7 +1,7 @@
 """Typed parts of a specification for Python: `Run(name="a", model=Model(path="..."), trainer=Trainer(replicas=2))`.
 
-Each is the model of the manifest's block, with the same fields in snake_case, and refuses a wrong value at once, by field, value and fix.
-A mapping, `trainer={"replicas": 2}`, does as well.
+Each class is the model of a manifest's block, with the same fields in snake_case. A wrong value is refused at once,
+with field, value and fix. A mapping, `trainer={"replicas": 2}`, works too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 else:
 
     class _Block(type(Config)):
-        """Class of a block: a call of it says every problem as a manifest's reader does, in the place of pydantic's error."""
+        """Metaclass of the blocks. Creation reports all problems like the manifest's reader, instead of pydantic's error."""
 
         def __call__(cls, **fields: Any) -> Any:
             layer = Reader(cls, cls.__name__, style="snake").read(plain(fields))

@@ -1,4 +1,4 @@
-"""Errors of a run as a Python object: one message for a person, and no traceback of what is below it in a notebook."""
+"""Errors of `Run`: one message for people, without a traceback of internal calls in a notebook."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class RunError(Exception):
     """Base of all errors of a `Run`."""
 
     def _render_traceback_(self) -> list[str]:
-        """Lines that IPython shows in the place of a traceback."""
+        """Lines that IPython shows instead of a traceback."""
         return [f"{type(self).__name__}: {self}"]
 
 
 class ManifestError(RunError, ValueError):
-    """Error for a manifest that is not valid.
+    """Error for an invalid manifest.
 
     Args:
-        problems: each names field, value and fix.
+        problems: problems with field, value and fix.
     """
 
     def __init__(self, problems: Sequence[Problem]) -> None:
@@ -36,15 +36,15 @@ class ManifestError(RunError, ValueError):
 
 
 class RunFailedError(RunError):
-    """Error for a run that has failed or stopped while it was waited for; the message is that of `why()`."""
+    """Error for a run that failed or stopped during a wait. The message is the text of `why()`."""
 
 
 class WaitTimeoutError(RunError, TimeoutError):
-    """Error for a wait that took too long; the run itself goes on."""
+    """Error for a wait that timed out; the run itself continues."""
 
 
 def translated(call: Callable[P, T]) -> Callable[P, T]:
-    """Turn the errors of readers, of the cluster and of this machine into a `RunError`."""
+    """Decorate a method so that errors of readers, the cluster and this machine become a `RunError`."""
 
     @wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""Fields of a specification as `Run(...)` and `Run.set(...)` take them; a test holds them to the resource's."""
+"""Fields of a specification for `Run(...)` and `Run.set(...)`. A test compares them with the fields of the resource."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ from rlrun.config.models.tracking import TrackingConfig
 
 
 class SpecFields(TypedDict, total=False):
-    """Fields of a run's specification: blocks are models (see `blocks`) or mappings. In `Run.set`, None takes a field out."""
+    """Fields of a run's specification; blocks are models (see `blocks`) or mappings. In `Run.set`, None removes a
+    field.
+    """
 
     task: Literal["RL", "SFT", "Eval"] | None
     model: ModelConfig | Mapping[str, Any] | None

@@ -1,4 +1,4 @@
-"""State of a `Run` object: its manifest, its place, the process that it launched, and its access to a cluster."""
+"""State of a `Run` object: its manifest, its place, its launcher process, and its access to a cluster."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def access(namespace: str | None, context: str | None, kubeconfig: str | Path | None) -> Kubectl:
-    """`kubectl` with the flags of a call; None: as it is configured."""
+    """Return `kubectl` with the flags of a call. None: the configured value."""
     given = (("namespace", namespace), ("context", context), ("kubeconfig", kubeconfig))
     return Kubectl([f"--{name}={value}" for name, value in given if value is not None])
 
 
 class Held:
-    """A run as far as it is known here."""
+    """Local state of a run."""
 
     _manifest: Manifest | None
     _place: FolderRun | ClusterRun | None
@@ -43,7 +43,7 @@ class Held:
     def _there(self) -> FolderRun | ClusterRun:
         if self._place is None:
             raise NotFoundError(
-                f"{self._written().name} was not started: .local() starts it on this machine, .apply() in a cluster; Run.open finds one"
+                f"{self._written().name} was not started; start it with .local() or .apply(), or open an existing run with Run.open"
             )
         return self._place
 
@@ -54,7 +54,7 @@ class Held:
             from rlrun.runs.manifest import of_resource
 
             return of_resource(ask_json(self._api, ["get", RUNS, self._place.name]))
-        raise NotFoundError("a run that was opened from a folder has no manifest; Run.load(FILE) reads it")
+        raise NotFoundError("a run opened from a folder has no manifest; read it with Run.load(FILE)")
 
     def _curve(self) -> Curve:
         place = self._there()

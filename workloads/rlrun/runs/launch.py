@@ -1,4 +1,6 @@
-"""Start of a run on this machine in the background: `rlrun local` in a process group of its own, which outlives a notebook's kernel."""
+"""Start of a run on this machine in the background: `rlrun local` in a separate process group, which outlives a
+notebook's kernel.
+"""
 
 from __future__ import annotations
 
@@ -25,30 +27,30 @@ from rlrun.runtime.printable import printable
 
 _LINES = 40
 PROGRAM = tuple(module_command("rlrun.cli.main"))
-"""The launcher; tests put another one in its place."""
+"""Command of the launcher; tests replace it."""
 
 
 @dataclass(frozen=True)
 class Launched:
-    """A launcher that this process has started."""
+    """A launcher started by this process."""
 
     process: subprocess.Popen[bytes]
     log: Path
-    """Its output."""
+    """File with its output."""
     begin: int
-    """Place in the log at which it began."""
+    """Offset in the log at which its output starts."""
 
     def code(self) -> int | None:
-        """Exit code; None: it goes on."""
+        """Return the exit code, or None while it runs."""
         return self.process.poll()
 
     def interrupt(self) -> None:
-        """Ask it to save and stop, as Ctrl-C does."""
+        """Request a save and stop, like Ctrl-C."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
     def said(self) -> str:
-        """Last lines that it printed."""
+        """Return the last lines of its output."""
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(self.begin)
             lines = file.read().decode(errors="replace").splitlines()
@@ -57,35 +59,37 @@ class Launched:
 
 
 def look(run: Run, api: Api, launched: Launched | None, now: float) -> Snapshot:
-    """A look at a run; of one that this process has started, also before its launcher has written anything.
+    """Return a snapshot of a run; for a run started by this process also before its launcher has written a record.
 
     Args:
-        run: the run.
-        api: the cluster.
-        launched: its launcher, if this process has started it.
+        run: run to read.
+        api: access to the cluster.
+        launched: launcher of the run, if this process started it.
         now: seconds since the epoch.
     """
-    code = launched.code() if launched is not None else None  # before the look: what it wrote until its end is seen
+    code = (
+        launched.code() if launched is not None else None
+    )  # before the read, so that the last writes of an ended launcher are included
     seen = read_run(run, api, now)
     if launched is None or (
         (record := _record_of(launched)) is not None and (code is None or record.state != "Running")
     ):
         return seen
     if code is None:
-        return _with_condition(seen, "Starting", "Progressing", "Launching", "its launcher looks at what it is to run")
+        return _with_condition(seen, "Starting", "Progressing", "Launching", "its launcher reads the manifest")
     return _with_condition(
         seen, "Failed", "Failed", "NotBegun", f"its launcher ended with exit code {code}: {launched.said()}"
     )
 
 
 def _record_of(launched: Launched) -> LauncherRecord | None:
-    """Record that this launcher has written; None: it has not yet, and one that is there is of an attempt before."""
+    """Return the record written by this launcher, or None. An existing record may belong to an earlier attempt."""
     record = read_record(RunPaths(launched.log.parent).launcher)
     return record if record is not None and record.pid == launched.process.pid else None
 
 
 def _with_condition(seen: Snapshot, phase: str, kind: str, reason: str, message: str) -> Snapshot:
-    """A snapshot whose one condition is this."""
+    """Return a snapshot with only this condition."""
     one = Condition(kind, "True", reason, message)
     return replace(seen, phase=phase, reason=reason, message=message, conditions=(one,), failures=(), wait=None)
 
@@ -94,18 +98,18 @@ def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[st
     """Start all roles of a run on this machine.
 
     Args:
-        manifest: what to run.
-        root: the run's folder, absolute.
-        resume: go on with the run in it.
-        options: further options of `rlrun local`.
+        manifest: manifest of the run.
+        root: absolute path of the run's folder.
+        resume: whether to resume the run in the folder.
+        options: additional options of `rlrun local`.
 
     Raises:
         NotFoundError: the folder is not free.
     """
     if is_run(root) and is_running(FolderRun(root)):
-        raise NotFoundError(f"{root} runs already; Run.open({str(root)!r}) follows it")
+        raise NotFoundError(f"{root} is already running; follow it with Run.open({str(root)!r})")
     if not resume and is_run(root):
-        raise NotFoundError(f"{root} holds a run already; resume=True goes on with it, or choose another folder")
+        raise NotFoundError(f"{root} already contains a run; resume it with resume=True, or choose another folder")
     make_private_folder(root)
     file, log = _file(manifest, root), root / LAUNCH_LOG
     words = ["local", str(file), "--plain", "--output-dir", str(root), *(["--resume"] if resume else []), *options]
@@ -122,7 +126,7 @@ def launch(manifest: Manifest, root: Path, *, resume: bool, options: Sequence[st
 
 
 def _file(manifest: Manifest, root: Path) -> Path:
-    """File of the manifest: its own, while it has not been changed; else one in the run's folder."""
+    """Return the manifest's file if it is unchanged, otherwise a new file in the run's folder."""
     if manifest.file is not None and manifest.file.is_file() and tail_text(manifest.file) == manifest.text:
         return manifest.file
     file = root / LAUNCH_MANIFEST

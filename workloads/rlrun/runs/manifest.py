@@ -1,4 +1,4 @@
-"""Manifest of a run as it is written: made of fields, read from a file, changed by words. Defaults are never filled in."""
+"""Manifest of a run without defaults: built from fields, read from a file, changed by `field=value` words."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ class Manifest:
     """A valid manifest."""
 
     document: Json
-    """The resource in YAML's names; what was not written is not there."""
+    """Resource with YAML names; only written fields are present."""
     text: str | None = None
-    """Text that it was read from, unchanged since."""
+    """Text from which it was read, if unchanged."""
     file: Path | None = None
-    """File that has this text."""
+    """File that contains this text."""
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         return str(self.document["metadata"]["name"])
 
     @property
     def namespace(self) -> str | None:
-        """The namespace that the manifest names."""
+        """Namespace in the manifest, or None."""
         found = self.document["metadata"].get("namespace")
         return None if found is None else str(found)
 
     def to_yaml(self) -> str:
-        """Text of the manifest; of a file that was not changed, its own."""
+        """Return the text of the manifest; for an unchanged file its text."""
         return (
             self.text if self.text is not None else yaml.safe_dump(self.document, sort_keys=False, allow_unicode=True)
         )
 
 
 def built(name: str, namespace: str | None, labels: Mapping[str, str] | None, spec: Mapping[str, object]) -> Manifest:
-    """Manifest of fields of a specification.
+    """Build a manifest from fields of a specification.
 
     Args:
-        name: the run's name.
-        namespace: in the cluster.
-        labels: of the resource.
+        name: name of the run.
+        namespace: namespace in the cluster.
+        labels: labels of the resource.
         spec: fields by Python names; blocks are models or mappings.
 
     Raises:
-        ConfigError: every problem, each by the field's Python name.
+        ConfigError: all problems, each with the field's Python name.
     """
     metadata: Json = {"name": name} | ({"namespace": namespace} if namespace else {})
     metadata |= {"labels": dict(labels)} if labels else {}
@@ -74,16 +74,16 @@ def built(name: str, namespace: str | None, labels: Mapping[str, str] | None, sp
 
 
 def read(path: Path) -> Manifest:
-    """Manifest in a file.
+    """Read a manifest from a file.
 
     Raises:
-        ConfigError: every problem, with its line.
+        ConfigError: all problems, with their lines.
     """
     return parsed(read_text(path), str(path), file=path)
 
 
 def parsed(text: str, source: str, *, file: Path | None = None) -> Manifest:
-    """Manifest in a text, which messages call `source`."""
+    """Parse a manifest from a text; `source` is its name in messages."""
     parse_manifest(text, source)
     documents, _ = examine_yaml(text, source)
     alone = len(documents) == 1
@@ -91,24 +91,24 @@ def parsed(text: str, source: str, *, file: Path | None = None) -> Manifest:
 
 
 def of_document(document: Mapping[str, object]) -> Manifest:
-    """Manifest of a mapping, such as one that YAML or JSON was read into.
+    """Read a manifest from a mapping, such as parsed YAML or JSON.
 
     Raises:
-        ConfigError: every problem.
+        ConfigError: all problems.
     """
     return Manifest(parsed(yaml.safe_dump(plain(document), sort_keys=False, allow_unicode=True), "mapping").document)
 
 
 def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, object]) -> Manifest:
-    """Manifest with other values.
+    """Return a manifest with changed fields.
 
     Args:
-        manifest: remains as it is.
-        words: `field.name=value`, as options of the command line; `null` takes a field out.
-        fields: by Python names; a block changes the fields that it has, and None takes a field out.
+        manifest: original manifest, which stays unchanged.
+        words: `field.name=value`, like options of the command line; `null` removes a field.
+        fields: fields by Python names; a block changes only its fields, and None removes a field.
 
     Raises:
-        ConfigError: every problem.
+        ConfigError: all problems.
     """
     metadata = manifest.document["metadata"]
     source = str(manifest.file) if manifest.file is not None else _BUILT
@@ -127,10 +127,10 @@ def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, objec
 
 
 def renamed(manifest: Manifest, name: str) -> Manifest:
-    """The same manifest of a run of another name.
+    """Return the manifest with another name of the run.
 
     Raises:
-        ConfigError: it is no name.
+        ConfigError: the name is invalid.
     """
     metadata = manifest.document["metadata"] | {"name": name}
     return _judged(_layer(manifest.document.get("spec") or {}, _BUILT, metadata), metadata)
@@ -139,7 +139,7 @@ def renamed(manifest: Manifest, name: str) -> Manifest:
 def _split(word: str) -> tuple[str, str]:
     field, equals, value = word.removeprefix("--").removeprefix("spec.").partition("=")
     if not equals or not field:
-        raise WordError(f"got {word!r}, expected field=value, such as trainer.replicas=2")
+        raise WordError(f"got {word!r}; expected field=value, such as trainer.replicas=2")
     return field, value
 
 
@@ -148,7 +148,7 @@ def _option(word: str) -> str:
 
 
 def _taken_out(word: str) -> tuple[str, ...]:
-    """Python names of the field that a word takes out; none: it sets one."""
+    """Return the Python names of the field that a word removes; empty if the word sets a field."""
     field, value = _split(word)
     if value != "null":
         return ()
@@ -156,14 +156,16 @@ def _taken_out(word: str) -> tuple[str, ...]:
     for part in field.split("."):
         known = find_field(shape.model, part) if shape.model is not None else None
         if known is None:
-            raise WordError(f"{word}: there is no field {field}")
+            raise WordError(
+                f"{word}: unknown field {field}; list all fields with `kubectl explain rlrun.spec --recursive`"
+            )
         path.append(known)
         shape = child_shape(shape, known)
     return tuple(path)
 
 
 def _layer(spec: Mapping[str, object], source: str, metadata: Json) -> Layer:
-    """A resource whose fields are called as in the specification, without `spec.` before them."""
+    """Return the layer of a resource whose fields have the names of the specification, without the prefix `spec.`."""
     given = plain(spec)
     inner = Reader(RLRunSpec, source, style="snake").read(given if isinstance(given, dict) else {})
     layer = Layer(
@@ -196,7 +198,7 @@ def _remove(values: dict[str, Any], path: tuple[str, ...]) -> None:
 
 
 def patch_of_fields(fields: Mapping[str, object]) -> Json:
-    """Merge patch of `spec` from fields by Python names; None removes one.
+    """Return a merge patch of `spec` from fields by Python names; None removes a field.
 
     Raises:
         ConfigError: a field is unknown.
@@ -208,7 +210,7 @@ def patch_of_fields(fields: Mapping[str, object]) -> Json:
 
 
 def of_resource(found: Json) -> Manifest:
-    """Manifest of an object as the API server has it: with what it fills in, without what it writes."""
+    """Return the manifest of an object in the API server: with its defaults, without its status and managed metadata."""
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {name: value for name, value in found["metadata"].items() if name in kept}
     return Manifest({"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": found.get("spec") or {}})

@@ -1,4 +1,4 @@
-"""A run as a notebook shows it: phase, step, ETA, and the curve of its reward or loss as an inline picture. Pure."""
+"""Display of a run in a notebook: phase, step, ETA, and the curve of its reward or loss as an inline picture. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WIDTH = "max-width: 44em"
 
 
 def line(seen: Snapshot) -> str:
-    """A run in one line, for a terminal."""
+    """Return a run as one line for a terminal."""
     return f"<Run {seen.title}: {', '.join(_facts(seen))}>"
 
 
@@ -32,12 +32,12 @@ def _facts(seen: Snapshot) -> Iterator[str]:
 
 
 def html(seen: Snapshot, told: Explanation, lines: Sequence[Mapping[str, object]]) -> str:
-    """A run as a fragment of HTML, without scripts.
+    """Return a run as an HTML fragment without scripts.
 
     Args:
-        seen: one look at it.
-        told: why it does what it does.
-        lines: its metrics; empty: not known.
+        seen: snapshot of the run.
+        told: explanation of its state.
+        lines: metrics of the run; empty if unknown.
     """
     phase, *facts = _facts(seen)
     badge = f'<span style="color: {_COLOURS.get(seen.phase, _OTHER)}; font-weight: bold">{escape(phase)}</span>'
@@ -61,5 +61,5 @@ def _picture(lines: Sequence[Mapping[str, object]]) -> Iterator[str]:
 
 
 def manifest(text: str) -> str:
-    """A text as a fragment of HTML."""
+    """Return a text as an HTML fragment."""
     return f"<pre>{escape(text)}</pre>"

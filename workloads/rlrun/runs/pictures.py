@@ -1,4 +1,4 @@
-"""Curves of several runs as a picture, and beside each other as text. What `rlrun plot` and `rlrun compare` show, too."""
+"""Curves of several runs as a picture or as text. Also used by `rlrun plot` and `rlrun compare`."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlrun.runtime.printable import printable
 
 
 def lines_of(runs: Sequence[Curve], metric: str | None, smooth: int, what: str) -> tuple[str, list[Line]]:
-    """Metric and curves of runs.
+    """Return metric and curves of runs.
 
     Args:
-        runs: at least one.
-        metric: None: the first usual one that all have.
-        smooth: mean of so many steps.
-        what: how the message calls the option.
+        runs: at least one run.
+        metric: name of the metric. None: the first default metric that all runs have.
+        smooth: number of steps of the moving mean.
+        what: name of the option in messages.
 
     Raises:
-        NotFoundError: a run has no such metric; says which there are.
+        NotFoundError: a run lacks the metric; the message lists the existing ones.
     """
     if (empty := next((run for run in runs if not run.lines), None)) is not None:
-        status = f"`rlrun status {empty.argument or empty.label}` shows how far it is"
-        raise NotFoundError(f"{empty.label} has no trained step yet, so there is no curve; {status}")
+        status = f"see `rlrun status {empty.argument or empty.label}`"
+        raise NotFoundError(f"{empty.label} has no trained step yet, so it has no curve; {status}")
     metric = metric or next(
         (name for name in DEFAULTS if all(name in metric_names(run.lines) for run in runs)), DEFAULTS[0]
     )
@@ -39,11 +39,11 @@ def lines_of(runs: Sequence[Curve], metric: str | None, smooth: int, what: str) 
 
 
 def drawn(runs: Sequence[Curve], metric: str | None, smooth: int) -> Picture:
-    """Picture of a metric of runs; see `lines_of`."""
+    """Draw a metric of runs; see `lines_of`."""
     name, found = lines_of(runs, metric, smooth, "metric")
     return Picture(draw_svg(name, found), name)
 
 
 def compared(runs: Sequence[Curve]) -> Words:
-    """Curves at the steps that all runs have, and what differs in their configurations."""
+    """Return the curves at the steps that all runs have, and the differences of their configurations."""
     return Words(curves_table(runs) + "\n\n" + differences_table(runs))

@@ -1,4 +1,4 @@
-"""Plain data of what a Python user passes."""
+"""Conversion of Python values to plain data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 
 def plain(value: object) -> Any:
-    """Plain data of models, mappings, sequences and paths; of a model, the fields that were set."""
+    """Convert models, mappings, sequences and paths to plain data. Of a model only the set fields are used."""
     if isinstance(value, BaseModel):
         return plain(
             {name: getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set}

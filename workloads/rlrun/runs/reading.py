@@ -1,4 +1,6 @@
-"""Contents of a run's volume, for commands and for Python: metrics, rollouts and checkpoints, of a folder or through the cluster."""
+"""Content of a run's volume for commands and for Python: metrics, rollouts and checkpoints, from a folder or through
+the cluster.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,11 @@ class Checkpoint:
     step: int
     attempt: int
     path: str
-    """Folder of the checkpoint, as the run's place has it."""
+    """Folder of the checkpoint on the run's volume."""
     size: int
     """Size in bytes."""
     time: float
-    """When it was complete, in seconds since the epoch."""
+    """Time of its completion, in seconds since the epoch."""
 
 
 class Trace(NamedTuple):
@@ -50,7 +52,9 @@ class Trace(NamedTuple):
 
 
 def metric_lines(run: Run, api: Api) -> Iterator[dict[str, object]]:
-    """Yield the lines of a run's metrics, one per step; none if no step is trained yet. Of a folder, memory stays that of one line."""
+    """Yield the lines of a run's metrics, one per step; empty before the first trained step. For a folder only one line
+    is in memory.
+    """
     if isinstance(run, FolderRun):
         yield from each_line(RunPaths(run.root).metrics)
         return
@@ -62,7 +66,7 @@ def metric_lines(run: Run, api: Api) -> Iterator[dict[str, object]]:
 
 
 def curve(run: Run, api: Api, label: str) -> Curve:
-    """Metrics and configuration of a run."""
+    """Read metrics and configuration of a run."""
     lines = MetricColumns(metric_lines(run, api))
     if isinstance(run, FolderRun):
         paths = RunPaths(run.root)
@@ -81,16 +85,16 @@ def _without_secrets(fields: RunFields) -> RunFields:
 
 
 def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = None) -> Trace:
-    """Rollouts of a step, or the held-out answers of a policy version.
+    """Read the rollouts of a step, or the evaluation answers of a policy version.
 
     Args:
-        run: the run.
-        api: the cluster.
-        step: a trained step; None: the newest one that has a trace.
-        evaluation: policy version, in the place of a step.
+        run: run to read.
+        api: access to the cluster.
+        step: trained step. None: the newest step with a trace.
+        evaluation: policy version, instead of a step.
 
     Raises:
-        NotFoundError: there is none; says which there are.
+        NotFoundError: the trace does not exist; the message lists the existing ones.
     """
     seen = read_run(run, api, time.time(), events=False)
     volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.traces.name)
@@ -100,7 +104,7 @@ def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = 
         if step is None:
             steps = traced_steps(volume.names(folder))
             if not steps:
-                lacks = f"has no traces yet (task {seen.task}), which come with the first trained step"
+                lacks = f"has no traces yet (task {seen.task}); the first trained step writes one"
                 raise NotFoundError(not_there(seen, lacks))
             step = steps[-1]
         name, label = _PATHS.trace(step).name, f"step {step}"
@@ -112,27 +116,27 @@ def _text(volume: Volume, folder: PurePosixPath, name: str) -> str:
         return volume.text(folder / name)
     except NotFoundError as error:
         steps = traced_steps(volume.names(folder))
-        there = f"there are traces of steps {steps[0]} to {steps[-1]}" if steps else "there are no traces"
-        raise NotFoundError(f"{error}; {there}") from None
+        existing = f"the run has traces of steps {steps[0]} to {steps[-1]}" if steps else "the run has no traces"
+        raise NotFoundError(f"{error}; {existing}") from None
 
 
 def of_environment(rows: Sequence[rollouts.Row], environment: str | None, what: str) -> None:
-    """Refuse an environment that no rollout is of.
+    """Refuse an environment without rollouts.
 
     Args:
-        rows: the rollouts.
-        environment: its name; None: all.
-        what: how the message calls the option.
+        rows: rollouts to search.
+        environment: name of the environment. None: all.
+        what: name of the option in messages.
 
     Raises:
-        NotFoundError: says which there are.
+        NotFoundError: no rollout belongs to it; the message lists the existing environments.
     """
     if environment is not None and environment not in (known := rollouts.environment_names(rows)):
         raise NotFoundError(f"{what}: {unknown_name('environment', environment, known)}")
 
 
 def checkpoints(run: Run, api: Api) -> list[Checkpoint]:
-    """Complete checkpoints of a run, in order of step and attempt."""
+    """Read the complete checkpoints of a run, in order of step and attempt."""
     seen = read_run(run, api, time.time(), events=False)
     volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.checkpoints.name)
     root = str(run.root) if isinstance(run, FolderRun) else str(seen.folder)
@@ -145,6 +149,6 @@ def checkpoints(run: Run, api: Api) -> list[Checkpoint]:
             size = sum(int(file["size"]) for file in document["files"])
             when = float(document["created_at"])
         except (NotFoundError, ValueError, TypeError, KeyError):
-            continue  # not complete, or damaged
+            continue  # incomplete or damaged
         found.append(Checkpoint(int(match[1]), int(match[2]), f"{root}/{folder / name}", size, when))
     return found

@@ -1,4 +1,4 @@
-"""Answers of a `Run` that show themselves, in a terminal and in a notebook."""
+"""Results of `Run` methods with a display for terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CHARACTERS = 2000
 
 
 class Words(str):
-    """Text for people: shown as it is, without quotes."""
+    """Text for people, displayed without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
@@ -21,15 +21,15 @@ class Picture:
     """A plot.
 
     Args:
-        svg: the picture as SVG.
-        title: its metric.
+        svg: picture as SVG.
+        title: metric of the plot.
     """
 
     def __init__(self, svg: str, title: str) -> None:
         self.svg, self.title = svg, title
 
     def save(self, path: str | Path) -> Path:
-        """Write the SVG file; a file that is there is replaced."""
+        """Write the SVG file; an existing file is replaced."""
         Path(path).write_text(self.svg)
         return Path(path)
 
@@ -37,15 +37,15 @@ class Picture:
         return self.svg
 
     def __repr__(self) -> str:
-        return f"<Picture of {self.title}; in a terminal .save('FILE.svg') writes it>"
+        return f"<Picture of {self.title}; write it to a file with .save('FILE.svg')>"
 
 
 class Rollouts(list[rollouts.Row]):
-    """Rollouts as the trace has them, one mapping each, and as `rlrun rollouts` prints them.
+    """Rollouts of a trace, one mapping each, with the display of `rlrun rollouts`.
 
     Args:
-        rows: the chosen ones.
-        summary: one line on all of the step.
+        rows: selected rollouts.
+        summary: one line about all rollouts of the step.
     """
 
     def __init__(self, rows: Sequence[rollouts.Row], summary: str) -> None:

@@ -1,4 +1,4 @@
-"""`Run`: one run as a Python object. What it shows and does is what the commands of the same names show and do."""
+"""`Run`: one run as a Python object, with the same results and effects as the commands of the same names."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _NO_PANDAS = "run.metrics() needs pandas, which is not installed: pip install 'p
 
 
 class Run(Held):
-    """A run: its manifest, and, once it was started or opened, the run itself.
+    """A run: its manifest, and the running or finished run after it was started or opened.
 
     Args:
-        name: RFC 1035, at most 40 characters.
-        namespace: in the cluster.
-        labels: of the resource.
+        name: RFC 1035 label of at most 40 characters.
+        namespace: namespace in the cluster.
+        labels: labels of the resource.
         **spec: fields of the specification by Python names; blocks are models of `rlrun.runs.blocks` or mappings.
 
     Raises:
-        ManifestError: every problem, each by field, value and fix.
+        ManifestError: all problems, each with field, value and fix.
     """
 
     @translated
@@ -56,14 +56,14 @@ class Run(Held):
     @classmethod
     @translated
     def load(cls, source: str | Path | Mapping[str, Any], *, name: str | None = None) -> Run:
-        """Run of a manifest: a file (YAML or JSON), or a mapping that one was read into.
+        """Load a run from a manifest: a file (YAML or JSON), or a mapping with its content.
 
         Args:
-            source: the file or the mapping.
-            name: another name than it has.
+            source: path of the file, or the mapping.
+            name: new name of the run. Default: the name in the manifest.
 
         Raises:
-            ManifestError: every problem, with its line.
+            ManifestError: all problems, with their lines.
         """
         from rlrun.runs import manifest
 
@@ -82,16 +82,16 @@ class Run(Held):
         context: str | None = None,
         kubeconfig: str | Path | None = None,
     ) -> Run:
-        """Run that exists: a folder of this machine, or a name in a cluster.
+        """Open an existing run: a folder on this machine, or a name in a cluster.
 
         Args:
-            where: the folder that `rlrun local` has written, or the name.
-            namespace: in the cluster; with it, `where` is never a folder.
-            context: of the kubeconfig.
-            kubeconfig: file.
+            where: folder written by `rlrun local`, or the name of an RLRun.
+            namespace: namespace in the cluster. With it, `where` is always a name.
+            context: context of the kubeconfig.
+            kubeconfig: path of the kubeconfig.
 
         Raises:
-            RunError: there is no such run.
+            RunError: the run does not exist.
         """
         in_cluster = namespace is not None or context is not None or kubeconfig is not None
         made = cls.__new__(cls)
@@ -104,19 +104,19 @@ class Run(Held):
 
     @property
     def name(self) -> str:
-        """The run's name."""
+        """Name of the run."""
         if self._manifest is not None:
             return self._manifest.name
         return self._place.name if isinstance(self._place, ClusterRun) else self.status().name
 
     @property
     def folder(self) -> Path | None:
-        """Folder of a run on this machine; None: it is in a cluster, or not started."""
+        """Folder of a run on this machine; None if it is in a cluster or not started."""
         return self._place.root if isinstance(self._place, FolderRun) else None
 
     @translated
     def to_yaml(self) -> str:
-        """Manifest as it was written, without defaults; of a file that was not changed, the file's text.
+        """Return the manifest without defaults; for an unchanged file the text of the file.
 
         Raises:
             RunError: the run was opened and has no manifest here.
@@ -125,27 +125,27 @@ class Run(Held):
 
     @translated
     def save(self, path: str | Path) -> Path:
-        """Write the manifest to a file; a file that is there is replaced."""
+        """Write the manifest to a file; an existing file is replaced."""
         Path(path).write_text(self._written().to_yaml())
         return Path(path)
 
     @translated
     def set(self, *words: str, **fields: Unpack[SpecFields]) -> Run:
-        """Change fields: of the manifest before the run is started, of the RLRun afterwards, as `rlrun set` does.
+        """Change fields: of the manifest before the start, of the RLRun afterwards, like `rlrun set`.
 
         Args:
-            *words: `trainer.replicas=2`; null takes a field out.
-            **fields: by Python names; a block changes the fields that it names, None takes a field out.
+            *words: changes such as `trainer.replicas=2`; null removes a field.
+            **fields: fields by Python names; a block changes only its fields, and None removes a field.
 
         Raises:
-            ManifestError: the manifest would not be valid; nothing is changed then.
-            RunError: the API server refuses the change, or the run is one of this machine and was started.
+            ManifestError: the changed manifest is invalid; nothing is changed.
+            RunError: the API server refuses the change, or the run was started on this machine.
         """
         from rlrun.runs import manifest
 
         if isinstance(self._place, FolderRun):
             raise RunError(
-                f"{self._place.root} has begun with its manifest; change the manifest and go on: "
+                f"{self._place.root} was started with its manifest; change the manifest and resume: "
                 "Run.load(FILE).set(...).local(FOLDER, resume=True)"
             )
         if self._place is None:
@@ -165,23 +165,23 @@ class Run(Held):
         resume: bool = False,
         options: Sequence[str] = (),
     ) -> Run:
-        """Start all roles on this machine, in the background; they outlive this process.
+        """Start all roles on this machine in the background; they outlive this process.
 
         Args:
-            folder: the run's folder; default: runs/NAME.
-            wait: return when the run is complete.
-            resume: go on with the run in the folder.
-            options: further options of `rlrun local`, such as `--trainer-gpu-ids 0,1`.
+            folder: folder of the run. Default: runs/NAME.
+            wait: whether to return only when the run is complete.
+            resume: whether to resume the run in the folder.
+            options: additional options of `rlrun local`, such as `--trainer-gpu-ids 0,1`.
 
         Raises:
             RunError: the folder is not free.
-            RunFailedError: with `wait`, the run has failed.
+            RunFailedError: the run failed, with `wait`.
         """
         from rlrun.runs.launch import launch
 
         if self._manifest is None:
             raise RunError(
-                "this run was opened without a manifest: Run.load(FILE).local(FOLDER, resume=True) goes on with it"
+                "this run was opened without a manifest; resume it with Run.load(FILE).local(FOLDER, resume=True)"
             )
         root = Path(folder if folder is not None else Path("runs") / self._manifest.name).absolute()
         self._launched = launch(self._manifest, root, resume=resume, options=options)
@@ -192,10 +192,10 @@ class Run(Held):
     def apply(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | Path | None = None
     ) -> Run:
-        """Apply the manifest to a cluster, through `kubectl`; returns at once.
+        """Apply the manifest to a cluster with `kubectl`; returns at once.
 
         Raises:
-            RunError: the API server refuses the manifest, or cannot be reached.
+            RunError: the API server refuses the manifest or is unreachable.
         """
         manifest = self._written()
         document = dict(manifest.document)
@@ -208,12 +208,12 @@ class Run(Held):
 
     @translated
     def status(self) -> Snapshot:
-        """One look at the run: phase, progress, conditions, failures."""
+        """Return the current state of the run: phase, progress, conditions, failures."""
         return self._seen(time.time())
 
     @translated
     def why(self) -> Words:
-        """Why the run waits, restarted or failed, and what to do; as `rlrun why` says it."""
+        """Explain why the run waits, restarted or failed, and how to fix it, like `rlrun why`."""
         now = time.time()
         return Words(screen.explanation_text(explain_run(self._seen(now), now), now))
 
@@ -221,17 +221,17 @@ class Run(Held):
     def wait(
         self, phase: str = "Complete", *, step: int | None = None, timeout: float | None = None, every: float = 1.0
     ) -> Run:
-        """Wait for a phase, or for a trained step. Ctrl-C ends the wait alone; the run goes on.
+        """Wait for a phase or for a trained step. Ctrl-C ends only the wait; the run continues.
 
         Args:
-            phase: one of the nine phases; not looked at where `step` is given.
-            step: return when that many steps are trained.
-            timeout: in seconds; default: none.
-            every: seconds between two looks.
+            phase: one of the nine phases; ignored with `step`.
+            step: number of trained steps to wait for.
+            timeout: timeout in seconds. Default: no timeout.
+            every: seconds between two checks.
 
         Raises:
-            RunFailedError: the run has failed, or stopped, before; with the words of `why`.
-            WaitTimeoutError: it took longer.
+            RunFailedError: the run failed or stopped earlier; the message is the text of `why`.
+            WaitTimeoutError: the timeout has passed.
         """
         from rlrun.runs.waiting import wait_for
 
@@ -240,20 +240,20 @@ class Run(Held):
 
     @translated
     def metric_rows(self) -> list[dict[str, object]]:
-        """Metrics, one mapping per step, as metrics.jsonl has them."""
+        """Return the metrics, one mapping per step, as in metrics.jsonl."""
         return list(reading.metric_lines(self._there(), self._api))
 
     def metrics(self) -> pandas.DataFrame:
-        """Metrics as a table, one row per step; the index is the step.
+        """Return the metrics as a table with one row per step and the step as index.
 
         Raises:
-            RunError: pandas is not installed, or is of no use with the numpy that is.
+            RunError: pandas is not installed, or is incompatible with the installed numpy.
         """
         try:
             import pandas
         except ImportError:
             raise RunError(_NO_PANDAS) from None
-        except ValueError as error:  # one that was built for another numpy
+        except ValueError as error:  # pandas was built for another version of numpy
             raise RunError(f"pandas cannot be imported: {error}; pip install -U 'pandas>=2.2.2'") from None
         rows = self.metric_rows()
         return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
@@ -268,17 +268,17 @@ class Run(Held):
         best: int | None = None,
         environment: str | None = None,
     ) -> Rollouts:
-        """Rollouts of a step: messages, rewards, advantages, policy versions.
+        """Return the rollouts of a step: messages, rewards, advantages, policy versions.
 
         Args:
-            step: a trained step; default: the newest one that has a trace.
-            evaluation: held-out answers of this policy version instead.
-            worst: so many with the lowest rewards.
-            best: so many with the highest rewards.
-            environment: those of one environment.
+            step: trained step. Default: the newest step with a trace.
+            evaluation: policy version whose evaluation answers to return instead.
+            worst: number of rollouts with the lowest rewards.
+            best: number of rollouts with the highest rewards.
+            environment: name of the environment. Default: all.
 
         Raises:
-            RunError: there are none; says which there are.
+            RunError: the rollouts do not exist; the message lists the existing ones.
         """
         label, rows = reading.trace(self._there(), self._api, step, evaluation)
         reading.of_environment(rows, environment, "environment")
@@ -287,33 +287,33 @@ class Run(Held):
 
     @translated
     def checkpoints(self) -> list[reading.Checkpoint]:
-        """Complete checkpoints, oldest first: step, attempt, path, size in bytes."""
+        """Return the complete checkpoints, oldest first: step, attempt, path, size in bytes."""
         return reading.checkpoints(self._there(), self._api)
 
     @translated
     def plot(self, *others: Run, metric: str | None = None, smooth: int = 1) -> Picture:
-        """Curve of a metric, of this run and others.
+        """Draw a metric of this run and others.
 
         Args:
-            *others: drawn beside it.
-            metric: default: reward/mean, or loss where there is none.
-            smooth: mean of the last so many steps.
+            *others: other runs in the same plot.
+            metric: name of the metric. Default: reward/mean, or loss if it is missing.
+            smooth: number of steps of the moving mean.
 
         Raises:
-            RunError: a run has no such metric; says which there are.
+            RunError: a run lacks the metric; the message lists the existing ones.
         """
         return drawn([one._curve() for one in (self, *others)], metric, smooth)
 
     @translated
     def compare(self, *others: Run) -> Words:
-        """Curves beside each other at the steps that all have, and what differs in the configurations."""
+        """Compare the curves of runs at their common steps, and list the differences of their configurations."""
         if not others:
-            raise RunError("compare needs another run: a.compare(b)")
+            raise RunError("compare needs at least one other run, such as a.compare(b)")
         return compared([one._curve() for one in (self, *others)])
 
     @translated
     def suspend(self) -> Run:
-        """Save the last trained step and free all GPUs; returns at once. `resume` goes on."""
+        """Save the last trained step and free all GPUs; returns at once. `resume` continues the run."""
         place = self._there()
         if isinstance(place, FolderRun):
             acts.ask_to_stop(place)
@@ -323,10 +323,10 @@ class Run(Held):
 
     @translated
     def resume(self) -> Run:
-        """Go on with a suspended run; on this machine, with one whose manifest is here.
+        """Resume a suspended run. On this machine this needs the manifest.
 
         Raises:
-            RunError: the run was opened from a folder; says the command that goes on with it.
+            RunError: the run was opened from a folder; the message contains the command that resumes it.
         """
         place = self._there()
         if isinstance(place, ClusterRun):
@@ -334,13 +334,13 @@ class Run(Held):
             return self
         if self._manifest is None:
             raise NotFoundError(
-                f"what a folder says is not executed; go on with it in a terminal: {acts.go_on_command(place)}"
+                f"a run opened from a folder is not resumed from Python; resume it in a terminal with: {acts.go_on_command(place)}"
             )
         return self.local(place.root, resume=True)
 
     @translated
     def stop(self, *, timeout: float | None = None) -> Run:
-        """Save the last trained step and wait until everything of the run is stopped.
+        """Save the last trained step and wait until all roles of the run have stopped.
 
         Raises:
             WaitTimeoutError: it took longer than `timeout` seconds.
@@ -370,7 +370,7 @@ class Run(Held):
             now = time.time()
             seen = self._seen(now)
             return page.html(seen, explain_run(seen, now), self._rows())
-        except Exception as error:  # a picture never breaks the cell that shows it
+        except Exception as error:  # an error of the display must not break the cell
             return page.manifest(str(error))
 
     def _rows(self) -> list[dict[str, object]]:

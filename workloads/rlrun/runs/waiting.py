@@ -1,4 +1,4 @@
-"""Waiting for a run: for a phase, for a step, for its end."""
+"""Waiting for a run's phase, step or end."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _OFTEN_SECONDS = 0.2
 def wait_for(
     run: Run, api: Api, launched: Launched | None, *, phase: str, step: int | None, timeout: float | None, every: float
 ) -> None:
-    """Wait for a phase, or for a step; see `Run.wait`."""
+    """Wait for a phase or for a step; see `Run.wait`."""
     if step is None and phase not in PHASES:
-        raise RunError(f"phase: got {phase!r}, expected one of {', '.join(PHASES)}")
+        raise RunError(f"phase: got {phase!r}; expected one of {', '.join(PHASES)}")
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
         seen = look(run, api, launched, time.time())
@@ -46,7 +46,7 @@ def wait_for(
 
 
 def wait_until_stopped(run: Run, api: Api, launched: Launched | None, *, timeout: float | None) -> None:
-    """Wait until nothing of a run is at work any more; however it ended."""
+    """Wait until all roles of a run have stopped, however it ended."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while not _is_stopped(run, api, launched):
         name = str(run.root) if isinstance(run, FolderRun) else run.name
@@ -62,5 +62,5 @@ def _is_stopped(run: Run, api: Api, launched: Launched | None) -> bool:
 def _pause(deadline: float | None, every: float, what: str, timeout: float | None, now: str = "") -> None:
     left = every if deadline is None else deadline - time.monotonic()
     if left <= 0:
-        raise WaitTimeoutError(f"{what} after {timeout:g} s{now}; it goes on")
+        raise WaitTimeoutError(f"{what} after {timeout:g} s{now}; it continues")
     time.sleep(min(every, left))

@@ -1,5 +1,5 @@
-"""Evaluation and synthesis against servers that are no engines of ours: any OpenAI-style API, hosted or one's own.
+"""Evaluation and synthesis with external servers: any OpenAI-compatible API, hosted or local.
 
-`client` is how they are named, `servers` asks them and decides what is tried again, `model` is one of them as an episode sees it, `job`
-plans a command, and `play` asks what is not answered yet.
+`client` configures the servers, `servers` sends requests and retries, `model` is the client of one episode, `job` plans
+a command, and `play` collects the missing answers.
 """

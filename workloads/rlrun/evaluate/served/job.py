@@ -1,4 +1,6 @@
-"""Plan of a command that asks servers: nothing is loaded, so a specification and the model's name there are all that is needed."""
+"""Plan of a command for external servers. It needs only a specification and the model's name there, because no weights
+are loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,37 +23,37 @@ _UID = "evaluation"
 
 @dataclass(frozen=True, kw_only=True)
 class ServedRequest(Asked):
-    """Settings of a command line and its files; None: not given."""
+    """Settings of a command line and its files. None: not given."""
 
     name: str
     """Name of the run."""
     spec: RLRunSpec
-    """Valid but for its model, which is not read."""
+    """Valid specification. Its model is not read."""
     model: str | None
-    """The model's name at the servers; None: the only one that they have."""
+    """Name of the model at the servers. None: their only model."""
     client: ClientConfig
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables, for the key."""
+    """Environment variables with the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedJob(Plan):
-    """A command's plan, and whom it asks."""
+    """Plan of a command, with its servers."""
 
     client: ClientConfig
     env: Mapping[str, str]
     model: str
 
     def servers(self) -> Servers:
-        """The servers, not asked yet."""
+        """Create the client of the servers, without a request."""
         return Servers(self.client, self.env)
 
 
 def prepare_served(request: ServedRequest) -> ServedJob:
-    """Decide everything; a server is asked only where the model has no name.
+    """Prepare a command. A server is contacted only if the model has no name.
 
     Raises:
-        RoleError: names the field or option, its value and what to do.
+        RoleError: a field or option is wrong; the message contains its value and a fix.
         OSError: the folder for answers cannot be written.
     """
     spec = request.spec
@@ -61,8 +63,8 @@ def prepare_served(request: ServedRequest) -> ServedJob:
     work = (request.work or Path("evaluations") / request.name).absolute()
     work.mkdir(parents=True, exist_ok=True)
     changes = {
-        "task": "RL",  # of which nothing but rollouts is asked
-        "model": ModelConfig(name="served"),  # its tokenizer and weights are the servers' own
+        "task": "RL",  # only its rollouts are used
+        "model": ModelConfig(name="served"),  # placeholder: only the servers have its tokenizer and weights
         "environments": environments,
         "trainer": type(spec.trainer)(),
         "evaluation": evaluation,

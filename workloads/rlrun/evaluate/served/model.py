@@ -1,4 +1,4 @@
-"""A served model as one episode sees it: messages in, a message out, and the server's own counts of tokens."""
+"""Client of one episode for a served model: messages in, a message out, and the server's token counts."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from rlrun.orchestrator.types import Rollout
 
 @dataclass(frozen=True)
 class ServedRollout(Rollout):
-    """An episode that a server has answered: without tokens, so of no use for training."""
+    """Episode answered by a server, without tokens and therefore unusable for training."""
 
     prompt_tokens: int = 0
-    """Tokens of the last prompt, as the server counts them; 0: it does not."""
+    """Tokens of the last prompt, counted by the server; 0 if not reported."""
     completion_tokens: int = 0
-    """Tokens of all replies, likewise."""
+    """Tokens of all replies, counted by the server; 0 if not reported."""
 
     @property
     def tokens(self) -> int:
-        """All tokens, prompts included."""
+        """Number of all tokens, prompts included."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
     def loss_tokens(self) -> int:
-        """Tokens that the model sampled."""
+        """Number of tokens that the model sampled."""
         return self.completion_tokens
 
 
 class ServedModel:
-    """One episode's `ModelClient`.
+    """`ModelClient` of one episode.
 
     Args:
-        servers: who answers.
-        name: the model's name there.
-        sampling: how tokens are drawn.
-        sample: number of the task's sample, from which its seed follows.
+        servers: servers of the model.
+        name: name of the model at the servers.
+        sampling: sampling parameters.
+        sample: number of the task's sample, from which its seed is derived.
     """
 
     def __init__(self, servers: Servers, name: str, sampling: CompleteSampling, sample: int) -> None:
@@ -48,9 +48,9 @@ class ServedModel:
         self._seed = sampling.seed_of(sample)
         self.replies: list[Reply] = []
         self.waiting = False
-        """True while a request is under way; it stays so if the episode is given up meanwhile."""
+        """Whether a request is running. It stays true if the episode is canceled during the request."""
         self.tools: tuple[Tool, ...] = ()
-        """Tools that the model was offered last."""
+        """Tools offered most recently."""
 
     async def complete(
         self,
@@ -60,11 +60,11 @@ class ServedModel:
         stop: Sequence[str] = (),
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
-        """See `ModelClient.complete`.
+        """Sample the next message; see `ModelClient.complete`.
 
         Raises:
-            RefusedError: this question is not answered.
-            RoleError: no other one would be.
+            RefusedError: the servers do not answer this question.
+            RoleError: the servers would not answer any question.
         """
         sampling = self._sampling
         self.tools = tuple(tools or ()) or self.tools

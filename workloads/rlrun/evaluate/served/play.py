@@ -1,4 +1,4 @@
-"""Asks servers what is not answered yet: as `rlrun.evaluate.play`, without engines and without weights."""
+"""Collection of missing answers from external servers, like `rlrun.evaluate.play` without engines and weights."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from rlrun.protocol.files.volume_faults import Volume
 
 
 async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
-    """Ask what is missing, to the end; answers are kept as they come.
+    """Collect all missing answers and store each as it arrives.
 
     Raises:
-        RoleError: why it cannot go on; possibly inside an exception group.
+        RoleError: the work cannot continue; possibly inside an exception group.
     """
     logs = RunPaths(job.work).logs(1, "orchestrator")
     async with AsyncExitStack() as stack:
@@ -38,7 +38,7 @@ async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
         arenas = await stack.enter_async_context(open_arenas(job.orchestrator.environments, logs, background))
         parts = parts_of(job, arenas)
         total, left = sum(len(part.wanted) for part in parts), sum(len(part.left) for part in parts)
-        watcher.tell(f"{total} answers of {job.model} are wanted, {total - left} are there")
+        watcher.tell(f"{total} answers of {job.model} requested, {total - left} already saved")
         if not left:
             return parts
         servers = await stack.enter_async_context(_open_servers(job))
@@ -57,7 +57,7 @@ async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
 
 @asynccontextmanager
 async def _open_servers(job: ServedJob) -> AsyncIterator[Servers]:
-    """The servers, which have the model."""
+    """Open the servers and check that they have the model."""
     servers = job.servers()
     try:
         await servers.model(job.model)
@@ -67,11 +67,11 @@ async def _open_servers(job: ServedJob) -> AsyncIterator[Servers]:
 
 
 class ServedAsker(Asker):
-    """Asks servers.
+    """Runner of questions on external servers.
 
     Args:
-        job: the plan.
-        servers: who answers.
+        job: plan of the command.
+        servers: servers of the model.
     """
 
     def __init__(self, job: ServedJob, servers: Servers) -> None:
@@ -94,7 +94,7 @@ class ServedAsker(Asker):
                 refused = _server_failure(error)
                 if isinstance(refused, RoleError):
                     raise refused from error
-                if refused is not None:  # it was tried again already
+                if refused is not None:  # the retries are already used up
                     return Answer(arena.config.label, str(task), sample, None, str(refused))
                 if error.kind == "timeout" and model.waiting:
                     reason = f"no reply within the {arena.config.timeout_seconds:g} s of an episode (environments.timeoutSeconds)"
@@ -107,10 +107,10 @@ class ServedAsker(Asker):
         return Answer(arena.config.label, str(task), sample, None, reason)
 
     async def _play(self, arena: Arena, task: TaskRef, sample: int, model: ServedModel) -> Answer:
-        """One episode.
+        """Play one episode.
 
         Raises:
-            EpisodeError: it gives nothing to measure.
+            EpisodeError: the episode has no measurable result.
         """
         began = time.monotonic()
         played = await arena.environment.play(
@@ -138,7 +138,7 @@ class ServedAsker(Asker):
 
 
 def _server_failure(error: EpisodeError) -> RefusedError | RoleError | None:
-    """The servers' own failure behind an episode's, if there is one."""
+    """Return the servers' failure that caused an episode's, or None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RefusedError | RoleError):

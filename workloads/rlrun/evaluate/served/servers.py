@@ -1,9 +1,9 @@
-"""Servers of one model: which one is asked, what is tried again, and when it is of no use to go on.
+"""Servers of one model: choice of the server, retries, and the decision to stop.
 
-A request goes to the server with the fewest of them. What passes (429, 5xx, a broken or slow connection, an answer that breaks off) is
-tried again, at another server first, after the seconds that the server asks for or a growing backoff. What concerns one question
-(400, 413, 422) fails that question. What concerns all of them (the key, the model's name, several questions in a row that fail) ends the
-command.
+A request goes to the server with the fewest requests. Transient errors (429, 5xx, a broken or slow connection, an
+incomplete answer) are retried, first at another server, after the delay that the server requests or a growing backoff.
+Errors of one question (400, 413, 422) fail that question. Errors of all questions (the key, the model's name, several
+failed questions in a row) end the command.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from rlrun.runtime import exit_codes
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 1.0, 60.0
 LONGEST_RETRY_AFTER_SECONDS = 600.0
-"""A server that asks for more is asked by the next command."""
+"""Limit of a requested delay. A longer one ends the command."""
 FAILED_IN_A_ROW = 8
-"""Questions without any answer between them after which no other one is asked."""
-_KEPT = "what was answered is kept"
+"""Consecutive failed questions after which the command ends."""
+_KEPT = "finished answers are saved"
 _OF_KEY, _OF_ALL = (401, 403), (402, 404)
 _NEWER_LIMIT = "max_completion_tokens"
 
 
 class RefusedError(Exception):
-    """One question that a server does not answer; others may be answered."""
+    """A question that a server does not answer; others may be answered."""
 
 
 @dataclass
@@ -45,19 +45,19 @@ class _Kept:
 
     server: ChatServer
     asked: int = 0
-    """Requests under way."""
+    """Running requests."""
     failures: int = 0
     """Failures in a row."""
     again: float = 0.0
-    """Earliest time of the next request."""
+    """Earliest time of the next request (monotonic seconds)."""
 
 
 class Servers:
     """Servers of one model.
 
     Args:
-        client: how they are reached.
-        env: variables, for the key.
+        client: configuration of the servers.
+        env: environment variables with the key.
     """
 
     def __init__(self, client: ClientConfig, env: Mapping[str, str]) -> None:
@@ -68,17 +68,17 @@ class Servers:
         self._newer_limit = False
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         await asyncio.gather(*(kept.server.close() for kept in self._known))
 
     async def model(self, wanted: str | None) -> str:
-        """Name of the model to ask, after a look at each server.
+        """Return the name of the model to use, after a request to each server.
 
         Args:
-            wanted: the name; None: the only one that the servers have.
+            wanted: name of the model. None: the only model of the servers.
 
         Raises:
-            RoleError: a server cannot be asked, refuses the key, or has no such model.
+            RoleError: a server is unreachable, refuses the key, or does not have the model.
         """
         away: list[RoleError] = []
         for kept in self._known:
@@ -88,22 +88,22 @@ class Servers:
                 if error.code != exit_codes.UNAVAILABLE or len(away) + 1 == len(self._known):
                     raise
                 away.append(error)
-                logger.warning(f"{error}; the other servers are asked")
+                logger.warning(f"{error}; continuing with the other servers")
                 continue
             wanted = self._checked(kept.server, wanted, names)
         assert wanted is not None
         return wanted
 
     def _checked(self, server: ChatServer, wanted: str | None, names: Sequence[str] | None) -> str:
-        """Name of the model to ask, which this server has."""
+        """Return the name of the model to use, which this server has."""
         if wanted is None:
             if names is None:
                 raise RoleError(
-                    f"{server.base_url} does not list its models; name one with --model.name", exit_codes.USAGE
+                    f"{server.base_url} does not list its models; set one with --model.name", exit_codes.USAGE
                 )
             if len(names) != 1:
                 raise RoleError(
-                    f"{server.base_url} serves {len(names)} models; name one of them with --model.name: "
+                    f"{server.base_url} serves {len(names)} models; set one of them with --model.name: "
                     f"{few_in_order(names)}",
                     exit_codes.USAGE,
                 )
@@ -113,11 +113,11 @@ class Servers:
         return wanted
 
     async def ask(self, body: Mapping[str, object]) -> Reply:
-        """The reply to one request.
+        """Return the reply to one request.
 
         Raises:
-            RefusedError: this question is not answered.
-            RoleError: no other one would be.
+            RefusedError: the servers do not answer this question.
+            RoleError: the servers would not answer any question.
         """
         try:
             reply = await self._ask(body)
@@ -128,10 +128,10 @@ class Servers:
         return reply
 
     def failed(self, why: str) -> None:
-        """Count a question that was not answered.
+        """Count an unanswered question.
 
         Raises:
-            RoleError: so many were not answered one after the other that no other one is asked.
+            RoleError: too many questions in a row were not answered.
         """
         self._failed += 1
         if self._failed >= FAILED_IN_A_ROW:
@@ -141,7 +141,7 @@ class Servers:
             )
 
     async def ready(self) -> None:
-        """Wait until a server may be asked, so that no episode's deadline runs meanwhile."""
+        """Wait until a server accepts a request, so that the wait does not count for an episode's timeout."""
         await self._next(())
 
     async def _ask(self, body: Mapping[str, object]) -> Reply:
@@ -154,11 +154,11 @@ class Servers:
                 reply = await kept.server.chat(self._spelled(body))
             except ServerError as error:
                 if self._takes_newer_limit(error):
-                    logger.info(f"{kept.server.base_url} takes {_NEWER_LIMIT} for max_tokens")
+                    logger.info(f"{kept.server.base_url} expects {_NEWER_LIMIT} instead of max_tokens")
                     continue
                 await self._judge(kept.server, error, str(body["model"]))
                 if attempt == tries:
-                    raise RefusedError(f"{tries} tries failed, the last one: {error}") from error
+                    raise RefusedError(f"{tries} tries failed, the last one with: {error}") from error
                 avoided = [*avoided, kept] if len(avoided) + 1 < len(self._known) else []
                 self._wait(kept, error)
             else:
@@ -169,7 +169,7 @@ class Servers:
         raise RefusedError(f"{tries} tries failed: the server refuses max_tokens and {_NEWER_LIMIT}")
 
     async def _next(self, avoided: Sequence[_Kept]) -> _Kept:
-        """The server to ask next, once it may be asked."""
+        """Wait until a server accepts a request, and return it."""
         while True:
             others = [kept for kept in self._known if kept not in avoided]
             now = time.monotonic()
@@ -179,7 +179,7 @@ class Servers:
             await asyncio.sleep(max(0.01, min(kept.again for kept in others) - now))
 
     async def _judge(self, server: ChatServer, error: ServerError, model: str) -> None:
-        """Raise what no other try helps with; return where the request is to be tried again."""
+        """Raise an error if a retry cannot help; return if the request should be retried."""
         if error.status in _OF_KEY:
             raise self._no_key(error) from error
         if error.status in _OF_ALL:
@@ -192,17 +192,17 @@ class Servers:
             raise RefusedError(str(error)) from error
         if (error.retry_after or 0) > LONGEST_RETRY_AFTER_SECONDS:
             raise RoleError(
-                f"client.base_url: {error}; it asks to come back in {error.retry_after:.0f} s; {_KEPT}",
+                f"client.base_url: {error}; it requests a delay of {error.retry_after:.0f} s; {_KEPT}",
                 exit_codes.UNAVAILABLE,
             ) from error
 
     def _wait(self, kept: _Kept, error: ServerError) -> None:
         kept.failures += 1
         seconds = backoff(kept.failures, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
-        # Requests that failed together do not come back together; a server's own wish is a lower bound.
+        # Jitter spreads requests that failed together. A delay requested by the server is a lower bound.
         seconds = jittered(seconds, 0.25, random.random()) if error.retry_after is None else error.retry_after
         kept.again = max(kept.again, time.monotonic() + seconds)
-        logger.warning(f"{error}; asked again in {seconds:.1f} s")
+        logger.warning(f"{error}; retry in {seconds:.1f} s")
 
     def _spelled(self, body: Mapping[str, object]) -> dict[str, object]:
         spelled = dict(body)
@@ -211,7 +211,9 @@ class Servers:
         return spelled
 
     def _takes_newer_limit(self, error: ServerError) -> bool:
-        """True the first time that a server asks for the newer name of `max_tokens`, as OpenAI's reasoning models do."""
+        """Return whether a server requests the newer name of `max_tokens` for the first time, as OpenAI's reasoning
+        models do.
+        """
         if error.status != 400 or self._newer_limit or _NEWER_LIMIT not in error.said:
             return False
         self._newer_limit = True
@@ -224,14 +226,14 @@ class Servers:
             if error.status in _OF_KEY:
                 raise self._no_key(error) from error
             raise RoleError(
-                f"client.base_url: {error}; start the server, or name another one with --client.base-url",
+                f"client.base_url: {error}; start the server, or set another one with --client.base-url",
                 exit_codes.UNAVAILABLE,
             ) from error
 
     def _no_key(self, error: ServerError) -> RoleError:
         source = self._client.key_source
-        why = f"the key in {source} is refused" if self._key else f"no key is set: put it into {source}"
-        more = "" if self._client.api_key_var else ", or name another variable with --client.api-key-var"
+        why = f"the key in {source} is refused" if self._key else f"the server needs a key; set it in {source}"
+        more = "" if self._client.api_key_var else ", or select another variable with --client.api-key-var"
         return RoleError(f"client.api_key_var: {why}{more} ({error})", exit_codes.CONFIGURATION)
 
     def _no_such_model(self, server: ChatServer, model: str, names: Sequence[str]) -> RoleError:
@@ -242,5 +244,5 @@ class Servers:
 
 
 def _address_hint(url: str) -> str:
-    """Hint to an address that lacks its usual end."""
-    return "" if urlsplit(url).path.strip("/") else f" (is it {url}/v1?)"
+    """Return a hint if the URL lacks the usual path."""
+    return "" if urlsplit(url).path.strip("/") else f" (try {url}/v1)"

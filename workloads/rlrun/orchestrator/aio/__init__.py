@@ -1,1 +1,1 @@
-"""Building blocks of the asyncio process: conditions, file operations in threads, and writers that nothing waits for."""
+"""Building blocks of the asyncio process: conditions, file operations in threads, and best-effort writers."""

@@ -1,4 +1,4 @@
-"""Work without an end of its own beside the role's main work."""
+"""Background tasks that run until the role's main work ends."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 
 Background = Callable[[Coroutine[object, object, None]], object]
-"""Runs what has no end of its own."""
+"""Function that starts an endless coroutine."""
 
 
 @asynccontextmanager
 async def background_tasks() -> AsyncIterator[Background]:
-    """Run what has no end of its own, until the block ends; an error in it ends the block."""
+    """Provide a function that starts endless coroutines. They are canceled at the end of the block; an error in one
+    ends the block.
+    """
     async with asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[None]] = []
 

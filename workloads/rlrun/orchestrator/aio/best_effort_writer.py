@@ -10,43 +10,45 @@ from collections.abc import Callable
 from loguru import logger
 
 RETRY_SECONDS = 5.0
-"""Pause before a kept file is tried again."""
+"""Pause before the next attempt to write a kept file."""
 _WAITING = 64
-"""Files that may wait for the volume; later ones are left out."""
+"""Limit of queued files; further files are dropped with a warning."""
 CLOSE_SECONDS = 5.0
-"""Longest wait at the end for the next file; one that is written starts it again."""
+"""Timeout at the end for the next file. Each written file restarts it."""
 
 
 class BestEffortWriter:
-    """Writes in the order in which it was asked. What the volume refuses is left out, or kept until it is taken."""
+    """Writer of files in the order of the calls. Files that the volume refuses are dropped, or kept and written later."""
 
     def __init__(self) -> None:
         self._jobs: queue.Queue[tuple[str, Callable[[], None], bool] | None] = queue.Queue()
         self._closing = threading.Event()
         self._refused = False
         self._ends = float("inf")
-        """Time on the monotonic clock from which on only kept files are written."""
+        """Time (monotonic seconds) after which only kept files are written."""
         self._done = 0
-        """Files that were written, or left out."""
+        """Number of files written or dropped."""
         self._thread = threading.Thread(target=self._run, name="best-effort-writer", daemon=True)
         self._thread.start()
 
     def write(self, what: str, act: Callable[[], None], *, keep: bool = False) -> None:
-        """Have `act` write `what`, some time. Returns at once, and never fails.
+        """Queue a file. Returns at once and never fails.
 
         Args:
-            what: the name of the file, for the log.
-            act: writes it whole or leaves nothing.
-            keep: small and wanted later: tried again while the role lives, before anything else. Otherwise it is left out when the volume
-                refuses, or has so much else to take.
+            what: name of the file, for the log.
+            act: function that writes the file completely or not at all.
+            keep: whether to retry until the end of the role, before any later file; only for small files. Other
+                files are dropped if the volume refuses them or if too many files are queued.
         """
         if keep or self._jobs.qsize() < _WAITING:
             self._jobs.put((what, act, keep))
         else:
-            self._refuse(f"{what} is left out: the volume takes nothing")
+            self._refuse(f"{what} is not written: {_WAITING} files already wait for the volume")
 
     def close(self) -> None:
-        """Hand the rest to the volume: kept files as long as it takes one after the other; for a moment only, should it refuse or hang."""
+        """Write the queued files. Kept files may take as long as the volume makes progress; a volume that refuses or
+        hangs ends the wait after `CLOSE_SECONDS`.
+        """
         self._ends = time.monotonic() + CLOSE_SECONDS
         self._closing.set()
         self._jobs.put(None)
@@ -61,9 +63,9 @@ class BestEffortWriter:
             is_last = self._closing.is_set()
             if keep or time.monotonic() <= self._ends:
                 while not self._try(what, act) and keep and not is_last:
-                    is_last = self._closing.wait(RETRY_SECONDS)  # the volume may be well again by then: tried once more
+                    is_last = self._closing.wait(RETRY_SECONDS)  # one last retry after the pause
             else:
-                self._refuse(f"{what} is left out: the run ends, and the volume is slow")
+                self._refuse(f"{what} is not written: the run ends and the volume is slow")
             self._done += 1
 
     def _try(self, what: str, act: Callable[[], None]) -> bool:
@@ -71,11 +73,11 @@ class BestEffortWriter:
         try:
             act()
         except Exception as error:
-            self._refuse(f"{what} cannot be written, which the run survives: {error}")
+            self._refuse(f"cannot write {what}; the run continues without it: {error}")
             return False
         if self._refused:
             self._refused = False
-            logger.info(f"{what} is written again, after {time.monotonic() - began:.1f} s")
+            logger.info(f"{what} is written; the volume accepts files again, after {time.monotonic() - began:.1f} s")
         return True
 
     def _refuse(self, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for a condition on state that lives in one event loop."""
+"""Waiting for a condition on the state of one event loop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 
 
 class Signal:
-    """Wakes every waiter to look again.
+    """Wake-up of all waiters, which then check their conditions.
 
-    No wake-up is lost: `until` looks and takes the current event without an `await` in between, and `notify` replaces the event.
+    No wake-up is lost: `until` checks the condition and takes the current event without an `await` in between, and
+    `notify` replaces the event.
     """
 
     def __init__(self) -> None:
@@ -27,27 +28,34 @@ class Signal:
             follower.notify()
 
     def follow(self, follower: Signal) -> None:
-        """Notify `follower` too at each `notify` from now on."""
+        """Notify `follower` too at each later `notify`."""
         self._followers.append(follower)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Return as soon as `condition()` is true; the caller brings the deadline."""
+        """Return as soon as `condition()` is true. The caller sets the timeout."""
         while not condition():
             await self._event.wait()
 
 
 class Turns:
-    """One at a time, in the order of coming, some before others: of a thousand who wait for the same, only one looks at each change."""
+    """Queue with two priorities that lets one waiter proceed at a time.
+
+    With a thousand waiters for the same resource, only one checks its condition at each change.
+    """
 
     def __init__(self) -> None:
         self.busy = False
-        """True while a holder has the turn."""
+        """Whether a holder has the turn."""
         self._waiting: list[tuple[bool, int, asyncio.Future[None]]] = []
         self._numbers = itertools.count()
 
     @asynccontextmanager
     async def mine(self, *, first: bool) -> AsyncIterator[None]:
-        """Wait for the turn and keep it for the block; `first`: before all that are not."""
+        """Wait for the turn and keep it for the block.
+
+        Args:
+            first: whether to precede all waiters without this flag.
+        """
         if self.busy:
             turn = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (not first, next(self._numbers), turn))
@@ -55,7 +63,7 @@ class Turns:
                 await turn
             except asyncio.CancelledError:
                 if turn.done() and not turn.cancelled():
-                    self._pass_on()  # it was given and taken away in the same moment
+                    self._pass_on()  # the turn arrived together with the cancellation
                 raise
         self.busy = True
         try:

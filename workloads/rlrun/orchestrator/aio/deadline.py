@@ -1,4 +1,4 @@
-"""A deadline whose clock can stand still."""
+"""Timeout whose clock can be paused."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 LOOK_SECONDS = 0.1
-"""Time between two looks whether the clock stands."""
+"""Interval between two checks whether the clock is paused."""
 
 
 @dataclass
 class Clock:
-    """Seconds of a deadline so far; not counted if there is none."""
+    """Elapsed seconds of a timeout. Without a timeout they stay 0."""
 
     running: float = 0.0
     standing: float = 0.0
@@ -21,14 +21,15 @@ class Clock:
 
 @asynccontextmanager
 async def pausable_timeout(seconds: float | None, stands: Callable[[], bool]) -> AsyncIterator[Clock]:
-    """Limit the time of the block, without the time for which `stands()` is true.
+    """Limit the time of the block, without the time during which `stands()` is true.
 
     Args:
-        seconds: longest time; None: no limit.
-        stands: asked every `LOOK_SECONDS`; the answer counts for the time since the last look.
+        seconds: timeout. None: no limit.
+        stands: whether the clock is paused. Called every `LOOK_SECONDS`; its result counts for the time since the
+            previous call.
 
     Raises:
-        TimeoutError: the time is over; the block is cancelled.
+        TimeoutError: the timeout has passed; the block is canceled.
     """
     clock = Clock()
     if seconds is None:

@@ -1,7 +1,7 @@
-"""The event loop's side of the volume: blocking calls run in threads, and the loop never waits for a thread that hangs.
+"""Blocking calls on the volume, run in threads so that the event loop never waits for a hanging thread.
 
-The threads are daemons, one for each call: a volume that does not answer holds neither other work, such as the renewal of the Lease, nor
-the end of the process.
+Each call has its own daemon thread. A volume that does not answer therefore blocks neither other work, such as the
+renewal of the Lease, nor the end of the process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _T = TypeVar("_T")
 
 
 async def in_thread(act: Callable[[], _T]) -> _T:
-    """Result of `act`; one that is cancelled goes on for itself."""
+    """Run `act` in a thread and return its result. After a cancellation the thread continues."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[_T] = loop.create_future()
 
-    def tell(result: _T | None, error: BaseException | None) -> None:
+    def set_outcome(result: _T | None, error: BaseException | None) -> None:
         if done.done():
             return
         if error is not None:
@@ -38,15 +38,15 @@ async def in_thread(act: Callable[[], _T]) -> _T:
             result = act()
         except BaseException as raised:
             error = raised
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell, result, error)
+        with suppress(RuntimeError):  # the loop is closed, so no task waits for the result
+            loop.call_soon_threadsafe(set_outcome, result, error)
 
     threading.Thread(target=run, name="files", daemon=True).start()
     return await done
 
 
 async def retry_until_done(volume: Volume, doing: str, act: Callable[[], _T]) -> _T:
-    """Result of `act`, as soon as the volume takes it; see `Volume.attempt`."""
+    """Return the result of `act` as soon as the volume accepts it; see `Volume.attempt`."""
     for pause in retry_pauses():
         with suppress(RefusedError):
             return await in_thread(lambda: volume.attempt(doing, act))
@@ -55,7 +55,9 @@ async def retry_until_done(volume: Volume, doing: str, act: Callable[[], _T]) ->
 
 
 async def clean_up(doing: str, act: Callable[[], _T]) -> _T | None:
-    """Result of `act`, which deletes what is no longer needed; None if the volume fails: the next call deletes it as well."""
+    """Return the result of `act`, which deletes unneeded files, or None if the volume fails. The next call deletes the
+    rest.
+    """
     try:
         return await in_thread(act)
     except OSError as error:
@@ -63,7 +65,7 @@ async def clean_up(doing: str, act: Callable[[], _T]) -> _T | None:
         return None
 
 
-def worst_trouble(*told: Trouble | None) -> Trouble | None:
-    """Trouble to report: what the run waits for comes first."""
-    troubles = [trouble for trouble in told if trouble is not None]
+def worst_trouble(*reported: Trouble | None) -> Trouble | None:
+    """Return the problem to report: a problem that blocks the run has priority."""
+    troubles = [trouble for trouble in reported if trouble is not None]
     return min(troubles, key=lambda trouble: not trouble.blocks, default=None)

@@ -1,1 +1,1 @@
-"""Path from finished groups to packed batches on the volume, or from the batches of another run."""
+"""Packed batches on the volume, from finished groups or from the batches of another run."""

@@ -1,4 +1,4 @@
-"""Batch of a step from finished groups: choice of groups, advantages, samples. Pure."""
+"""Assembly of one step's batch from finished groups: choice of groups, advantages, samples. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from rlrun.protocol.files.batch import NO_VERSION, Batch, Outcome, Sample
 def choose_first(
     groups: Sequence[FinishedGroup], batch_size: int, *, step: int, max_off_policy_steps: int
 ) -> list[FinishedGroup] | None:
-    """The groups of the batch of `step`: those that no later step may train, then the others as `choose_groups` does.
+    """Choose the groups of the batch of `step`, or return None if there are too few.
 
-    Long answers finish late, hence old: without this they would be passed over for those that are quick.
+    Groups that are too old for the next step come first, then the others as in `choose_groups`. Long answers finish
+    late and are therefore old; without this rule quick answers would displace them.
     """
     later, last = split_by_age(groups, step=step + 1, max_off_policy_steps=max_off_policy_steps)
     missing = batch_size - sum(len(group.rollouts) for group in last)
@@ -30,14 +31,15 @@ def choose_first(
 
 
 def choose_groups(groups: Sequence[FinishedGroup], batch_size: int) -> list[FinishedGroup] | None:
-    """The groups of one batch in order of finishing, or None while there are too few.
+    """Choose the groups of one batch in order of completion, or return None if there are too few.
 
-    Groups are whole. With one group size the batch has exactly `batch_size` rollouts. With mixed sizes it takes those that add up to it
-    exactly and are complete first; when none do, it is larger by less than one group, because waiting for a better fit could wait forever.
+    Groups are never split. With one group size the batch has exactly `batch_size` rollouts. With mixed sizes it takes
+    the groups that complete first and add up to the size exactly. If no groups do, the batch is larger by less than one
+    group, because a better fit might never come.
     """
     if sum(len(group.rollouts) for group in groups) < batch_size:
         return None
-    # Bit t of entry i: some of the first i groups add up to t. A number and not a set: this runs in the event loop.
+    # Subset sum. Bit t of entry i: some of the first i groups add up to t. Integers instead of sets, because this runs in the event loop.
     reached = [1]
     for group in groups:
         if reached[-1] >> batch_size & 1:
@@ -60,14 +62,14 @@ def _at_least(groups: Sequence[FinishedGroup], batch_size: int) -> list[Finished
 
 
 def assemble_batch(groups: Sequence[FinishedGroup], *, step: int, attempt: int, rules: Mapping[str, Rules]) -> Batch:
-    """The batch of `step`, group by group in order of their numbers: one advantage per token that the policy sampled.
+    """Assemble the batch of `step`, group by group in order of their numbers, with one advantage per sampled token.
 
-    A rollout that a filter masks keeps its part in its group's baseline, but none of its tokens carries loss.
+    A rollout that a filter masks keeps its part in its group's baseline, but its tokens carry no loss.
 
     Raises:
-        ValueError: the advantage function refuses the rewards or its options.
+        ValueError: the advantage function rejects the rewards or its options.
     """
-    # Not by when each finished: where all groups of a step are in its batch, its bits are then the same each time.
+    # Not in order of completion: if the same groups are in the batch, its bytes are then the same each time.
     groups = sorted(groups, key=lambda group: group.number)
     outcomes = _group_outcomes(groups, rules)
     values = batch_advantages(outcomes, [rules[outcome.environment].advantage for outcome in outcomes])
@@ -104,7 +106,7 @@ def _group_outcomes(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules])
 
 
 def _divide_advantages(rollout: Rollout, per_token: Values) -> Iterator[tuple[Recorded, Values]]:
-    """The sequences of a rollout, each with the advantages of its own loss tokens."""
+    """Yield the sequences of a rollout, each with the advantages of its loss tokens."""
     start = 0
     for sequence in rollout.sequences:
         count = int(sequence.loss_mask.sum())
@@ -115,7 +117,7 @@ def _divide_advantages(rollout: Rollout, per_token: Values) -> Iterator[tuple[Re
 def _make_sample(
     sequence: Recorded, group: FinishedGroup, number: int, advantages: Values | None, *, truncated: bool
 ) -> Sample:
-    """A training sample; without `advantages` none of its tokens is trained on."""
+    """Build a training sample. Without `advantages` none of its tokens is trained on."""
     mask = sequence.loss_mask if advantages is not None else np.zeros_like(sequence.loss_mask)
     on_tokens = np.zeros(len(mask), np.float32)
     if advantages is not None:

@@ -1,4 +1,7 @@
-"""Batch of the next step from finished groups, durable and announced; after a restart first from what earlier attempts left."""
+"""Production of batches: choose finished groups, write the batch, announce it to the trainer.
+
+After a restart, the batches and rollouts of earlier attempts come first.
+"""
 
 from __future__ import annotations
 
@@ -39,15 +42,15 @@ from rlrun.runtime.compute import stepwise
 
 
 class BatchProducer:
-    """Makes the batch of each step, in order.
+    """Producer of each step's batch, in order.
 
     Args:
-        context: of the attempt.
-        groups: where groups are.
-        sync: knows the newest published version.
-        metrics: of each batch.
-        writer: writes the traces.
-        turns: gives the trainer the engines' GPUs; None: it has its own.
+        context: context of the attempt.
+        groups: state of all groups.
+        sync: weight hand-over, which has the newest published version.
+        metrics: file for the metrics of each batch.
+        writer: writer of the traces.
+        turns: hand-over of the engines' GPUs to the trainer. None: the trainer has its own GPUs.
     """
 
     def __init__(
@@ -67,10 +70,10 @@ class BatchProducer:
         self._own_metrics = OwnMetrics()
 
     async def run(self) -> None:
-        """Make batches up to the last step's.
+        """Make batches up to the last step.
 
         Raises:
-            RoleError: why the run cannot go on.
+            RoleError: the run cannot continue.
         """
         while self._groups.made < self.config.max_steps:
             await self._signal.until(lambda: self._next_groups() is not None)
@@ -92,7 +95,11 @@ class BatchProducer:
         return choose_first(usable, self.config.batch_size, step=step, max_off_policy_steps=limit)
 
     def _may_make(self) -> bool:
-        """True if no batch runs ahead: without surplus the dispatcher's bound ensures it; with it groups may be enough for one more."""
+        """Return whether the next batch stays within the allowed depth.
+
+        Without surplus the dispatcher's limit ensures it. With surplus the finished groups may suffice for one more
+        batch.
+        """
         newest = self._sync.newest
         return not self.config.surplus or (newest is not None and self._groups.feeds(newest))
 
@@ -118,7 +125,7 @@ class BatchProducer:
         await self._announce(batch, metrics)
 
     def _measured(self, batch: Batch, groups: Sequence[FinishedGroup]) -> dict[str, float]:
-        """Metrics that need a look at each token."""
+        """Compute the metrics that need all tokens."""
         own = group_metrics(groups, self._own_metrics)
         return self._batch_metrics(batch) | own | filter_metrics(groups, self._groups.rules)
 
@@ -147,10 +154,10 @@ class BatchProducer:
         path = self._paths.batch(batch.step, self.attempt.attempt)
         await self._context.trainer.batch_ready(batch.step, str(path))
 
-    # ---- from what earlier attempts left
+    # ---- work of earlier attempts
 
     async def readmit_batches(self) -> None:
-        """Train batches of earlier attempts for steps after the base as they are, where they are fresh enough."""
+        """Train the batches of earlier attempts for the steps after the base unchanged, if they are fresh enough."""
         ledger = self._groups.ledger
         found = state.readmissible_batches(
             self._paths,
@@ -187,12 +194,13 @@ class BatchProducer:
 
 
 async def readmit_rollouts(context: RunContext, groups: Groups, changed: Collection[str] = ()) -> None:
-    """Count finished rollouts of earlier attempts that are in no batch again, as if they had finished just now.
+    """Readmit finished rollouts of earlier attempts that are in no batch, as if they had finished now.
 
     Args:
-        context: of the attempt.
-        groups: of the attempt.
-        changed: labels of environments with other tasks than before: a group would mix rollouts of two tasks.
+        context: context of the attempt.
+        groups: groups of the attempt.
+        changed: labels of environments with changed tasks. Their rollouts are dropped, because a group would mix
+            rollouts of two tasks.
     """
     ledger = groups.ledger
     found = await in_thread(

@@ -1,4 +1,4 @@
-"""Recorded batches of another run, trained on instead of new ones: 'the same rollouts' then means the same bytes."""
+"""Recorded batches of another run as training data, so that two runs train on the same bytes."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ class Recording:
     """The `rollouts/` folder of another run.
 
     Args:
-        folder: it.
-        steps: the steps that are needed.
+        folder: path of the folder.
+        steps: required steps.
 
     Raises:
-        RoleError: a step is missing; names the first one.
+        RoleError: a step is missing; the message names the first one.
     """
 
     def __init__(self, folder: Path, steps: range) -> None:
-        # Of a step that several attempts recorded the last one counts.
+        # If several attempts recorded a step, the last attempt counts.
         self._found = {a.step: a.path for a in artifacts_in_steps(folder)}
         missing = [step for step in steps if step not in self._found]
         if missing:
-            have = f"it has {min(self._found)} to {max(self._found)}" if self._found else "it has no batch at all"
+            have = f"it has {min(self._found)} to {max(self._found)}" if self._found else "the folder has no batch"
             raise RoleError(
                 f"orchestrator.replay: {folder} has no batch of step {missing[0]} ({have}); record with recordRollouts, or lower maxSteps",
                 exit_codes.CONFIGURATION,
             )
 
     def batch(self, step: int, *, attempt: int) -> Batch:
-        """The recorded batch of a step under this run's attempt."""
+        """Return the recorded batch of a step, with this run's attempt."""
         try:
             return dataclasses.replace(read_batch(self._found[step]), attempt=attempt)
         except BatchError as error:

@@ -1,4 +1,4 @@
-"""The orchestrator's part of a checkpoint, and what a new attempt takes over from the lineage before it."""
+"""The orchestrator's part of a checkpoint, and the state that a new attempt takes over from earlier attempts."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ STATE_FILE = "state.json"
 
 
 class TaskSet(TypedDict):
-    """Training tasks of an environment, as far as another data set has to be recognized."""
+    """Size and digest of an environment's training tasks, to detect a changed data set."""
 
     size: int
     digest: str
-    """See `distinct.check_distinct`; "": unknown."""
+    """Digest of `distinct.check_distinct`; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The orchestrator at the moment when the batch of a step was made."""
+    """State of the orchestrator at the moment when the batch of a step was made."""
 
     step: int
     ledger: LedgerState
     unwritten: tuple[MetricsLine, ...] = field(default=())
-    """Lines of steps up to this one that wait for an evaluation before they go to `metrics.jsonl`."""
+    """Metrics lines up to this step that wait for an evaluation before they go to `metrics.jsonl`."""
     sampler: SamplerState = field(default_factory=SamplerState)
-    """`Sampler.state`."""
+    """State of the sampler, see `Sampler.state`."""
     tasks: dict[str, TaskSet] = field(default_factory=dict)
-    """Training tasks by the environment's label; of checkpoints of earlier releases empty."""
+    """Training tasks by the environment's label; empty in checkpoints of earlier releases."""
 
 
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
-    """Make the orchestrator's part of `checkpoint` durable."""
+    """Write the orchestrator's part of `checkpoint` durably."""
     document = asdict(snapshot) | {"format_version": FORMAT_VERSION}
     state = checkpoint / ORCHESTRATOR_PART / STATE_FILE
     write_json(state, document, before_rename="checkpoint.orchestrator.before_rename")
@@ -58,32 +58,32 @@ def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
 
 
 def read_snapshot(checkpoint: Path) -> Snapshot:
-    """Read the orchestrator's part.
+    """Read the orchestrator's part of a checkpoint.
 
     Raises:
-        RoleError: it is missing or of another format; starting again cannot help.
+        RoleError: the part is missing or has another format; a restart cannot help.
     """
     path = checkpoint / ORCHESTRATOR_PART / STATE_FILE
     try:
         document = json.loads(path.read_text())
         if document.pop("format_version") != FORMAT_VERSION:
-            raise ValueError("it is of another format")
+            raise ValueError("it has another format")
         ledger = document["ledger"]
         state = LedgerState(int(ledger["next_group"]), tuple(ledger["open_groups"]), dict(ledger["counters"]))
         unwritten, sampler = tuple(document["unwritten"]), document.get("sampler", {})
         return Snapshot(int(document["step"]), state, unwritten, sampler, document.get("tasks", {}))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RoleError(
-            f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",
+            f"cannot resume from {checkpoint}: {path.relative_to(checkpoint)} is unreadable ({error})",
             exit_codes.DATA,
         ) from error
 
 
 def report_changed_tasks(base: Snapshot, present: Mapping[str, TaskSet]) -> set[str]:
-    """Log a warning for each environment whose training tasks are not those of the checkpoint.
+    """Log a warning for each environment whose training tasks differ from those of the checkpoint.
 
     Args:
-        base: start of this attempt.
+        base: snapshot from which this attempt starts.
         present: this attempt's training tasks, by the environment's label.
 
     Returns:
@@ -92,7 +92,7 @@ def report_changed_tasks(base: Snapshot, present: Mapping[str, TaskSet]) -> set[
     changed = set()
     for label, now in present.items():
         before = base.tasks.get(label)
-        # A digest that is unknown on one side says nothing.
+        # An unknown digest on one side counts as equal.
         if before is None or (now["size"], now["digest"] or before["digest"]) == (
             before["size"],
             before["digest"] or now["digest"],
@@ -100,10 +100,9 @@ def report_changed_tasks(base: Snapshot, present: Mapping[str, TaskSet]) -> set[
             continue
         changed.add(label)
         logger.warning(
-            f"environment {label!r} has other training tasks than the checkpoint of step {base.step}: {_describe_tasks(now)} instead of "
-            f"{_describe_tasks(before)}; its finished rollouts that are in no batch do not count, and curricula start again. To "
-            "train on the "
-            "same tasks as before, restore the data or set its revision"
+            f"the training tasks of environment {label!r} differ from the checkpoint of step {base.step}: {_describe_tasks(now)} "
+            f"instead of {_describe_tasks(before)}; finished rollouts outside of batches are dropped and curricula restart. To keep "
+            "the earlier tasks, restore the data or set its revision"
         )
     return changed
 
@@ -113,16 +112,16 @@ def _describe_tasks(tasks: TaskSet) -> str:
 
 
 def base_snapshot(paths: RunPaths, attempt: Attempt) -> Snapshot:
-    """Start of this attempt; the very beginning when its base is the model."""
+    """Return the snapshot from which this attempt starts; an empty one if the attempt starts from the model."""
     if attempt.base_attempt is None:
         return Snapshot(0, Ledger().state())
     return read_snapshot(paths.checkpoint(attempt.base_step, attempt.base_attempt))
 
 
 def _refuse_batch(batch: Batch, writer: Attempt, attempt: Attempt, max_off_policy_steps: int) -> str | None:
-    """Reason why this attempt cannot train a batch of another one; None when it can."""
+    """Return the reason why this attempt cannot train a batch of another attempt, or None if it can."""
     if writer.origin != attempt.origin:
-        return f"attempt {writer.attempt} began with other weights"
+        return f"attempt {writer.attempt} started with other weights"
     for sample in batch.samples:
         if too_old(sample.dispatch_version, step=batch.step, max_off_policy_steps=max_off_policy_steps):
             return f"group {sample.group} is too old"
@@ -134,9 +133,10 @@ def _refuse_batch(batch: Batch, writer: Attempt, attempt: Attempt, max_off_polic
 def readmissible_batches(
     paths: RunPaths, attempt: Attempt, ledger: Ledger, *, max_off_policy_steps: int
 ) -> Iterator[Batch]:
-    """Batches of the steps after the base that earlier attempts made and that can be trained as they are, in order, without a gap.
+    """Yield the batches of earlier attempts after the base that can be trained unchanged, in order, until the first
+    gap.
 
-    Their groups are taken into the ledger, so they are never sampled again. Stops at the first step that has none.
+    Their groups are added to the ledger, so they are never sampled again.
     """
     writers = earlier_attempts(paths, attempt, log=logger.warning)
     found = [artifact for artifact in paths.batches_on_disk() if artifact.attempt in writers]
@@ -152,15 +152,15 @@ def readmissible_batches(
                     break
             except (BatchError, LedgerError) as error:
                 refusal = str(error)
-            logger.info(f"{artifact.path.name} is not taken over: {refusal}")
+            logger.info(f"{artifact.path.name} is not reused: {refusal}")
         else:
             return
-        logger.info(f"{artifact.path.name} of attempt {artifact.attempt} is taken over")
+        logger.info(f"{artifact.path.name} of attempt {artifact.attempt} is reused")
         yield replace(batch, attempt=attempt.attempt)
 
 
 def remove_covered_batches(paths: RunPaths, attempt: Attempt) -> list[int]:
-    """Delete the batches of steps that even the oldest complete checkpoint of this lineage covers; returns these steps."""
+    """Delete the batches of steps that the oldest complete checkpoint of this lineage covers, and return these steps."""
     kept = attempt.owned(complete_checkpoints(paths))
     if not kept:
         return []
@@ -168,20 +168,21 @@ def remove_covered_batches(paths: RunPaths, attempt: Attempt) -> list[int]:
 
 
 def newest_complete(paths: RunPaths, attempt: Attempt) -> Snapshot | None:
-    """The orchestrator's part of the newest complete checkpoint of this lineage; None while there is none that can be read.
+    """Return the orchestrator's part of the newest complete checkpoint of this lineage, or None if no checkpoint is
+    readable.
 
-    The trainer may delete it at this very moment, because there is a newer one by now.
+    The trainer may delete the checkpoint during the read, because a newer one is complete.
     """
     kept = attempt.owned(complete_checkpoints(paths))
     try:
         return read_snapshot(kept[-1].path) if kept else None
     except RoleError as error:
-        logger.info(f"nothing is deleted of the journal now: {error}")
+        logger.info(f"skipped the cleanup of the journal: {error}")
         return None
 
 
 def remove_batches(paths: RunPaths, *, through: int) -> list[int]:
-    """Delete the batches of all steps up to `through`, of any attempt; returns these steps."""
+    """Delete the batches of all steps up to `through` of all attempts, and return these steps."""
     covered = [artifact for artifact in paths.batches_on_disk() if artifact.step <= through]
     for artifact in covered:
         shutil.rmtree(artifact.path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The orchestrator's part of checkpoints, written beside everything else: while the volume refuses it, training goes on."""
+"""Background writer of the orchestrator's part of checkpoints. Training continues while the volume refuses it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlrun.orchestrator.trainer.client import TrainerGoneError
 from rlrun.protocol.files.volume_faults import RefusedError, Volume, retry_pauses
 
 Part = tuple[int, Callable[[], None]]
-"""A step, and what writes its part."""
+"""A step and the function that writes its part."""
 
 
 class PartWriter:
-    """Writes one part after the other. One that is refused is tried again until a newer checkpoint wants its own.
+    """Writer of one part after the other. A refused part is retried until a newer checkpoint needs its part.
 
     Args:
-        volume: that the parts go to.
-        written: called with the step whose part is durable.
+        volume: volume for the parts.
+        written: callback with the step whose part is durable.
     """
 
     def __init__(self, volume: Volume, written: Callable[[int], Awaitable[None]]) -> None:
@@ -27,7 +27,7 @@ class PartWriter:
         self._parts: asyncio.Queue[Part] = asyncio.Queue()
 
     def put(self, step: int, write: Callable[[], None]) -> None:
-        """Have `write` make the part of `step` durable."""
+        """Queue the part of `step`; `write` makes it durable."""
         self._parts.put_nowait((step, write))
 
     async def run(self) -> None:

@@ -1,1 +1,1 @@
-"""The engines: discovery, health, load, and synchronization of their weights."""
+"""Inference engines: discovery, health, load and weight synchronization."""

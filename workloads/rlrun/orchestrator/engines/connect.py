@@ -1,4 +1,4 @@
-"""The engines of a run, from its configuration to the end of its attempt."""
+"""Connections to the engines of a run for the duration of an attempt."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ async def open_engines(
     look_up: Resolve,
     token_limit: int | None = None,
 ) -> AsyncIterator[EnginePool]:
-    """Engines of the list, or those that the Service names now and later; their connections are closed at the end.
+    """Open the pool of engines: the configured list, or all addresses of the Service. Connections close at the end of
+    the block.
 
     Args:
-        config: says where engines are, and how long a reply or new weights may take.
-        api_key: the run's key.
-        signal: notified of every change in the pool.
-        background: begins what looks for engines all the time.
-        connect: makes the client of an engine from its address; None: over HTTP.
-        look_up: finds the addresses of `inference_service`.
-        token_limit: number of token ids that the model has; None: unknown.
+        config: addresses of the engines, and the timeouts of replies and weight updates.
+        api_key: key of the run.
+        signal: signal notified of every change in the pool.
+        background: function that starts the endless discovery.
+        connect: factory of an engine's client from its address. Default: over HTTP.
+        look_up: resolver of the addresses of `inference_service`.
+        token_limit: number of token ids of the model, or None if unknown.
     """
 
     def over_http(url: str) -> Engine:

@@ -1,8 +1,8 @@
-"""Discovery of the engines: every address that one host name has, looked up again and again.
+"""Discovery of the engines: periodic look-up of all addresses of one host name.
 
-In a cluster the name is that of a headless Service, whose addresses are the engines' pods. Pods come, go and are replaced while the run
-goes on; a pod that is replaced has another address, hence is another replica. Only an answer changes anything: a name server that is down
-or starting says nothing about the engines, and a pod that is gone for good fails its requests anyway.
+In a cluster the name belongs to a headless Service whose addresses are the engine pods. Pods come and go during the
+run; a replaced pod has another address and therefore is another replica. Only a successful answer changes the pool: an
+unavailable name server has no information about the engines, and requests to a deleted pod fail anyway.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rlrun.runtime import exit_codes
 
 INTERVAL_SECONDS = 2.0
 LOOK_UP_SECONDS = 10.0
-"""Longest wait for an answer of the name server."""
+"""Timeout of one look-up."""
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Look-up of a host and port's addresses; raises `OSError` when there is no answer."""
+"""Resolver of a host and port to addresses; raises `OSError` without an answer."""
 
 
 async def resolve_addresses(host: str, port: int) -> list[str]:
-    """All addresses of a name, each once.
+    """Return all distinct addresses of a name.
 
     Raises:
         OSError: the name has no address, or the name server does not answer.
@@ -39,13 +39,13 @@ async def resolve_addresses(host: str, port: int) -> list[str]:
 
 
 class Discovery:
-    """Keeps the pool's replicas equal to the addresses of a Service.
+    """Synchronization of the pool's replicas with the addresses of a Service.
 
     Args:
         service: `http://host:port`; the host's addresses are the engines.
-        pool: gets and loses replicas.
-        connect: makes the client of an engine from its address.
-        look_up: the name look-up.
+        pool: pool to which replicas are added and from which they are removed.
+        connect: factory of an engine's client from its address.
+        look_up: resolver of the host name.
 
     Raises:
         RoleError: `service` has no host.
@@ -56,7 +56,7 @@ class Discovery:
     ) -> None:
         parts = urlsplit(service)
         if not parts.hostname:
-            message = f"orchestrator.inferenceService: {service!r} names no host; expected an address such as http://name:8000"
+            message = f"orchestrator.inferenceService: {service!r} has no host; set an address such as http://name:8000"
             raise RoleError(message, exit_codes.CONFIGURATION)
         self._scheme, self._host = parts.scheme, parts.hostname
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -64,13 +64,13 @@ class Discovery:
         pool.nobody = f"{self._host} has not been looked up yet"
 
     async def run(self, interval_seconds: float = INTERVAL_SECONDS) -> None:
-        """Look until cancelled."""
+        """Look up until canceled."""
         while True:
             await self.look()
             await asyncio.sleep(interval_seconds)
 
     async def look(self) -> None:
-        """One look-up, and what follows from it."""
+        """Look up the addresses once and update the pool."""
         try:
             async with asyncio.timeout(LOOK_UP_SECONDS):
                 addresses = await self._look_up(self._host, self._port)

@@ -1,7 +1,9 @@
-"""Draining of engines that are to go: no new request, an end for those under way, and only then the word that nobody uses them.
+"""Draining of engines before their removal: no new requests, end of the running ones, then a report that the engine is
+unused.
 
-Which one goes is chosen here, where it is known what each has to do: one that is out of rotation, else the one with the fewest requests,
-of several the newest. What has not ended after a while is asked elsewhere, from the tokens of its rollout so far: no rollout is lost.
+The orchestrator chooses the engine because it knows the load of each: an engine out of rotation, otherwise the engine
+with the fewest requests, and the newest of equals. After a timeout the remaining requests move to other engines with
+the tokens sampled so far, so no rollout is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from rlrun.protocol.messages.spot_wish import SpotWish, plain_host
 
 LOOK_SECONDS = 0.25
 DRAIN_SECONDS = 300.0
-"""Longest time for requests that an engine has when its drain begins; then they are asked elsewhere."""
+"""Timeout for the running requests of a draining engine; then they move to other engines."""
 
 
 def _replica_host(replica: Replica) -> str:
@@ -28,15 +30,15 @@ def _replica_host(replica: Replica) -> str:
 
 
 class Drain:
-    """Keeps as many engines in use as are wanted, as far as there are so many.
+    """Limit of the number of engines in use.
 
     Args:
-        pool: the engines.
-        signal: notified after each change.
-        wanted: number of engines to leave in use; None: all.
-        spot: those of them on interruptible nodes; None: no engine is.
-        patience: see `DRAIN_SECONDS`.
-        clock: steady seconds.
+        pool: pool of the engines.
+        signal: signal notified after each change.
+        wanted: number of engines to keep in use. None: all.
+        spot: engines on interruptible nodes and how many of them to keep. None: no engine is on such a node.
+        patience: timeout in seconds, see `DRAIN_SECONDS`.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -52,16 +54,16 @@ class Drain:
         self._pool, self._signal, self._wanted, self._spot = pool, signal, wanted, spot
         self._patience, self._clock = patience, clock
         self._since: dict[Replica, float] = {}
-        """Engines that are drained, and when that began; the last one last."""
+        """Draining engines with the start time of the drain, the latest last."""
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Check until canceled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Begin a drain, or take an engine back into use, and move what has taken too long."""
+        """Start or undo drains, and move the requests of drains that timed out."""
         known = self._pool.replicas
         self._since = {replica: since for replica, since in self._since.items() if replica in known}
         for members, surplus in self._surplus(known):
@@ -74,14 +76,14 @@ class Drain:
                 drained.append(replica)
         for replica, since in self._since.items():
             if replica.load and self._clock() - since >= self._patience:
-                self._pool.abandon(replica, f"it is to go, and has had {self._patience:g} s for its requests")
+                self._pool.abandon(replica, f"its drain has timed out after {self._patience:g} s")
 
     def drained(self) -> tuple[str, ...]:
-        """Hosts of the engines that have no request and get none."""
+        """Return the hosts of the draining engines without a request."""
         return tuple(_replica_host(replica) for replica in self._since if not replica.load)
 
     def _surplus(self, known: Sequence[Replica]) -> list[tuple[list[Replica], int]]:
-        """Engines of each kind of nodes, and how many of them are to go."""
+        """Return the engines of each kind of node with the number of engines to drain."""
         wanted, spot = self._wanted(), self._spot()
         if wanted is None or spot is None:
             return [(list(known), 0 if wanted is None else max(0, len(known) - max(1, wanted)))]
@@ -92,7 +94,7 @@ class Drain:
         return [(some, max(0, len(some) - number)) for some, number in zip(kinds, numbers, strict=True)]
 
     def _next(self, members: Sequence[Replica]) -> Replica | None:
-        """The one of these engines that goes next; None: the last one in use stays."""
+        """Return the next engine to drain, or None if only the last useful engine is left."""
         left = [replica for replica in self._pool.replicas if not replica.draining]
         useful = [replica for replica in left if replica.version is not None]
         candidates = [replica for replica in left if replica.version is None] if len(useful) <= 1 else left
@@ -102,12 +104,14 @@ class Drain:
         return min(some, key=lambda r: (r.version is not None, r.load, newest[r]), default=None)
 
     def _begin(self, replica: Replica) -> None:
-        logger.info(f"engine {replica.url} is to go: it gets no more requests, and ends the {replica.load} that it has")
+        logger.info(
+            f"engine {replica.url} is draining: it gets no more requests and finishes its {replica.load} running ones"
+        )
         replica.draining, self._since[replica] = True, self._clock()
         self._signal.notify()
 
     def _resume(self, replica: Replica) -> None:
-        logger.info(f"engine {replica.url} stays after all")
+        logger.info(f"engine {replica.url} is no longer draining: the operator keeps it")
         del self._since[replica]
         replica.draining = False
         self._signal.notify()

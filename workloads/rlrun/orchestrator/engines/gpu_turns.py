@@ -1,12 +1,12 @@
-"""Turns of trainer and engines on the same GPUs. The orchestrator leads:
+"""Alternation of trainer and engines on the same GPUs, controlled by the orchestrator:
 
-    engines   sample the rollouts of step n, and answer the evaluation of version n-1
-    here      nothing is in flight -> every engine sleeps -> the batch of step n is announced
-    trainer   takes its memory, trains, publishes version n, gives its memory up, says `released`
-    here      version n is handed to the engines, which wake for it
+    engines        sample the rollouts of step n and answer the evaluation of version n-1
+    orchestrator   no request is in flight -> all engines sleep -> it announces the batch of step n
+    trainer        allocates its memory, trains, publishes version n, frees its memory, sends `released`
+    orchestrator   hands version n to the engines, which wake up for it
 
-Nothing of this is on the disk. Engines and trainer begin an attempt asleep and with their memory given up; a death in between ends
-the attempt.
+No part of this state is on disk. At the start of an attempt the engines sleep and the trainer's memory is free; the death of a
+process in between ends the attempt.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 SLEEP_SECONDS = 300.0
-"""Longest time until an engine has been put to sleep, tried again and again, before the attempt fails."""
+"""Timeout for putting an engine to sleep, retries included. Then the attempt fails."""
 _CANNOT = 400
-"""Status with which an engine answers that was not started for it."""
+"""Status of an engine that was started without support for sleep."""
 
 
 class GPUTurns:
-    """Ownership of the GPUs, in turns.
+    """Alternating ownership of the GPUs.
 
     Args:
-        pool: the engines.
-        sync: gives them weights when it is their turn.
-        signal: notified after each change.
-        timeout_seconds: deadline of one engine's sleep.
-        quiet: whether nothing needs an engine that has begun: no rollout, no evaluation.
+        pool: pool of the engines.
+        sync: weight hand-over, which wakes the engines.
+        signal: signal notified after each change.
+        timeout_seconds: timeout of one engine's sleep request.
+        quiet: whether no running rollout or evaluation needs an engine.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class GPUTurns:
         self._paths: dict[int, str | None] = {}
         self._released = -1
         self.seconds = 0.0
-        """Seconds until all engines slept, the last time."""
+        """Seconds of the latest wait until all engines slept."""
 
     def published(self, version: int, path: str | None) -> None:
-        """Note a published version while the trainer still has the GPUs."""
+        """Record a published version while the trainer still has the GPUs."""
         self._paths[version] = path
 
     def released(self, version: int) -> str | None:
-        """Let engines be woken, as the trainer has given its memory up. Returns the version's folder.
+        """Allow the engines to wake up after the trainer has freed its memory, and return the version's folder.
 
         Raises:
-            RoleError: there is no such version.
+            RoleError: the version was not published.
         """
         if version not in self._paths:
             raise RoleError(f"the trainer released the GPUs for version {version}, which it has not published")
@@ -68,14 +68,14 @@ class GPUTurns:
         return self._paths.pop(version)
 
     async def to_trainer(self, step: int) -> None:
-        """Return once no engine has anything of the GPUs, and none will before the trainer has released them after `step`.
+        """Return when all engines sleep. They stay asleep until the trainer releases the GPUs after `step`.
 
         Raises:
             RoleError: an engine cannot be put to sleep.
         """
         await self._signal.until(lambda: self._released >= step - 1 and self._quiet())
         began = time.monotonic()
-        self._sync.rest()  # in one step with the look before it: no request begins in between
+        self._sync.rest()  # without an `await` after the check above, so that no request starts in between
         await self._signal.until(lambda: not any(replica.updating for replica in self._pool.replicas))
         async with asyncio.TaskGroup() as tasks:
             for replica in list(self._pool.replicas):
@@ -85,7 +85,7 @@ class GPUTurns:
 
     async def _put_to_sleep(self, replica: Replica) -> None:
         deadline, pause = time.monotonic() + SLEEP_SECONDS, FIRST_PAUSE_SECONDS
-        while replica in self._pool.replicas:  # one that is gone has nothing of the GPUs
+        while replica in self._pool.replicas:  # a removed engine uses no GPU
             try:
                 async with asyncio.timeout(self._timeout):
                     await replica.client.sleep()
@@ -96,7 +96,7 @@ class GPUTurns:
                     raise RoleError(reason, exit_codes.CONFIGURATION) from None
             if time.monotonic() > deadline:
                 raise RoleError(
-                    f"engine {replica.url} could not be put to sleep within {SLEEP_SECONDS:g} s, so that the trainer cannot have "
+                    f"engine {replica.url} could not be put to sleep within {SLEEP_SECONDS:g} s, so the trainer cannot use "
                     f"its GPUs: {reason}"
                 )
             logger.warning(f"engine {replica.url} does not sleep yet: {reason}")

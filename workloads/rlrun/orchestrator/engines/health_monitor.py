@@ -1,8 +1,9 @@
-"""Periodic check of every engine: liveness, held weights, and load.
+"""Periodic check of every engine: liveness, held weights and load.
 
-A request may take as long as an episode, so a machine that hangs would be noticed only then. A question about health is answered at once by
-an engine that works, whatever it computes; one that leaves `MISSES` of them in a row unanswered is out of rotation, and its requests move.
-So a hang costs each of its requests at most `LONGEST_SILENCE_SECONDS`, plus the time for sampling it again.
+A request may take as long as an episode, so the requests alone would reveal a hanging machine only then. A working
+engine answers a health check at once, even under load. An engine that misses `MISSES` checks in a row is out of
+rotation and its requests move. A hang therefore costs each of its requests at most `LONGEST_SILENCE_SECONDS`, plus the
+time for sampling it again.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ REGULAR = Pace()
 
 
 class Monitor:
-    """Takes replicas out of rotation that do not answer or hold other weights than they were given, and steers their concurrency.
+    """Health checks of all replicas, and control of their concurrency.
+
+    A replica that does not answer, or holds other weights than it was given, leaves the rotation.
 
     Args:
-        pool: the engines.
-        signal: notified after each change of the pool.
-        pace: how often.
+        pool: pool of the engines.
+        signal: signal notified after each change of the pool.
+        pace: interval and timeout of the checks.
     """
 
     def __init__(self, pool: EnginePool, signal: Signal, pace: Pace = REGULAR) -> None:
         self._pool, self._signal, self._pace = pool, signal, pace
 
     async def run(self) -> None:
-        """Look until cancelled, at each replica by itself: one that hangs delays no other's."""
+        """Check until canceled. Each replica has its own task, so that a hanging one does not delay the others."""
         watching: dict[Replica, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -63,7 +66,12 @@ class Monitor:
             misses = 0 if replica.version is None else await self.look(replica, misses)
 
     async def look(self, replica: Replica, misses: int = 0) -> int:
-        """One question to a replica; the number of unanswered ones in a row, from `misses` before."""
+        """Check a replica once and return its missed checks in a row.
+
+        Args:
+            replica: replica to check.
+            misses: missed checks in a row before this one.
+        """
         rotation, version = replica.rotation, replica.version
         try:
             async with asyncio.timeout(self._pace.answer):
@@ -74,7 +82,7 @@ class Monitor:
             replica.suspect = True
             if misses + 1 >= MISSES:
                 reason = str(error) or f"no answer within {self._pace.answer:g} s"
-                self._pool.abandon(replica, f"it left {MISSES} questions about its health unanswered: {reason}")
+                self._pool.abandon(replica, f"it missed {MISSES} health checks in a row: {reason}")
             return misses + 1
         replica.suspect = False
         same = (replica.rotation, replica.version, replica.updating) == (rotation, version, False)
@@ -86,7 +94,7 @@ class Monitor:
         return 0
 
     async def _steer(self, replica: Replica) -> None:
-        """Let the engine's own metrics say how much it can bear; one without metrics gets as much as any may get."""
+        """Set the concurrency limit from the engine's metrics. Without metrics the limit is the ceiling."""
         before = replica.concurrency.limit
         try:
             async with asyncio.timeout(self._pace.answer):
@@ -102,11 +110,13 @@ class Monitor:
 
 
 def _find_problem(status: dict[str, object], version: int | None) -> str | None:
-    """Reason why a replica that should hold `version` cannot be used; what a status does not say is no problem."""
+    """Return the reason why a replica that should hold `version` is unusable, or None. A missing field in the status is
+    not a problem.
+    """
     if status.get("engine_alive") is False:
         return "its workers do not answer"
-    # A server of several runs names the weights of the run that came last.
+    # A server of several runs reports the weights of the latest run.
     if status.get("updating") or status.get("model") is not None or "weight_version" not in status:
         return None
     held = status["weight_version"]
-    return None if held == version else f"it holds version {held} where it was given {version}"
+    return None if held == version else f"it holds version {held} instead of {version}"

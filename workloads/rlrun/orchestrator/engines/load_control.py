@@ -1,21 +1,24 @@
-"""Number of concurrent requests per engine, controlled by the load that the engine reports. Pure.
+"""Control of the number of concurrent requests per engine by the load that the engine reports. Pure.
 
-The rules are those of TCP's congestion control (Chiu & Jain 1989; Ha, Rhee & Xu 2008), with the engine's own signs in the place of lost
-packets:
+The rules follow TCP congestion control (Chiu & Jain 1989; Ha, Rhee & Xu 2008), with the engine's signals instead of
+lost packets:
 
-- Preemptions since the last look: the KV cache is too small for what runs, and vLLM computes sequences again. The limit falls by 5 to
-  10 % of what the engine holds.
-- A queue longer than a tenth of what runs and than its square root (Halfin & Whitt 1981): more requests only wait, and are held by an
-  engine that cannot give them back. The limit falls to what runs and such a queue; to what runs, where it is the KV cache that is full.
-- No queue at all, where the limit binds and the KV cache is not nearly full: it grows, by a third of its distance from where it last was
-  too high. So it comes back quickly, feels its way there, and leaves quickly what is no longer true.
+- Preemptions since the last report: the KV cache is too small for the running sequences, and vLLM computes sequences
+  again. The limit decreases by 5 to 10 % of the load that the engine holds.
+- A queue longer than a tenth of the running requests and than their square root (Halfin & Whitt 1981): further
+  requests only wait on an engine that cannot return them. The limit decreases to the running requests plus such a
+  queue, or to the running requests if the KV cache is full.
+- No queue, a binding limit and a KV cache that is not nearly full: the limit increases by a third of its distance
+  from the last value that was too high. It recovers quickly, approaches that value slowly, and passes it quickly if
+  that value is outdated.
 
-After a fall it rests for a few looks: what was sent before still runs.
+After a decrease the limit stays for a few reports, because earlier requests still run.
 
-A request for several continuations is answered when the longest is there. Those that are done before still count as in flight but burden
-nobody: the limit is on what the engine holds, and of what is in flight it holds the share that the lengths of late answers say.
+A request for several continuations is answered when the longest is complete. Continuations that finish earlier count as
+in flight but cause no load. The limit applies to the load that the engine holds; the lengths of recent answers give the
+share of the requests in flight that is such load.
 
-Without a look, or with an engine that says nothing, the limit is the ceiling: `maxConcurrency`, as if there were no control.
+Without reports the limit is the ceiling, `maxConcurrency`, as if there were no control.
 """
 
 from __future__ import annotations
@@ -26,20 +29,21 @@ from dataclasses import dataclass
 from rlrun.inference.client.engine_metrics import EngineMetrics
 
 DECREASE = 0.9
-"""The least that a look with preemptions leaves of what the engine holds, as a share of it."""
+"""Lower bound of the share of its load that an engine keeps after a report with preemptions."""
 SLIGHT_DECREASE = 0.95
-"""The most that such a look leaves, as a share of it."""
+"""Upper bound of that share."""
 PREEMPTED = 4
-"""Preempted sequences that lower the limit by one, between the two."""
+"""Preempted sequences that lower the limit by one, between these bounds."""
 APPROACH = 3
-"""The limit grows by the distance to where it was too high, divided by this."""
+"""Divisor of the distance to the last too-high limit for one increase."""
 QUEUE_SHARE = 0.1
-"""Requests that may wait, relative to those that run: the engine is not to run dry between two looks. At least their square root, because
-what comes and goes by chance varies by as much."""
+"""Allowed queue relative to the running requests, so that the engine has work until the next report. At least the
+square root of the running requests, because random arrivals vary by as much.
+"""
 KV_FULL = 0.9
-"""Share of the KV cache from which the limit no longer grows."""
+"""Usage of the KV cache (share) from which the limit does not increase."""
 BINDING = 0.9
-"""The limit binds from this share of it in flight."""
+"""Share of the limit in flight from which the limit is binding."""
 REST_LOOKS = 2
 SHARE_WEIGHT = 1 / 32
 """Weight of each continuation of the newest answer in the mean lengths."""
@@ -47,25 +51,25 @@ SHARE_WEIGHT = 1 / 32
 
 @dataclass
 class Concurrency:
-    """The limit of one engine.
+    """Limit of concurrent requests of one engine.
 
     Args:
-        ceiling: the most that is ever in flight.
-        on_change: called when `limit` may have changed.
+        ceiling: upper bound of the limit.
+        on_change: callback after a possible change of `limit`.
     """
 
     ceiling: int
     on_change: Callable[[], None] | None = None
     _most: float = 0.0
-    """Sequences that the engine is to hold."""
+    """Sequences that the engine may hold."""
     _lengths: float = 1.0
-    """Tokens of a continuation, on average of late."""
+    """Recent mean tokens of a continuation."""
     _longest: float = 1.0
-    """The same, of the longest continuation of each request."""
+    """Recent mean tokens of the longest continuation of each request."""
     _too_high: float = 0.0
-    """The limit at its last fall."""
+    """Limit at its last decrease."""
     _preemptions: int | None = None
-    """The counter at the last look."""
+    """Preemption counter in the last report."""
     _rest: int = 0
 
     def __post_init__(self) -> None:
@@ -73,20 +77,21 @@ class Concurrency:
 
     @property
     def limit(self) -> int:
-        """Continuations that may be in flight, from 1."""
+        """Continuations that may be in flight, at least 1."""
         return max(1, min(self.ceiling, int(self._most * self._longest / self._lengths)))
 
     def observe(self, metrics: EngineMetrics, in_flight: int) -> None:
-        """Take in a look at the engine's load.
+        """Update the limit with a report of the engine's load.
 
         Args:
-            metrics: the engine's own report.
-            in_flight: continuations that it is asked for.
+            metrics: report of the engine.
+            in_flight: continuations requested from it.
         """
         binds = in_flight >= BINDING * self.limit
         preempted = self._preempted(metrics.preemptions)
         full = metrics.kv_usage >= KV_FULL
         queue = max(1, int(max(QUEUE_SHARE * metrics.running, metrics.running**0.5)))
+        # At most one rule applies per report, in order of urgency: pause after a decrease, queue, preemptions, increase.
         if self._rest:
             self._rest -= 1
         elif metrics.waiting > queue and in_flight > metrics.running + queue:
@@ -101,7 +106,7 @@ class Concurrency:
         self._report_change()
 
     def answered(self, tokens: Sequence[int]) -> None:
-        """Take in an answer: the tokens of each of its continuations."""
+        """Update the mean lengths with the tokens of each continuation of an answer."""
         count = len(tokens)
         weight = min(1.0, count * SHARE_WEIGHT)
         self._lengths += weight * (max(1.0, sum(tokens) / count) - self._lengths)
@@ -109,7 +114,7 @@ class Concurrency:
         self._report_change()
 
     def forget(self) -> None:
-        """Drop the engine's load after it was replaced or stopped reporting: no control until it reports again."""
+        """Reset the control after the engine was replaced or stopped reporting."""
         self._most, self._preemptions, self._rest = float(self.ceiling), None, 0
         self._report_change()
 

@@ -1,7 +1,9 @@
-"""Load of the engines over the last steps: how long trainer and orchestrator waited for each other, and whether engines had work.
+"""Load of the engines over the last steps: how long trainer and orchestrator waited for each other, and whether the
+engines had work.
 
-A window is of whole steps through which the same engines took requests: with another number all begins anew, so that who decides on it
-never sees a mixture. Engines are looked at a few times a second; the trainer says itself how long it waited.
+A window consists of complete steps with the same set of engines. A changed set restarts the measurement, so that the
+operator never scales by a mixture. The engines are sampled a few times per second; the trainer reports its own waiting
+time.
 """
 
 from __future__ import annotations
@@ -18,17 +20,17 @@ from rlrun.protocol.messages.engine_load import EngineLoad
 
 LOOK_SECONDS = 0.25
 WINDOW_SECONDS = 120.0
-"""Shortest window, unless another is asked for."""
+"""Default of the shortest window."""
 LEAST_STEPS = 2
 LONGEST_STEPS = 1000
-"""Steps that are remembered."""
+"""Limit of the stored steps."""
 WAITED = "time/wait_for_batch"
-"""The trainer's own measure, in seconds of a step."""
+"""Name of the trainer's metric for its waiting time, in seconds per step."""
 
 
 @dataclass
 class _Step:
-    """Sums over the time of one step, in seconds or seconds of all engines."""
+    """Sums over one step: seconds, or seconds weighted by engines."""
 
     seconds: float = 0.0
     waited: float = 0.0
@@ -42,13 +44,13 @@ class _Step:
 
 
 class LoadMeter:
-    """Measures from the attempt's first step on.
+    """Measurement of the load from the attempt's first step.
 
     Args:
-        pool: the engines.
-        ahead: whether all rollouts that may be started are, so that only the trainer can bring new ones about.
-        window: seconds that a report is to cover.
-        clock: steady seconds.
+        pool: pool of the engines.
+        ahead: whether all allowed rollouts have started, so that only the trainer can cause new ones.
+        window: seconds that a report must cover.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -62,18 +64,18 @@ class LoadMeter:
         self._pool, self._ahead, self._window, self._clock = pool, ahead, window, clock
         self._steps: deque[_Step] = deque(maxlen=LONGEST_STEPS)
         self._step: _Step | None = None
-        """The step that is under way; None: it began with other engines, or before the first one."""
+        """Current step. None if it started with other engines or before the first step."""
         self._engines: frozenset[Replica] = frozenset()
         self._looked = self._began = clock()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Sample until canceled."""
         while True:
             self.look()
             await asyncio.sleep(LOOK_SECONDS)
 
     def look(self) -> None:
-        """Take in what the engines do now, for the time since the last look."""
+        """Add the current state of the engines for the time since the last sample."""
         now, engines = self._clock(), frozenset(self._pool.in_use)
         passed, self._looked = now - self._looked, now
         if engines != self._engines:
@@ -93,7 +95,7 @@ class LoadMeter:
         step.kv += passed * max(engine.kv_usage for engine in engines)
 
     def trained(self, metrics: Mapping[str, float]) -> None:
-        """End a step, with the trainer's metrics of it."""
+        """End a step with the trainer's metrics."""
         self.look()
         now = self._clock()
         step, began = self._step, self._began
@@ -105,7 +107,9 @@ class LoadMeter:
         self._steps.append(step)
 
     def report(self) -> EngineLoad | None:
-        """The load over the shortest window of the last steps that is long enough, or over all of them; None: no step was measured."""
+        """Return the load over the shortest sufficient window of the last steps, otherwise over all steps; None without
+        a measured step.
+        """
         if not self._steps or not self._engines:
             return None
         chosen = self._chosen(self._window() or WINDOW_SECONDS)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rlrun.orchestrator.engines.replica import UNLIMITED, Replica
 
 STICKY_SLACK = 16
-"""Continuations that a replica may have more than another before those that share a prefix move."""
+"""Additional continuations up to which a replica keeps requests that share a prefix."""
 REFRESH_SECONDS = 1.0
 """Interval at which the slowness of all replicas is computed again: the fastest replica changes, and old measurements expire."""
 FASTER = 0.9
@@ -27,7 +27,7 @@ SLOWNESS_STEP = 1.25
 LOOKS = 16
 """Replicas without enough room that one choice skips in each heap before it takes the replica with the most room."""
 SPARE_PLACES = 64
-"""Outdated places that a heap may hold besides as many as it has current ones."""
+"""Number of outdated places that a heap may hold in addition to one per current place."""
 
 
 @dataclass(eq=False, slots=True)

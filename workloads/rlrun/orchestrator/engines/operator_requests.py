@@ -1,4 +1,4 @@
-"""Requests of the operator about a run's engines, in the answers to the Lease's renewals."""
+"""Requests of the operator about a run's engines, received with the answers to the Lease's renewals."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from rlrun.protocol.messages.spot_wish import SpotWish
 
 @dataclass
 class Wishes:
-    """Requests of the operator to a run, in the answers to the Lease's renewals."""
+    """Current requests of the operator to a run."""
 
     engines: int | None = None
-    """Number of engines to leave in use; None: it asks for nothing."""
+    """Number of engines to keep in use. None: no request."""
     spot: SpotWish | None = None
-    """Engines of these on interruptible nodes; None: no engine is."""
+    """Number of these engines on interruptible nodes, and their hosts. None: no engine is on such a node."""
     window_seconds: float | None = None
-    """Seconds that a report of their load is to cover."""
+    """Seconds that a load report must cover."""
 
     def take(self, lease: str) -> None:
-        """Read an answer; what cannot be read leaves all as it was."""
+        """Read the requests from a Lease. An unreadable Lease changes nothing."""
         try:
             found = json.loads(lease)["metadata"].get("annotations") or {}
             engines = int(found[names.ENGINES_WANTED]) if names.ENGINES_WANTED in found else None

@@ -1,10 +1,13 @@
-"""The engines: which replica holds which version, which one gets the next request, and requests that survive a failing replica.
+"""Pool of engines: versions held by the replicas, choice of the replica for a request, and recovery of requests from a
+failed replica.
 
-A request goes to the replica that would answer first by what is known: the fewest continuations in flight, weighed by how slow it is of
-late. The members of a group and the turns of an episode share a prefix, hence go to the same replica as long as that is not overloaded.
+A request goes to the replica that is expected to answer first: the one with the fewest continuations in flight,
+weighted by its recent slowness. The members of a group and the turns of an episode share a prefix and therefore go to
+the same replica unless it is overloaded.
 
-A replica that fails a request is out of rotation until it has got weights again, later each time; one that failed twice in a row gets a
-single request then, and more once it has answered. So a replica that answers errors quickly does not draw all the work.
+A replica that fails a request is out of rotation until it has received weights again, with a delay that grows each
+time. After two failures in a row it gets a single request, and more after an answer. So a replica that quickly answers
+errors does not attract all the work.
 """
 
 from __future__ import annotations
@@ -29,25 +32,26 @@ LONGEST_PAUSE_SECONDS = 15.0
 
 @dataclass
 class Lost:
-    """Cost of failing replicas so far."""
+    """Cost of failed replicas so far."""
 
     requests: int = 0
-    """Requests that were asked elsewhere."""
+    """Number of requests that moved to another replica."""
     seconds: float = 0.0
-    """Time that they had taken until then, all together."""
+    """Total seconds that these requests had taken before the move."""
     longest: float = 0.0
     """Longest time of one of them, in seconds."""
 
 
 class EnginePool:
-    """All replicas, which may come and go. The only writer of `load`; `version` and `updating` are written by the hand-over, and by
-    `fail`.
+    """All replicas of a run, which may come and go.
+
+    Only this class writes `load`. The weight hand-over and `fail` write `version` and `updating`.
 
     Args:
-        replicas: those that are known from the start.
-        signal: notified after each change.
-        max_concurrency: the most continuations that one replica is asked for at once.
-        token_limit: number of token ids that the model has; None: unknown.
+        replicas: initial replicas.
+        signal: signal notified after each change.
+        max_concurrency: limit of continuations in flight per replica.
+        token_limit: number of token ids of the model, or None if unknown.
     """
 
     def __init__(
@@ -62,26 +66,26 @@ class EnginePool:
         self.replicas: list[Replica] = []
         self._order = LoadOrder(max_concurrency)
         self.members = Signal()
-        """Notified when a replica comes or goes."""
+        """Signal notified when a replica is added or removed."""
         self._signal, self._max_concurrency = signal, max_concurrency
         self._freed = Signal()
-        """Notified also when a request ends; only waiting requests listen to it."""
+        """Signal notified also when a request ends; only waiting requests use it."""
         signal.follow(self._freed)
         self._turns: dict[int | None, Turns] = {}
         self.waiting = 0
-        """Continuations for which no replica has room at the moment."""
+        """Continuations that wait for a replica with room."""
         self.waiting_for_version = 0
-        """Those of them that are meant for a named version: the answers of an evaluation."""
+        """Part of `waiting` that needs a specific version: the requests of an evaluation."""
         self.last_available = time.monotonic()
-        """Last time when a replica was known to hold weights."""
+        """Last time (monotonic seconds) at which a replica held weights."""
         self.nobody = NOBODY
-        """Reason why there is no replica at all; the discovery refines it."""
+        """Reason why the pool is empty; the discovery sets details."""
         self.lost = Lost()
         for replica in replicas:
             self.add(replica)
 
     def add(self, replica: Replica) -> None:
-        """Take a new replica in; it gets requests once the hand-over has given it weights."""
+        """Add a replica. It gets requests after the hand-over has sent it weights."""
         replica.concurrency = Concurrency(self._max_concurrency, on_change=partial(self._order.update, replica))
         self.replicas.append(replica)
         self._order.add(replica)
@@ -89,59 +93,60 @@ class EnginePool:
         self._signal.notify()
 
     def remove(self, replica: Replica, reason: str) -> None:
-        """Forget a replica. What it is asked at the moment is asked elsewhere: a machine that lost its power never answers."""
+        """Remove a replica and move its requests: a machine without power never answers them."""
         self.replicas.remove(replica)
         self._order.remove(replica)
         self.members.notify()
         self.abandon(replica, reason)
 
     def abandon(self, replica: Replica, reason: str) -> None:
-        """Take a replica out of rotation, and ask elsewhere what it is asked at the moment."""
+        """Take a replica out of rotation and move its requests to other replicas."""
         self.fail(replica, reason)
         for request in list(replica.requests):
             request.cancel()
 
     def problems(self) -> str:
-        """Reasons why replicas are out of rotation, one after the other."""
+        """Return the reasons why replicas are out of rotation, separated by semicolons."""
         return "; ".join(f"{r.url}: {r.failure}" for r in self.replicas) or self.nobody
 
     @property
     def in_use(self) -> list[Replica]:
-        """Replicas that take requests, or will once their hand-over is over."""
+        """Replicas that take requests now or after their hand-over."""
         return [replica for replica in self.replicas if replica.version is not None and not replica.draining]
 
     @property
     def version(self) -> int | None:
-        """The version that new rollouts are sampled with: the newest that a replica holds.
+        """Version for new rollouts: the newest that a replica holds.
 
-        While others still load it, it waits for them as long as the fastest took, lest that one gets all the work of a step.
+        While other replicas still load it, it is used only after they had as much time as the fastest; otherwise the
+        fastest would get all the work of a step.
         """
         return self._order.newest()
 
     def candidates(self, version: int | None = None) -> list[Replica]:
-        """Replicas that may get a request for this version (default: the one for new rollouts)."""
+        """Return the replicas that may get a request for this version. Default: the version for new rollouts."""
         loads = self._order.loads_of(self.version if version is None else version)
         return [] if loads is None else loads.candidates
 
     @property
     def in_flight(self) -> int:
-        """Continuations that all replicas are asked for."""
+        """Continuations requested from all replicas."""
         return self._order.in_flight
 
     @property
     def usable(self) -> bool:
-        """True if a replica takes requests for new rollouts."""
+        """Whether a replica takes requests for new rollouts."""
         loads = self._order.loads_of(self.version)
         return loads is not None and loads.open > 0
 
     @property
     def limited(self) -> bool:
-        """True if the engines' load, and not the run's settings, bounds the number of rollouts."""
+        """Whether the engines' load, and not the run's settings, limits the number of rollouts."""
         loads = self._order.loads_of(self.version)
         return loads is not None and loads.limited > 0
 
     def room(self) -> int:
-        """Continuations that the engines may be asked for in addition to those in flight and the waiting ones."""
+        """Return the number of continuations that fit in addition to those in flight and waiting."""
         loads = self._order.loads_of(self.version)
         return 0 if loads is None else max(0, loads.free - self.waiting)
 
@@ -154,15 +159,17 @@ class EnginePool:
         avoid: Sequence[Replica] = (),
         first: bool = False,
     ) -> Replica:
-        """Wait for a replica that holds the version and has room: the preferred one (its cache has the prefix) unless it is overloaded,
-        else the one that would answer first.
+        """Wait for a replica that holds the version and has room, and reserve the continuations.
+
+        The preferred replica is used unless it is overloaded, because its cache holds the prefix. Otherwise the replica
+        that is expected to answer first is used.
 
         Args:
-            prefer: the replica of the rollout's last request, or of its group.
-            version: the version that the request is meant for; default: the one for new rollouts.
-            count: continuations that are asked for.
-            avoid: replicas that failed this request; taken only where there is no other.
-            first: whether to come before those that have not begun: an episode that goes on, or a request that moves.
+            prefer: replica of the rollout's last request or of its group.
+            version: required version. Default: the version for new rollouts.
+            count: number of continuations.
+            avoid: replicas that failed this request; used only without an alternative.
+            first: whether to precede requests of new episodes, as for a running episode or a moved request.
         """
         turns = self._turns.get(version)
         chosen = None if turns is not None else self._choose(prefer, version, count, avoid)
@@ -188,13 +195,13 @@ class EnginePool:
         return chosen
 
     def release(self, replica: Replica, count: int) -> None:
-        """End a request for `count` continuations that was answered or given up."""
+        """End a request for `count` continuations, answered or not."""
         replica.load -= count
         if self.waiting:
             self._freed.notify()
 
     def fail(self, replica: Replica, reason: str) -> None:
-        """Take a replica out of rotation; the hand-over brings it back."""
+        """Take a replica out of rotation until the next successful hand-over."""
         if replica.version is not None:
             logger.warning(f"engine {replica.url} is out of rotation: {reason}")
             self.last_available = time.monotonic()
@@ -203,13 +210,15 @@ class EnginePool:
         self._signal.notify()
 
     def rest(self, reason: str) -> None:
-        """Take all replicas out of rotation until the next hand-over; none of them has failed."""
+        """Take all replicas out of rotation until the next hand-over, without a failure."""
         for replica in self.replicas:
             replica.version, replica.failure = None, reason
         self._signal.notify()
 
     def fail_request(self, replica: Replica, rotation: int, reason: str) -> None:
-        """Rest a replica after a failed request of this `rotation`, twice as long each time in a row."""
+        """Take a replica out of rotation after a failed request of this `rotation`, with a pause that doubles for each
+        failure in a row.
+        """
         if replica.rotation != rotation or replica.version is None:
             return
         replica.failures += 1
@@ -218,13 +227,15 @@ class EnginePool:
         self.fail(replica, reason)
 
     def moved(self, seconds: float) -> None:
-        """Count a request that is asked elsewhere after a replica had it for `seconds`."""
+        """Count a request that moved after a replica had it for `seconds`."""
         self.lost.requests += 1
         self.lost.seconds += seconds
         self.lost.longest = max(self.lost.longest, seconds)
 
     def metrics(self) -> dict[str, float]:
-        """Engines in rotation and known, what they may be asked for at once, and what failing ones have cost since the start."""
+        """Return the engines in rotation and in the pool, their limit of requests, and the cost of failed engines so
+        far.
+        """
         limits = sum(min(r.concurrency.limit, self._max_concurrency) for r in self.replicas if r.open)
         return {
             "engines/in_rotation": float(sum(r.version is not None for r in self.replicas)),

@@ -1,7 +1,8 @@
-"""The hand-over of published weights to the engines: all replicas at once, each with a deadline, the newest version first.
+"""Hand-over of published weights to the engines: all replicas in parallel, each with a timeout, the newest version
+first.
 
-While a version is being evaluated the hand-over is held back, so that one version answers the whole evaluation. A replica that fails is
-out of rotation and is tried again with a growing pause; the run goes on as long as one remains.
+During an evaluation the hand-over is held back, so that one version answers the complete evaluation. A failed replica
+is out of rotation and is retried with a growing pause. The run continues as long as one replica remains.
 """
 
 from __future__ import annotations
@@ -22,26 +23,29 @@ from rlrun.protocol.messages.engine_protocol import OWN, REFUSED, explain_mismat
 from rlrun.runtime import exit_codes
 
 KNOCK_SECONDS = 5.0
-"""Longest wait for any answer of a replica that is out of rotation, before it is asked for a hand-over."""
+"""Timeout of the status request that precedes a hand-over to a replica out of rotation."""
 OUTAGE_SECONDS = 600.0
-"""Longest time without any usable engine before the run fails; a restart may repair it."""
+"""Longest time without a usable engine before the attempt fails; a restart may repair it."""
 STARTUP_SECONDS = 1800.0
-"""The same before the first hand-over: engines load and compile."""
+"""Longest time without a usable engine before the first hand-over, while engines load and compile."""
 FOREIGN_SECONDS = 60.0
-"""Longest time with engines of another release alone: those that are being renewed may answer a little longer."""
+"""Longest time with only engines of incompatible releases. During an upgrade, old engines may answer a little longer.
+"""
 _CHECK_SECONDS = 1.0
 _NEVER = (400, 404)
-"""Statuses of a replica that can never get the version: its folder is no such model's, or the trainer has it no more."""
+"""Statuses of a replica that can never load the version: the folder has another model, or the trainer no longer has the
+version.
+"""
 
 
 class WeightSync:
-    """Only giver of weights to engines.
+    """Hand-over of weights to the engines; no other part sends weights.
 
     Args:
-        pool: the engines.
-        signal: notified after each change.
-        timeout_seconds: deadline of one replica's update.
-        sender: address of the trainer that sends versions from its memory; None: versions are folders.
+        pool: pool of the engines.
+        signal: signal notified after each change.
+        timeout_seconds: timeout of one replica's update.
+        sender: address of the trainer that sends versions from its memory. None: versions are folders.
     """
 
     def __init__(self, pool: EnginePool, signal: Signal, *, timeout_seconds: float, sender: str | None = None) -> None:
@@ -51,19 +55,19 @@ class WeightSync:
         self._ever_synced = False
         self._foreign_since: float | None = None
         self.resting = False
-        """True while no engine gets weights, because the trainer has the GPUs."""
+        """Whether the hand-over is paused because the trainer has the GPUs."""
         self.newest: int | None = None
-        """The newest version that the trainer has published."""
+        """Newest version that the trainer has published."""
         self.seconds = 0.0
-        """Duration of the latest hand-over."""
+        """Seconds of the latest hand-over."""
 
     def publish(self, version: int, path: str | None, *, hold: bool) -> None:
-        """Take a version that the trainer has published.
+        """Accept a version that the trainer has published.
 
         Args:
-            version: the policy version.
-            path: its folder; None: the model that the engines were started with.
-            hold: every replica gets this version, and none a newer one, until `release`.
+            version: number of the policy version.
+            path: folder of the version. None: the model with which the engines were started.
+            hold: whether all replicas get this version and no newer one until `release`.
         """
         self._paths[version] = path
         self.newest, self.resting = version, False
@@ -72,7 +76,7 @@ class WeightSync:
         self._wake()
 
     def rest(self) -> None:
-        """Give no engine a request from now on, and none weights before the next version is published."""
+        """Pause the engines: no requests, and no weights before the next published version."""
         self.resting = True
         self._pool.rest("it sleeps: the trainer has its GPUs")
 
@@ -83,21 +87,23 @@ class WeightSync:
             self._wake()
 
     def held(self, version: int) -> bool:
-        """True if the version is still on hold."""
+        """Return whether the version is held."""
         return version in self._held
 
     def wanted(self, replica: Replica) -> int | None:
-        """The version that a replica is to load now; None when it is up to date. Versions in between are skipped."""
+        """Return the version that a replica must load now, or None if it is up to date. Versions in between are
+        skipped.
+        """
         if self.resting:
             return None
         target = self._held[0] if self._held else self.newest
         return None if target == replica.version else target
 
     async def run(self) -> None:
-        """Keep all replicas up to date, those that come later too.
+        """Keep all replicas up to date, including replicas added later.
 
         Raises:
-            RoleError: no replica could be used for too long.
+            RoleError: no replica was usable for too long.
         """
         keeping: dict[Replica, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
@@ -139,7 +145,7 @@ class WeightSync:
             replica.handed = max(replica.handed, version)
             reach("handover.before_request")
             async with asyncio.timeout(self._timeout):
-                # The first time in an attempt the engine may hold weights of another attempt under the same number.
+                # Forced the first time in an attempt: the engine may hold weights of another attempt under the same number.
                 path = self._paths[version]
                 if self._sender is not None:
                     await replica.client.receive_weights(self._sender, version, force=not replica.trusted)
@@ -152,7 +158,7 @@ class WeightSync:
             replica.foreign = status == REFUSED
             reason = str(error) or f"no answer to the hand-over of version {version} in time"
             if isinstance(error, TimeoutError | EngineUnavailableError):
-                self._pool.abandon(replica, reason)  # it hangs, perhaps paused: nobody would answer what it is asked
+                self._pool.abandon(replica, reason)  # it hangs or is paused, so its requests would never be answered
             else:
                 self._pool.fail(replica, reason)
             if status in _NEVER and version in self._held:
@@ -189,10 +195,11 @@ class WeightSync:
                 raise RoleError(f"no engine could be used for {limit:g} s: {self._pool.problems()}")
 
     def _judge_releases(self) -> None:
-        """Raise where there are engines, and only such that this release cannot work with.
+        """Raise an error if all engines have a release that is incompatible with this one.
 
         Raises:
-            RoleError: for good, unless they have taken the place of others: then the next attempt renews all roles.
+            RoleError: permanent before the first hand-over. Afterwards retryable, because the next attempt renews
+                all roles.
         """
         now, replicas = time.monotonic(), self._pool.replicas
         if not replicas or not all(replica.foreign for replica in replicas):
@@ -205,10 +212,11 @@ class WeightSync:
 
 
 async def _check_answers(replica: Replica) -> None:
-    """Check that a replica answers at all: one that hangs, or is still starting, is not to keep a hand-over for its whole deadline.
+    """Check that a replica answers at all, so that a hanging or starting one does not block a hand-over for its full
+    timeout.
 
     Raises:
-        EngineError: it does not, or refuses.
+        EngineError: the replica does not answer or refuses.
     """
     try:
         async with asyncio.timeout(KNOCK_SECONDS):

@@ -1,1 +1,1 @@
-"""Evaluation of policy versions while they are trained."""
+"""Evaluation of policy versions during training."""

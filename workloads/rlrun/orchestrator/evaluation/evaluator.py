@@ -1,4 +1,7 @@
-"""Evaluation: the first tasks of each environment's split, answered by exactly one policy version; in a run, and after it (`evaluate`)."""
+"""Evaluation of exactly one policy version on the first tasks of each environment's split.
+
+The training run uses it for its versions, and the evaluation job (`evaluate`) for policies after the training.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +36,13 @@ MAX_TRIES = 3
 
 
 def is_due(version: int, config: EvaluationConfig | None, *, max_steps: int) -> bool:
-    """True if a version is evaluated: every `interval` versions from 0, and the last."""
+    """Return whether a version is evaluated: every `interval` versions from 0, and the last one."""
     return config is not None and (version % config.interval == 0 or version == max_steps)
 
 
 @dataclass(frozen=True)
 class Question:
-    """One sample of one task that is wanted."""
+    """One requested sample of one task."""
 
     arena: Arena
     task: TaskRef
@@ -49,7 +52,9 @@ class Question:
 def list_questions(
     arenas: Iterable[Arena], split: Split, *, num_tasks: int, samples_per_task: int
 ) -> Iterator[Question]:
-    """Questions for every policy: the first tasks of each environment's split, each as often as samples are wanted."""
+    """Yield the questions for each policy: the first tasks of each environment's split, with the requested number of
+    samples each.
+    """
     for arena in arenas:
         tasks = arena.environment.tasks(split)
         for index in range(min(num_tasks, len(tasks))):
@@ -58,7 +63,7 @@ def list_questions(
 
 
 class Judged(Protocol):
-    """Measured values of a rollout; `Rollout` is one, and so is its remainder in a file."""
+    """Measured values of a rollout: a `Rollout`, or the values stored in a file."""
 
     @property
     def reward(self) -> float: ...
@@ -71,7 +76,9 @@ class Judged(Protocol):
 
 
 class Answered(Protocol):
-    """One sample of one task; `rollout` is None when all tries failed: such a sample is left out, as reward 0 would be false."""
+    """One sample of one task. `rollout` is None if all tries failed; such a sample is excluded, because a reward of 0
+    would be wrong.
+    """
 
     @property
     def environment(self) -> str: ...
@@ -81,13 +88,13 @@ class Answered(Protocol):
     def rollout(self) -> Judged | None: ...
     @property
     def late(self) -> bool:
-        """True if it was given up at the evaluation's deadline."""
+        """Whether it was cut off at the evaluation's deadline."""
         ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The `Answered` of a policy that was just asked."""
+    """Answer of a policy to one question; an `Answered`."""
 
     environment: str
     task_id: str
@@ -96,24 +103,24 @@ class Answer:
     error: str = ""
     """Error of the last try."""
     late: bool = False
-    """True if it was given up at the evaluation's deadline."""
+    """Whether it was cut off at the evaluation's deadline."""
 
 
 def evaluation_metrics(
     answers: Sequence[Answered], solved: Mapping[str, float], own_metrics: OwnMetrics | None = None
 ) -> dict[str, float]:
-    """Metrics of one evaluation.
+    """Compute the metrics of one evaluation.
 
     Args:
-        answers: of all environments.
+        answers: answers of all environments.
         solved: reward from which an answer counts as solved, by environment.
-        own_metrics: knows the names from evaluations before; None: this is the first.
+        own_metrics: names of the environments' metrics in earlier evaluations. None: this evaluation is the first.
 
     Returns:
-        Per environment `eval/<env>/reward/mean`: the mean over tasks of each task's mean over its samples (avg@k), `pass@k` for
-        k = 1, 2, 4, ..., the number of answers, of failed ones and of those that the deadline cut off (`timeouts`), the share of
-        truncated ones, and the mean reply length in tokens. `reward/mean` is of the answers; in `reward/mean_all` failed and late ones
-        count as wrong, with reward 0.
+        Per environment `eval/<env>/reward/mean`: the mean over tasks of each task's mean over its samples (avg@k),
+        `pass@k` for k = 1, 2, 4, ..., the number of answers, of failed answers (`errors`) and of answers cut off by the
+        deadline (`timeouts`), the share of truncated answers, and the mean reply length in tokens. `reward/mean` covers
+        the answers; in `reward/mean_all` failed and late samples count as wrong, with reward 0.
     """
     metrics: dict[str, float] = {}
     for label in dict.fromkeys(answer.environment for answer in answers):
@@ -128,7 +135,7 @@ def evaluation_metrics(
         metrics[f"{prefix}/answers"] = float(len(rollouts))
         metrics[f"{prefix}/errors"] = float(len(own) - len(rollouts) - late)
         metrics[f"{prefix}/timeouts"] = float(late)
-        # Each task has the same number of samples, so this is the mean over tasks too.
+        # Each task has the same number of samples, so this is also the mean over tasks.
         metrics[f"{prefix}/reward/mean_all"] = sum(rollout.reward for rollout in rollouts) / len(own)
         if not rollouts:
             continue
@@ -149,18 +156,19 @@ def _mean_reward(values: Sequence[float]) -> float:
 
 
 class Asker(ABC):
-    """Asks questions, all at once as far as whoever answers allows, and keeps together what is compared.
+    """Runner of questions: all in parallel within the limits of the engines. Answers that an environment compares stay
+    together.
 
     Args:
-        config: the role's configuration.
+        config: configuration of the role.
     """
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self._config = config
         self.answered = 0
-        """Answers so far, of all versions."""
+        """Number of answers so far, of all versions."""
         self.waited_seconds = 0.0
-        """Time of the latest questions in which their deadline did not run."""
+        """Seconds of the latest evaluation during which its deadline was paused."""
 
     async def ask(
         self,
@@ -170,14 +178,14 @@ class Asker(ABC):
         taken: Callable[[Question, Answer], Awaitable[None]] | None = None,
         seconds: float | None = None,
     ) -> list[Answer]:
-        """The answers of a version, in the order of the questions.
+        """Return the answers of a version, in the order of the questions.
 
         Args:
-            wanted: the questions, all asked at once as far as the player's bound allows.
-            version: the engines hold it until this returns.
-            taken: called with each answer as it comes, and awaited.
-            seconds: deadline of all of it, without the time in which questions wait for what training holds; an answer that is not there
-                by then is `late`. None: none.
+            wanted: questions, all started at once within the player's limit.
+            version: policy version, which the engines hold until this returns.
+            taken: callback with each answer as it arrives, and awaited.
+            seconds: deadline for all answers, without the time during which questions wait for capacity held by
+                training. A missing answer is then `late`. None: no deadline.
         """
         asked = list(wanted)
         found: dict[int, Answer] = {}
@@ -194,21 +202,21 @@ class Asker(ABC):
             async with pausable_timeout(seconds, self._waits_for_others) as clock, asyncio.TaskGroup() as group:
                 for numbers in _joint_questions(asked):
                     group.create_task(answer(numbers))
-                    await asyncio.sleep(0)  # ten thousand that begin at once would keep all others waiting
+                    await asyncio.sleep(0)  # starting ten thousand tasks in one go would block the event loop
         except TimeoutError:
             logger.warning(
-                f"version {version}: {len(found)} of {len(asked)} answers were done within {seconds:g} s "
-                "(evaluation.timeoutSeconds); its results are of these alone, which are the quicker ones"
+                f"version {version}: {len(found)} of {len(asked)} answers finished within {seconds:g} s "
+                "(evaluation.timeoutSeconds); the results cover only these faster answers"
             )
         self.waited_seconds = clock.standing
         return [found.get(number) or _late_answer(question, seconds) for number, question in enumerate(asked)]
 
     def _waits_for_others(self) -> bool:
-        """True while questions wait for what other work holds; then the deadline does not run."""
+        """Return whether questions wait for capacity held by other work, which pauses the deadline."""
         return False
 
     async def _answers(self, questions: Sequence[Question], version: int) -> list[Answer]:
-        """Answers to one question, or to all about one task, which are compared as a group is."""
+        """Answer one question, or all questions about one task whose answers are compared as a group."""
         first = questions[0]
         if not first.arena.environment.compares:
             return [await self._answer(q.arena, q.task, q.sample, version) for q in questions]
@@ -227,7 +235,7 @@ class Asker(ABC):
 
     @abstractmethod
     async def _answer(self, arena: Arena, task: TaskRef, sample: int, version: int) -> Answer:
-        """The answer to one question."""
+        """Answer one question."""
 
     def _sampling(self, arena: Arena) -> CompleteSampling:
         assert self._config.evaluation is not None
@@ -235,14 +243,14 @@ class Asker(ABC):
 
 
 class Evaluator(Asker):
-    """Evaluates one version at a time.
+    """Evaluation of one version at a time.
 
     Args:
-        config: the role's configuration.
-        arenas: the environments.
-        player: plays episodes.
-        pool: the engines.
-        chat: for the tokens that end a reply.
+        config: configuration of the role.
+        arenas: environments.
+        player: player of the episodes.
+        pool: pool of the engines.
+        chat: tokenizer, for the tokens that end a reply.
     """
 
     def __init__(
@@ -253,7 +261,9 @@ class Evaluator(Asker):
         self._own_metrics = OwnMetrics()
 
     async def evaluate(self, version: int) -> list[Answer]:
-        """The answers of a version, at which the caller holds the engines; those that the deadline cuts off are `late`."""
+        """Return the answers of a version, while the caller holds the engines at it. Answers after the deadline are
+        `late`.
+        """
         assert self._config.evaluation is not None
         settings = self._config.evaluation
         wanted = list_questions(
@@ -262,7 +272,7 @@ class Evaluator(Asker):
         return await self.ask(wanted, version, seconds=settings.timeout_seconds)
 
     def metrics(self, answers: Sequence[Answered]) -> dict[str, float]:
-        """Metrics of the answers of one version, see `evaluation_metrics`."""
+        """Return the metrics of the answers of one version, see `evaluation_metrics`."""
         return evaluation_metrics(answers, solved_rewards(self._config.environments), self._own_metrics)
 
     def _waits_for_others(self) -> bool:
@@ -290,12 +300,14 @@ class Evaluator(Asker):
             if all((s.versions[s.loss_mask] == version).all() for s in rollout.sequences):
                 return Answer(arena.config.label, rollout.task_id, sample, rollout)
             failures += 1
-            reason = "the weights were changed while it answered"
+            reason = "the weights changed during the answer"
         return Answer(arena.config.label, str(task), sample, None, reason)
 
 
 def _joint_questions(asked: Sequence[Question]) -> list[list[int]]:
-    """Positions of the questions that are answered together: those about one task where its environment compares, else each alone."""
+    """Return the positions of the questions that are answered together: those about one task if its environment
+    compares answers, otherwise one each.
+    """
     found: list[list[int]] = []
     groups: dict[tuple[int, TaskRef], list[int]] = {}
     for number, question in enumerate(asked):
@@ -310,12 +322,14 @@ def _joint_questions(asked: Sequence[Question]) -> list[list[int]]:
 
 
 def _late_answer(question: Question, seconds: float | None) -> Answer:
-    error = f"it was not done when the evaluation's {seconds:g} s (evaluation.timeoutSeconds) were over"
+    error = f"it did not finish within the evaluation's {seconds:g} s (evaluation.timeoutSeconds)"
     return Answer(question.arena.config.label, str(question.task), question.sample, None, error, late=True)
 
 
 class TraceLine(TypedDict, total=False):
-    """An answer in a file of traces or of an evaluation job: the first three fields, and `error` or the others."""
+    """An answer in a trace file or in the results of an evaluation job: the first three fields, and either `error` or
+    the other fields.
+    """
 
     environment: Required[str]
     task_id: Required[str]
@@ -333,7 +347,7 @@ class TraceLine(TypedDict, total=False):
 
 
 def trace_line(answer: Answer) -> TraceLine:
-    """An answer as people read it."""
+    """Return an answer as a line of a file for people."""
     rollout = answer.rollout
     line: TraceLine = {
         "environment": answer.environment,
@@ -341,7 +355,7 @@ def trace_line(answer: Answer) -> TraceLine:
         "sample": answer.sample,
     }
     if rollout is None:
-        return {**line, "error": answer.error or "every try failed"}
+        return {**line, "error": answer.error or "all tries failed"}
     if rollout.tools:
         line["tools"] = list(rollout.tools)
     return {

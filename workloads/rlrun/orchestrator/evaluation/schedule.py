@@ -1,4 +1,4 @@
-"""Evaluations beside the training: one after the other, each while an engine still holds the version that it is of."""
+"""Evaluations during training: one after the other, each while an engine still holds its version."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Evaluations:
     """Evaluations of one attempt.
 
     Args:
-        context: of the attempt.
-        evaluator: plays the episodes.
-        sync: holds each version that is wanted until it is released here.
-        metrics: get what comes of them.
-        writer: writes the traces.
+        context: context of the attempt.
+        evaluator: runner of the episodes.
+        sync: weight hand-over, which holds each requested version until this class releases it.
+        metrics: file for the results.
+        writer: writer of the traces.
     """
 
     def __init__(
@@ -42,22 +42,22 @@ class Evaluations:
         self._paths, self._pool, self._signal = context.paths, context.pool, context.signal
         self._wanted: asyncio.Queue[int] = asyncio.Queue()
         self.pending = 0
-        """Evaluations wanted and not done."""
+        """Number of requested and unfinished evaluations."""
         self.rewards: dict[str, float] = {}
         """Latest mean reward of each environment."""
 
     @property
     def answered(self) -> int:
-        """Answers so far."""
+        """Number of answers so far."""
         return self._evaluator.answered
 
     def want(self, version: int) -> None:
-        """Queue the evaluation of a version, which is being published and held."""
+        """Queue the evaluation of a version that is being published and held."""
         self.pending += 1
         self._wanted.put_nowait(version)
 
     async def run(self) -> None:
-        """Evaluate the wanted versions in order, until cancelled."""
+        """Evaluate the queued versions in order, until canceled."""
         while True:
             version = await self._wanted.get()
             try:
@@ -76,7 +76,7 @@ class Evaluations:
         answers = await self._evaluator.evaluate(version)
         trace = self._paths.evaluation_trace(version)
         self._writer.write(f"traces/{trace.name}", partial(_write_trace, trace, version, answers))
-        metrics = await in_thread(partial(self._evaluator.metrics, answers))  # looks at each token
+        metrics = await in_thread(partial(self._evaluator.metrics, answers))  # in a thread: it reads each token
         seconds = time.monotonic() - began
         shown = {k: round(v, 4) for k, v in metrics.items() if k.endswith(("reward/mean", "reward/mean_all"))}
         logger.info(f"version {version}: {shown} ({len(answers)} answers in {seconds:.1f} s)")

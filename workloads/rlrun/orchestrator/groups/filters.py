@@ -1,4 +1,4 @@
-"""Selection of a finished group's samples and rewards for training. Pure, on what a rollout recorded."""
+"""Filters and reward shaping of a finished group. Pure functions of the recorded rollouts."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from rlrun.orchestrator.tasks.curriculum import pool_of
 from rlrun.orchestrator.types import FinishedGroup, Rollout, run_lengths
 
 REPETITION_PROBABILITY = 0.99
-"""Probability of token after token that shows a policy that repeats itself (MiniMax-M1)."""
+"""Token probability above which consecutive tokens count as repetition (MiniMax-M1)."""
 RARE_TOKEN_ID = 100_000
-"""Token id above which a token counts as rare: tokenizers give the rarest merges the highest ids."""
+"""Token id above which a token counts as rare, because tokenizers give the rarest merges the highest ids."""
 GIBBERISH_LOG_OFFSET = 2.0
-"""Nats below the log-probability that the token would have if all were equally likely."""
+"""Nats below the log-probability of a token under a uniform distribution."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules for the groups of one environment."""
+    """Filter and advantage rules of one environment."""
 
     advantage: AdvantageConfig
     filters: FilterConfig
     max_tokens: int
-    """Longest reply; the overlong penalty of a rollout is that of its longest one."""
+    """Token limit of one reply. The overlong penalty of a rollout is the penalty of its longest reply."""
     vocabulary: int
-    """Tokens of the tokenizer."""
+    """Number of tokens of the tokenizer."""
     curriculum: CurriculumConfig | None = None
-    """Bounds on how easy or hard a group may be."""
+    """Thresholds for tasks that are too easy or too hard."""
 
 
 def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]:
-    """The rules of each environment by its label: its own where it has them, else the run's."""
+    """Return the rules of each environment by its label. An environment's own settings replace the run's."""
     run = config.algorithm
     return {
         environment.label: Rules(
@@ -52,20 +52,22 @@ def rules_of(config: OrchestratorConfig, *, vocabulary: int) -> dict[str, Rules]
 
 
 def overlong_penalty(tokens: int, *, max_tokens: int, buffer: float, factor: float) -> float:
-    """min(-(tokens - (max_tokens - O))/O·factor, 0) with O = buffer·max_tokens (DAPO, eq. 13): 0 up to where the buffer begins."""
+    """Return min(-(tokens - (max_tokens - O))/O·factor, 0) with O = buffer·max_tokens (DAPO, eq. 13), which is 0 up to
+    the start of the buffer.
+    """
     size = buffer * max_tokens
     return min(-(tokens - (max_tokens - size)) / size * factor, 0.0)
 
 
 def repeats_itself(rollout: Rollout, *, window: int) -> bool:
-    """True if `window` sampled tokens in a row each had a probability above 0.99."""
+    """Return whether `window` consecutive sampled tokens each had a probability above 0.99."""
     bound = math.log(REPETITION_PROBABILITY)
     sure = [(sequence.logprobs > bound) & sequence.loss_mask for sequence in rollout.sequences]
     return any(max(run_lengths(mask), default=0) >= window for mask in sure)
 
 
 def is_gibberish(rollout: Rollout, *, vocabulary: int) -> bool:
-    """True if a token with an id above 100000 was sampled with a log-probability below -log(vocabulary) - 2."""
+    """Return whether a token with an id above 100000 was sampled with a log-probability below -log(vocabulary) - 2."""
     bound = -math.log(vocabulary) - GIBBERISH_LOG_OFFSET
     return any(
         bool(((s.input_ids > RARE_TOKEN_ID) & (s.logprobs < bound) & s.loss_mask).any()) for s in rollout.sequences
@@ -73,7 +75,7 @@ def is_gibberish(rollout: Rollout, *, vocabulary: int) -> bool:
 
 
 def shaped_reward(rollout: Rollout, rules: Rules) -> float:
-    """The reward that advantages are made of: the environment's, less the overlong penalty."""
+    """Return the reward for the advantages: the environment's reward minus the overlong penalty."""
     if rules.filters.overlong_penalty == 0:
         return rollout.reward
     return rollout.reward + overlong_penalty(
@@ -85,7 +87,9 @@ def shaped_reward(rollout: Rollout, rules: Rules) -> float:
 
 
 def masked_by(rollout: Rollout, rules: Rules) -> str | None:
-    """The filter that takes the loss from a rollout's tokens, by its field; None: they carry loss. Its reward counts for its group."""
+    """Return the field of the filter that masks the loss of a rollout's tokens, or None. The reward counts for the
+    group in both cases.
+    """
     filters = rules.filters
     if filters.overlong_mask and rollout.truncated:
         return "overlongMask"
@@ -97,12 +101,12 @@ def masked_by(rollout: Rollout, rules: Rules) -> str | None:
 
 
 def is_trained_on(rollout: Rollout, rules: Rules) -> bool:
-    """True if a rollout's tokens carry loss."""
+    """Return whether a rollout's tokens carry loss."""
     return masked_by(rollout, rules) is None
 
 
 def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
-    """Reason not to train on a group at all, so that another takes its place; None if it is trained on."""
+    """Return the reason to replace a group by another one instead of training on it, or None."""
     if (reason := _outside_difficulty(group.mean_reward, rules.curriculum)) is not None:
         return reason
     if rules.filters.zero_variance and group.zero_variance:
@@ -113,7 +117,7 @@ def reason_to_drop(group: FinishedGroup, rules: Rules) -> str | None:
 
 
 def _outside_difficulty(mean: float, curriculum: CurriculumConfig | None) -> str | None:
-    """The online difficulty filter: `too_easy` or `too_hard` for a pool that is not trained on."""
+    """Online difficulty filter: `too_easy` or `too_hard` if the task's pool is not trained on."""
     pool = None if curriculum is None else pool_of(mean, curriculum)
     if curriculum is None or pool is None:
         return None
@@ -122,7 +126,7 @@ def _outside_difficulty(mean: float, curriculum: CurriculumConfig | None) -> str
 
 
 def filter_metrics(groups: Sequence[FinishedGroup], rules: Mapping[str, Rules]) -> dict[str, float]:
-    """Monitors of a batch: shares of its rollouts that repeat themselves, are gibberish, or carry no loss."""
+    """Return the shares of a batch's rollouts that repeat themselves, are gibberish, or carry no loss."""
     found = [(rollout, rules[group.environment]) for group in groups for rollout in group.rollouts]
     return {
         "batch/repetition": _true_share(repeats_itself(r, window=own.filters.repetition_window) for r, own in found),

@@ -1,11 +1,12 @@
-"""Place of every group of an attempt. Two loops share this state, so that neither calls the other:
+"""State of every group of an attempt. Two loops share it and never call each other:
 
     waiting --take--> in flight --end--> finished --batch--> in a batch
        ^                  |                  |
-       +------ age, lost engines ------------+---> given up: failed, filtered, surplus
+       +------ age, lost engines ------------+---> dropped: failed, filtered, surplus
 
-`Dispatcher` consumes what is waiting, and what is withdrawn from flight; `BatchProducer` consumes what is finished. The members of a group
-in flight are journaled one by one (`keep`). All other moves are made without an `await`: a group is never in two states, nor in none.
+`Dispatcher` consumes waiting groups and withdrawn groups in flight; `BatchProducer` consumes finished groups. The members of a
+group in flight go to the journal one by one (`keep`). All other transitions happen without an `await`, so that a group is always in
+exactly one state.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 MAX_FILTERED_BATCHES = 64
-"""The run fails when as many rollouts as so many batches hold are filtered in a row."""
+"""Limit of consecutive filtered rollouts, in batches. At the limit the run fails."""
 
 Outcome = FinishedGroup | Literal["engine", "error", "unplayable"] | None
-"""End of a flight: a finished group, lost engines, too many errors, a task that cannot be played, or None: it was cancelled."""
+"""End of a flight: a finished group, lost engines, too many errors, an unplayable task, or None after a cancellation.
+"""
 
 
 @dataclass
@@ -54,7 +56,7 @@ class Flight:
     members: dict[int, Rollout] = field(default_factory=dict)
     """Finished members, which are durable."""
     cut: list[int] = field(default_factory=list)
-    """Tokens of the members that were cancelled, as far as they were sampled."""
+    """Sampled tokens of each canceled member."""
     task: asyncio.Task[None] | None = None
     expired: bool = False
     surplus: bool = False
@@ -62,26 +64,26 @@ class Flight:
 
 @dataclass(frozen=True)
 class Batched:
-    """Record that the groups of a batch leave behind."""
+    """Records of the groups in a batch."""
 
     step: int
     tasks: tuple[tuple[int, int], ...]
-    """Group number and task of each."""
+    """Group number and task of each group."""
     dropped: tuple[Dropped, ...]
-    """Groups that were given up since the batch before."""
+    """Groups dropped since the previous batch."""
 
 
 class Groups:
-    """States of all groups; the one writer of ledger and sampler.
+    """States of all groups, and the only writer of ledger and sampler.
 
     Args:
-        config: the role's configuration.
-        made: the last step whose batch is made.
+        config: configuration of the role.
+        made: last step with a batch.
         ledger: numbers of the groups.
-        sampler: what a group plays.
-        rules: what is trained on, by the environment's label.
-        journal: makes finished rollouts durable before they count; None where no restart could use them.
-        signal: notified after each change.
+        sampler: choice of each group's task.
+        rules: filters and advantages by the environment's label.
+        journal: journal in which finished rollouts become durable before they count. None: no restart could use them.
+        signal: signal notified after each change.
     """
 
     def __init__(
@@ -99,17 +101,17 @@ class Groups:
         self.made, self.ledger, self.sampler, self.rules = made, ledger, sampler, rules
         self.in_flight: dict[int, Flight] = {}
         self.withdrawn: deque[Flight] = deque()
-        """Groups in flight that count as expired or surplus already; they are cancelled one after the other."""
+        """Groups in flight that are already expired or surplus, to be canceled one after the other."""
         self.finished: list[FinishedGroup] = []
         self.snapshots: dict[int, Snapshot] = {}
-        """The orchestrator when the batch of each step was made, until that step is saved."""
+        """State of the orchestrator after the batch of each step, until that step is saved."""
         self._unfinished: dict[int, Unfinished] = {}
-        """Waiting groups of which some members are finished already."""
+        """Waiting groups with some finished members."""
         self._aged: set[int] = set()
-        """Groups that were cancelled for their age and are not finished since."""
+        """Groups canceled because of their age and unfinished since."""
         self._dropped: list[Dropped] = []
         self._filtered: Counter[str] = Counter()
-        """Rollouts that were filtered since the last group that was not, by reason."""
+        """Rollouts filtered since the last unfiltered group, by reason."""
 
     @classmethod
     def restore(
@@ -136,7 +138,9 @@ class Groups:
         """
         sampler = Sampler.from_config(config, tasks)
         if not sampler.restore(base.sampler, step=base.step, next_group=base.ledger.next_group):
-            logger.warning("environments or curricula have changed since the checkpoint: the pools start empty")
+            logger.warning(
+                "environments or curricula have changed since the checkpoint; the curriculum pools start empty"
+            )
         return cls(
             config,
             made=made,
@@ -151,21 +155,21 @@ class Groups:
 
     @property
     def running(self) -> int:
-        """Rollouts in flight."""
+        """Number of rollouts in flight."""
         return sum(flight.size for flight in self.in_flight.values())
 
     @property
     def buffered(self) -> int:
-        """Rollouts that are finished and in no batch."""
+        """Number of finished rollouts outside of batches."""
         return sum(len(group.rollouts) for group in self.finished)
 
     @property
     def accepted(self) -> int:
-        """Rollouts in batches or finished, see `staleness.dispatch_capacity`."""
+        """Number of rollouts that are finished or in batches, see `staleness.dispatch_capacity`."""
         return accepted_at_step(self.made, self._config.batch_size) + self.buffered
 
     def oldest(self) -> str | None:
-        """The group that is in flight longest, in words; None: there is none."""
+        """Describe the group that has been in flight longest, or return None."""
         flight = min(self.in_flight.values(), key=lambda flight: flight.since, default=None)
         if flight is None:
             return None
@@ -175,7 +179,7 @@ class Groups:
         return f"{label}, task {draw.task}{done}, {seconds:.0f} s"
 
     def feeds(self, version: int) -> bool:
-        """True if the next batch may be made while `version` is the newest."""
+        """Return whether the next batch may be made while `version` is the newest."""
         return is_fed(self.made + 1, version=version, max_async_level=self._config.algorithm.max_async_level)
 
     def _is_old(self, version: int, step: int) -> bool:
@@ -185,7 +189,7 @@ class Groups:
     # ---- from waiting to finished
 
     def take(self, version: int) -> Flight:
-        """Put a waiting group in flight; members that are finished stay so, unless they have grown too old."""
+        """Put a waiting group in flight. Its finished members stay finished unless they are too old."""
         number = self.ledger.take()
         environment = self._config.environments[self.sampler.draw(number).environment]
         flight = Flight(number, version, environment.group_size, time.monotonic())
@@ -198,7 +202,7 @@ class Groups:
         return flight
 
     async def keep(self, flight: Flight, member: int, rollout: Rollout, *, temperature: float) -> None:
-        """Record a finished member, which counts once it is in the journal."""
+        """Record a finished member, which counts after it is in the journal."""
         if self._journal is not None:
             draw = self.sampler.draw(flight.number)
             label = self._config.environments[draw.environment].label
@@ -208,7 +212,7 @@ class Groups:
         flight.members[member] = rollout
 
     def end(self, flight: Flight, outcome: Outcome) -> None:
-        """End a group's flight: it is finished, waits again, or is given up.
+        """End a group's flight: the group is finished, waits again, or is dropped.
 
         Raises:
             RoleError: see `settle`.
@@ -216,6 +220,7 @@ class Groups:
         number = flight.number
         del self.in_flight[number]
         self._count_removed(flight, outcome)
+        # Age and surplus come first: they were decided during the flight, whatever outcome the canceled task reports.
         if flight.expired:
             self._aged.add(number)
             self.ledger.dispatch_again(number, "age")
@@ -234,7 +239,7 @@ class Groups:
         self._signal.notify()
 
     def _count_removed(self, flight: Flight, outcome: Outcome) -> None:
-        """Count the rollouts of a group that is not trained on, and their lengths: long ones are removed more often."""
+        """Count the removed rollouts of a group and their lengths, because long ones are removed more often."""
         if flight.expired:
             reason = "age"
         elif flight.surplus and (outcome is None or isinstance(outcome, str)):
@@ -246,10 +251,10 @@ class Groups:
         self.ledger.remove(reason, [*flight.cut, *(rollout.loss_tokens for rollout in flight.members.values())])
 
     def settle(self, group: FinishedGroup) -> None:
-        """Finish or filter a dispatched group, which has all members.
+        """Finish or filter a dispatched group that has all members.
 
         Raises:
-            RoleError: so many were filtered in a row that no batch can be made.
+            RoleError: too many rollouts in a row were filtered for any batch.
         """
         if reason := reason_to_drop(group, self.rules[group.environment]):
             newest = max(int(s.versions.max()) for rollout in group.rollouts for s in rollout.sequences)
@@ -258,8 +263,8 @@ class Groups:
             if self._filtered.total() >= MAX_FILTERED_BATCHES * self._config.batch_size:
                 found = ", ".join(f"{reason}: {count}" for reason, count in sorted(self._filtered.items()))
                 raise RoleError(
-                    f"the last {self._filtered.total()} rollouts were all filtered ({found}), so no batch can be made; loosen "
-                    "algorithm.filters or the curriculum, raise groupSize, or choose other tasks",
+                    f"the last {self._filtered.total()} rollouts were all filtered ({found}), so no batch can be made; relax "
+                    "algorithm.filters or the curriculum, increase groupSize, or choose other tasks",
                     exit_codes.DATA,
                 )
         else:
@@ -267,9 +272,14 @@ class Groups:
             self.finished.append(group)
 
     def readmit(self, group: FinishedGroup, *, compared: bool) -> None:
-        """Settle a group of an earlier attempt; one whose rewards are made by a comparison waits again with all its members.
+        """Settle a group of an earlier attempt. A group whose rewards come from a comparison waits again with all its
+        members.
 
-        The journal holds what each member was paid alone: a comparison is made again.
+        The journal contains each member's reward before the comparison, so the comparison is repeated.
+
+        Args:
+            group: group with all members.
+            compared: whether the environment compares the members.
 
         Raises:
             RoleError: see `settle`.
@@ -286,28 +296,28 @@ class Groups:
         self.drop(entry)
 
     def drop(self, entry: DroppedEntry) -> None:
-        """Give up a dispatched group, which the journal knows."""
+        """Drop a dispatched group that is already in the journal."""
         self.ledger.drop(entry.group, entry.reason)
         self._dropped.append(Dropped(entry.group, entry.reason, entry.mean_reward, entry.next_group))
         self.sampler.drop(self.made + 1, entry.group, entry.mean_reward)
 
     def resume(self, found: Readmitted) -> None:
-        """Resume waiting groups that an earlier attempt has begun: only the members that are missing are played."""
+        """Resume waiting groups of an earlier attempt: only their missing members are played."""
         self._unfinished |= found.unfinished
 
     # ---- from finished to a batch
 
     def waits_for(self, step: int) -> bool:
-        """True if the batch of `step` has to wait: a group in flight that was cancelled for its age before would be again.
+        """Return whether the batch of `step` has to wait for an aged group in flight that would expire again.
 
-        So what takes long is passed over once and then trained; it cannot starve.
+        A slow group is therefore passed over once and then trained; it cannot starve.
         """
         return any(
             number in self.in_flight and self._is_old(self.in_flight[number].version, step + 1) for number in self._aged
         )
 
     def batch(self, groups: Sequence[FinishedGroup]) -> Batched:
-        """Make finished groups the next step's batch; what no later batch may hold waits again."""
+        """Assign finished groups to the next step's batch. Groups that are too old for later batches wait again."""
         step, chosen = self.made + 1, {group.number for group in groups}
         self.finished = [group for group in self.finished if group.number not in chosen]
         self.ledger.accept(group.number for group in groups)
@@ -320,13 +330,13 @@ class Groups:
         return Batched(step, tasks, dropped)
 
     def advance(self, step: int) -> None:
-        """Record that the batch of `step` is made, of these groups or of others."""
+        """Record that the batch of `step` is made, from these groups or from a recording."""
         self.made = step
         self.snapshots[step] = Snapshot(step, self.ledger.state(), sampler=self.sampler.state())
         self._signal.notify()
 
     def _expire(self, step: int) -> None:
-        """Let what no batch from `step` on may hold wait again."""
+        """Return groups that are too old for all batches from `step` on to the waiting state."""
         limit = self._config.algorithm.max_off_policy_steps
         self.finished, expired = split_by_age(self.finished, step=step, max_off_policy_steps=limit)
         for group in expired:
@@ -335,16 +345,17 @@ class Groups:
         self.cancel_too_old(step)
 
     def cancel_too_old(self, step: int) -> None:
-        """Withdraw groups in flight that no batch from `step` on may hold; their tasks are dispatched again."""
+        """Withdraw groups in flight that are too old for all batches from `step` on; their tasks are dispatched again."""
         for flight in self.in_flight.values():
             if not (flight.expired or flight.surplus) and self._is_old(flight.version, step):
                 flight.expired = True
                 self._withdraw(flight)
 
     def cancel_surplus(self) -> None:
-        """Withdraw the groups that were started for a batch that is made without them, where more are started than a step needs.
+        """Withdraw the groups started for a batch that is made without them, if the run starts more groups than a step
+        needs.
 
-        Groups that were passed over for their age stay: they must not starve.
+        Groups that were passed over because of their age stay, so that they do not starve.
         """
         for flight in self.in_flight.values() if self._config.surplus else ():
             if flight.number not in self._aged and not (flight.surplus or flight.expired or self.feeds(flight.version)):

@@ -1,1 +1,1 @@
-"""The journal of finished rollouts: format, writer, ledger of what is trained, and recovery after a restart."""
+"""Journal of finished rollouts: format, writer, ledger of trained groups, and recovery after a restart."""

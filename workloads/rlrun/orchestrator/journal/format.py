@@ -1,7 +1,9 @@
-"""Byte format of the journal: frames with a checksum each, so that a reader knows where a killed writer stopped.
+"""Byte format of the journal: frames with a checksum each, so that a reader detects the record at which a killed writer
+stopped.
 
-A frame is `length crc32 kind group member payload`, little-endian; the checksum is over all that follows it. A rollout's payload is a
-JSON document, then the columns of its sequences, end to end, as they are in memory: what is read is bit for bit what was written.
+A frame is `length crc32 kind group member payload`, little-endian; the checksum covers the bytes after it. A rollout's
+payload is a JSON document followed by the columns of its sequences, end to end, as in memory: the bits read equal the
+bits written.
 """
 
 from __future__ import annotations
@@ -29,21 +31,21 @@ _COLUMNS = {"input_ids": "<i4", "loss_mask": "|b1", "logprobs": "<f4", "versions
 
 
 class FormatError(ValueError):
-    """A whole record that another version of the software wrote: what it holds is not what this one reads."""
+    """Complete record of an unsupported format."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """The first record of a file."""
+    """First record of a file."""
 
     fingerprint: str
-    """Fingerprint of what the rollouts were made with; those of another one are of no use."""
+    """Fingerprint of the settings of the rollouts. Rollouts with another fingerprint are unusable."""
     format_version: int = FORMAT_VERSION
 
 
 @dataclass(frozen=True)
 class RolloutEntry:
-    """A finished member of a group."""
+    """Finished member of a group."""
 
     group: int
     member: int
@@ -57,22 +59,22 @@ class RolloutEntry:
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version that sampled one of its tokens."""
+        """Newest policy version that sampled one of its tokens."""
         return max(int(sequence.versions.max()) for sequence in self.rollout.sequences)
 
 
 @dataclass(frozen=True)
 class DroppedEntry:
-    """A group that was given up, so that no later attempt plays it again."""
+    """Group that was dropped, so that no later attempt plays it again."""
 
     group: int
     reason: str
     mean_reward: float | None
-    """None when it failed."""
+    """Mean reward of the group; None if it failed."""
     next_group: int
-    """The lowest number that was not dispatched then."""
+    """Lowest undispatched group number at that moment."""
     newest_version: int
-    """The newest policy version that is known to have had a part in it."""
+    """Newest policy version that is known to have sampled a part of the group."""
 
 
 Entry = RolloutEntry | DroppedEntry
@@ -81,17 +83,18 @@ _HEAD_KEYS = frozenset(known.name for known in fields(Head))
 _DROPPED_KEYS = frozenset(known.name for known in fields(DroppedEntry))
 _ENTRY_KEYS = frozenset(known.name for known in fields(RolloutEntry)) - {"group", "member", "rollout"}
 _ELSEWHERE = {"sequences", "tools"}
-"""Fields of a rollout that are columns of their own, or that only `synthesize` reads, which has no journal."""
+"""Fields of a rollout stored as columns (`sequences`), or needed only by `synthesize` (`tools`), which has no journal.
+"""
 _ROLLOUT_KEYS = _ENTRY_KEYS | {known.name for known in fields(Rollout)} - _ELSEWHERE | {"lengths"}
 
 
 def encode_head(head: Head) -> bytes:
-    """The frame that begins a file."""
+    """Return the frame at the start of a file."""
     return _frame_record(_HEAD, -1, -1, json.dumps(vars(head)).encode())
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """An entry's frame."""
+    """Return the frame of an entry."""
     if isinstance(entry, DroppedEntry):
         return _frame_record(_DROPPED, entry.group, -1, json.dumps(vars(entry)).encode())
     rollout = entry.rollout
@@ -126,32 +129,32 @@ def _frame_record(kind: int, group: int, member: int, payload: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Foreign:
-    """A whole record that cannot be read."""
+    """Complete but unreadable record."""
 
     group: int
     member: int
-    """Rollout's index in the group; -1 where the record is of no single rollout."""
+    """Index of the rollout in the group; -1 if the record does not belong to a single rollout."""
     reason: str
 
 
 @dataclass
 class Content:
-    """Content of a file."""
+    """Content of a journal file."""
 
     head: Head | None
-    """None: its first record is not whole or cannot be read."""
+    """First record. None if it is incomplete or unreadable."""
     entries: list[Entry]
     torn: int = 0
-    """Bytes after the last whole record."""
+    """Bytes after the last complete record."""
     foreign: list[Foreign] = field(default_factory=list)
-    """Whole records of another format; those of a file whose head is of another one are all of another one."""
+    """Complete records of another format. If the head has another format, this contains all records."""
 
 
 def read_segment(path: Path) -> Content:
-    """All whole records of a file, in order; what follows a torn or damaged one is left out.
+    """Read all complete records of a file, in order, up to the first torn or damaged record.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file is unreadable.
     """
     data = memoryview(path.read_bytes())
     content = Content(None, [])
@@ -164,7 +167,7 @@ def read_segment(path: Path) -> Content:
         kind, group, member = _KEY.unpack_from(data, place + _START.size)
         try:
             _take_record(content, kind, group, member, data[place + first : end])
-        except Exception as error:  # of any kind: the file chooses
+        except Exception as error:  # any exception is possible, depending on the content of the file
             content.foreign.append(Foreign(group, member, str(error) or type(error).__name__))
         place = end
     content.torn = len(data) - place
@@ -172,10 +175,10 @@ def read_segment(path: Path) -> Content:
 
 
 def _take_record(content: Content, kind: int, group: int, member: int, payload: memoryview) -> None:
-    """Add a record to what is read.
+    """Add a record to the content.
 
     Raises:
-        FormatError: it is of another format.
+        FormatError: the record has another format.
     """
     if content.head is None:
         if content.foreign:
@@ -186,29 +189,29 @@ def _take_record(content: Content, kind: int, group: int, member: int, payload: 
     elif kind == _DROPPED:
         content.entries.append(DroppedEntry(**_read_document(payload, _DROPPED_KEYS)))
     else:
-        raise FormatError(f"a record is of kind {kind}, this version knows {_ROLLOUT} and {_DROPPED}")
+        raise FormatError(f"a record has kind {kind}; this version reads the kinds {_ROLLOUT} and {_DROPPED}")
 
 
 def _read_document(payload: memoryview, keys: frozenset[str]) -> dict[str, Any]:
-    """A record's JSON document, which has these keys and no others."""
+    """Read a record's JSON document, which must have exactly these keys."""
     try:
         document = json.loads(bytes(payload))
     except ValueError:
-        raise FormatError("a record is no JSON document") from None
+        raise FormatError("a record is not a JSON document") from None
     if not isinstance(document, dict):
-        raise FormatError("a record is no JSON document of keys and values")
+        raise FormatError("a record is not a JSON object")
     if differing := sorted(keys ^ document.keys()):
-        has = "an unknown" if differing[0] in document else "no"
+        has = "the unknown" if differing[0] in document else "no"
         raise FormatError(f"a record has {has} key {differing[0]!r}")
     return document
 
 
 def _read_head(kind: int, payload: memoryview) -> Head:
     if kind != _HEAD:
-        raise FormatError(f"it begins with a record of kind {kind}, not {_HEAD}")
+        raise FormatError(f"its first record has kind {kind}, not {_HEAD}")
     head = Head(**_read_document(payload, _HEAD_KEYS))
     if head.format_version != FORMAT_VERSION:
-        raise FormatError(f"it has the format version {head.format_version}, this version reads {FORMAT_VERSION}")
+        raise FormatError(f"it has format version {head.format_version}; this version reads {FORMAT_VERSION}")
     return head
 
 
@@ -220,7 +223,7 @@ def _read_rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
     document = _read_document(payload[_LENGTH.size : place], _ROLLOUT_KEYS)
     columns_bytes = sum(np.dtype(kind).itemsize for kind in _COLUMNS.values())
     if place + sum(document["lengths"]) * columns_bytes != len(payload):
-        raise FormatError("a rollout's columns are not those of its lengths")
+        raise FormatError("the columns of a rollout do not match its lengths")
     sequences = []
     for tokens in document.pop("lengths"):
         columns: dict[str, Any] = {}
@@ -237,10 +240,10 @@ def _read_rollout(group: int, member: int, payload: memoryview) -> RolloutEntry:
 
 
 def groups_of(path: Path) -> set[int]:
-    """Groups in a file, from its frames' keys alone.
+    """Return the group numbers in a file, read only from the keys of its frames.
 
     Raises:
-        OSError: the file cannot be read.
+        OSError: the file is unreadable.
     """
     with path.open("rb") as file:
         return set(_read_groups(file))

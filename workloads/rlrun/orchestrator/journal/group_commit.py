@@ -1,4 +1,4 @@
-"""Group commit: what comes while the disk is busy shares the next flush, and an event loop with a thousand writers waits for none of it."""
+"""Group commit: entries that arrive during a flush share the next one, and the event loop never waits for the disk."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from rlrun.orchestrator.aio.volume import in_thread
 from rlrun.protocol.files.volume_faults import RefusedError, Volume, retry_pauses
 
 CLOSE_SECONDS = 5.0
-"""Longest wait for the last flush: on a volume that does not answer it may never end."""
+"""Timeout of the last flush, which may never end on a volume that does not answer."""
 _WOKEN = 16
-"""Writers that go on in one turn of the event loop: thousands wait where the volume was away for a while."""
+"""Writers resumed in one turn of the event loop. Thousands may wait after an outage of the volume."""
 _T = TypeVar("_T")
 
 
 class GroupCommit(Generic[_T]):
-    """Makes entries durable in the order of their coming.
+    """Durable writer of entries in the order of their arrival.
 
     Args:
-        write: makes some durable with one flush, in a thread; what it has begun when it fails can be written again.
-        volume: that it writes to. While it refuses, what is added waits.
-        doing: what `write` does, as the end of `cannot ...`.
-        end: called once, in a thread, after the last flush.
+        write: function that makes entries durable with one flush, in a thread. After a failure its entries can be
+            written again.
+        volume: volume of the files. While it refuses writes, entries wait.
+        doing: description of `write`, as the end of `cannot ...`.
+        end: callback in a thread after the last flush.
     """
 
     def __init__(
@@ -47,10 +48,10 @@ class GroupCommit(Generic[_T]):
         self.flushes = 0
 
     async def add(self, entry: _T) -> None:
-        """Return once the entry is durable. One whose caller is cancelled becomes durable all the same.
+        """Add an entry and return when it is durable. The entry becomes durable even if the caller is canceled.
 
         Raises:
-            RefusedError: it is closed, and the volume still refuses.
+            RefusedError: the writer is closed and the volume still refuses writes.
         """
         self.note(entry)
         durable: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -58,10 +59,10 @@ class GroupCommit(Generic[_T]):
         await durable
 
     def note(self, entry: _T) -> None:
-        """Make an entry durable some time, at the latest with the next one that is added.
+        """Add an entry that becomes durable later, at the latest with the next entry of `add`.
 
         Raises:
-            RefusedError: as `add`.
+            RefusedError: see `add`.
         """
         if self._failure is not None:
             raise self._failure
@@ -71,12 +72,14 @@ class GroupCommit(Generic[_T]):
 
     @asynccontextmanager
     async def pausing(self) -> AsyncIterator[None]:
-        """Hold off all writes while the block runs."""
+        """Block all writes during the block."""
         async with self._work:
             yield
 
     async def close(self) -> None:
-        """Flush what is pending. What the volume refuses now, or does not take in time, is lost: it never counted."""
+        """Flush the pending entries. Entries that the volume refuses or does not take in time are lost; they never
+        counted.
+        """
         self._closing.set()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -85,7 +88,9 @@ class GroupCommit(Generic[_T]):
                 async with self._work:
                     await in_thread(self._end)
         except TimeoutError:
-            logger.warning(f"cannot {self._doing} in {self._volume.root}, the last ones: the volume does not answer")
+            logger.warning(
+                f"cannot {self._doing} at the end of the attempt: the volume {self._volume.root} does not answer"
+            )
 
     async def _flush(self) -> None:
         try:

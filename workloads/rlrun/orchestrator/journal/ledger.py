@@ -1,4 +1,6 @@
-"""Ledger of the groups: every group number is dispatched until it is in a batch or dropped. Pure bookkeeping, JSON in and out."""
+"""Ledger of the groups: every group number stays dispatched until it is in a batch or dropped. Pure, with JSON as
+state.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +14,26 @@ FORMAT_VERSION = 1
 
 
 class LedgerError(ValueError):
-    """A group is claimed twice."""
+    """Group that is claimed twice."""
 
 
 @dataclass(frozen=True)
 class LedgerState:
-    """Ledger in a checkpoint: on resume the open groups are dispatched again, then those from `next_group` on."""
+    """State of the ledger in a checkpoint. After a resume the open groups are dispatched first, then those from
+    `next_group` on.
+    """
 
     next_group: int
-    """The lowest number that was never dispatched."""
+    """Lowest number that was never dispatched."""
     open_groups: tuple[int, ...]
-    """Dispatched, but neither in a batch nor dropped."""
+    """Dispatched groups that are neither in a batch nor dropped."""
     counters: dict[str, int]
-    """Totals since the run began: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted, discarded/...,
-    removed/..."""
+    """Totals since the start of the run: accepted, dropped/..., cancelled, errors, rollouts, tokens, readmitted,
+    discarded/..., removed/...
+    """
 
     def settled(self) -> Callable[[int], bool]:
-        """Predicate: true if a group is in a batch or dropped."""
+        """Return a predicate that reports whether a group is in a batch or dropped."""
         still_open = frozenset(self.open_groups)
         return lambda group: group < self.next_group and group not in still_open
 
@@ -42,7 +47,7 @@ class Ledger:
     _again: set[int] = field(default_factory=set)
     _out: set[int] = field(default_factory=set)
     _queue: list[int] = field(default_factory=list)
-    """A heap that holds `_again`, and numbers that have left it since."""
+    """Heap that contains `_again`, and numbers that have left `_again` since."""
 
     def __post_init__(self) -> None:
         self._queue = sorted(self._again)
@@ -53,11 +58,11 @@ class Ledger:
         return cls(state.next_group, Counter(state.counters), set(state.open_groups))
 
     def state(self) -> LedgerState:
-        """State for a checkpoint of this moment."""
+        """Return the current state for a checkpoint."""
         return LedgerState(self.next_group, tuple(sorted([*self._again, *self._out])), dict(self.counters))
 
     def take(self) -> int:
-        """The next group to dispatch: the oldest of those to be dispatched again, else a new one."""
+        """Return the next group to dispatch: the oldest that waits for another dispatch, otherwise a new one."""
         while self._queue:
             group = heapq.heappop(self._queue)
             if group in self._again:
@@ -73,41 +78,41 @@ class Ledger:
         heapq.heappush(self._queue, group)
 
     def reach(self, number: int) -> None:
-        """Dispatch again all groups below `number`, which an earlier attempt dispatched and which are not settled."""
+        """Mark all groups below `number` that an earlier attempt dispatched and did not settle for another dispatch."""
         for group in range(self.next_group, number):
             self._put_back(group)
         self.next_group = max(self.next_group, number)
 
     def claim(self, group: int) -> None:
-        """Count a group that was to be dispatched again as dispatched: an earlier attempt finished it.
+        """Mark a waiting group as dispatched, because an earlier attempt finished it.
 
         Raises:
-            LedgerError: it is settled, or out already.
+            LedgerError: the group is settled or already dispatched.
         """
         self.reach(group + 1)
         if group not in self._again:
-            raise LedgerError(f"group {group} is not to be dispatched again")
+            raise LedgerError(f"group {group} does not wait for another dispatch")
         self._again.remove(group)
         self._out.add(group)
 
     def dispatch_again(self, group: int, reason: str) -> None:
-        """Dispatch the task of a group once more that gave nothing usable."""
+        """Dispatch the task of a group again after a flight without a usable result."""
         self._out.remove(group)
         self._put_back(group)
         self.counters[f"cancelled/{reason}"] += 1
 
     def back(self, group: int) -> None:
-        """Let a dispatched group wait again that lacks only its comparison."""
+        """Return a dispatched group that lacks only its comparison to the waiting state."""
         self._out.remove(group)
         self._put_back(group)
 
     def drop(self, group: int, reason: str) -> None:
-        """Give up a dispatched group; another takes its place."""
+        """Drop a dispatched group; another one replaces it."""
         self._out.remove(group)
         self.counters[f"dropped/{reason}"] += 1
 
     def remove(self, reason: str, tokens: Sequence[int]) -> None:
-        """Count rollouts that are not trained on, by the tokens that were sampled for each."""
+        """Count rollouts that are not trained on, with the tokens sampled for each."""
         self.counters[f"removed/{reason}/rollouts"] += len(tokens)
         self.counters[f"removed/{reason}/tokens"] += sum(tokens)
 
@@ -118,10 +123,10 @@ class Ledger:
             self.counters["accepted"] += 1
 
     def readmit(self, groups: Iterable[int], dropped: Mapping[int, str] = MappingProxyType({})) -> None:
-        """Record the groups of a batch that an earlier attempt made, and those that it gave up before, with the reasons.
+        """Record the groups of an earlier attempt's batch, and the groups that it dropped before, with the reasons.
 
         Raises:
-            LedgerError: one of the batch was trained or dropped before; nothing is changed.
+            LedgerError: a group of the batch was trained or dropped before. Nothing is changed.
         """
         wanted = set(groups)
         if taken := sorted(g for g in wanted if g < self.next_group and g not in self._again):

@@ -1,8 +1,8 @@
-"""Recovery from the journal after a restart: the finished rollouts of earlier attempts that count, and their order.
+"""Recovery from the journal after a restart: the usable finished rollouts of earlier attempts, in their order.
 
-A record counts if its group is not settled yet, each of its tokens was sampled by a version that the present lineage has, it is fresh
-enough, and the sampler still gives its group the same task. Records are gone through in the order in which they were written: groups
-are complete, given up and drawn in the order of the attempt that was killed.
+A record counts if its group is not settled, each of its tokens was sampled by a version of the current lineage, it is
+fresh enough, and the sampler gives its group the same task. Records are processed in the order of writing, so groups
+are completed, dropped and drawn in the order of the killed attempt.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ from rlrun.protocol.files.attempts import Attempt, earlier_attempts, is_lost
 from rlrun.protocol.files.paths import JournalSegment, RunPaths
 
 Member = tuple[int, int]
-"""Group and index within it."""
+"""Group number and index in the group."""
 
 
 @dataclass
 class Found:
-    """Groups on the disk that are not settled."""
+    """Records of unsettled groups in the journal."""
 
     entries: list[Entry] = field(default_factory=list)
-    """Entries that may count, in the order in which they were written."""
+    """Entries that may count, in the order of writing."""
     refused: dict[Member, str] = field(default_factory=dict)
-    """Rollouts with a record that does not count, and why."""
+    """Rollouts with an unusable record, and the reason."""
     uncounted: set[Member] = field(default_factory=set)
-    """Rollouts that no earlier restart has reported: their records are younger than the checkpoint's attempt."""
+    """Rollouts that no earlier restart has reported, because their records are younger than the checkpoint's attempt.
+    """
 
     def add(self, entry: Entry, reason: str | None, *, uncounted: bool) -> None:
-        """Take an entry in.
+        """Add an entry.
 
         Args:
-            entry: of a group that is not settled.
-            reason: why it does not count; None: it may.
-            uncounted: no earlier restart has reported it.
+            entry: entry of an unsettled group.
+            reason: reason why it does not count, or None.
+            uncounted: whether no earlier restart has reported it.
         """
         if reason is None:
             self.entries.append(entry)
@@ -51,7 +52,7 @@ class Found:
             self.note((entry.group, entry.member), reason, uncounted=uncounted)
 
     def note(self, member: Member, reason: str | None, *, uncounted: bool) -> None:
-        """Note a rollout of which there is a record, whether or not that can be read; arguments as in `add`."""
+        """Record that a rollout has a record, readable or not; arguments as in `add`."""
         if reason is not None:
             self.refused[member] = reason
         if uncounted:
@@ -60,7 +61,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """A group of which some members are finished."""
+    """Group with some finished members."""
 
     version: int
     """Oldest dispatch version of these members."""
@@ -72,30 +73,31 @@ class Readmitted:
     """Result of the recovery."""
 
     groups: int = 0
-    """Finished groups."""
+    """Number of finished groups."""
     rollouts: int = 0
-    """Rollouts that are not generated again, those of unfinished groups too."""
+    """Number of rollouts that are not generated again, including those of unfinished groups."""
     unfinished: dict[int, Unfinished] = field(default_factory=dict)
     refused: Counter[str] = field(default_factory=Counter)
-    """Rollouts that were generated in vain: of a lost `version`, above the bound on `age`, of another `task`, another `config` or
-    another `format` of the journal, or with a `reward` that cannot be trained on."""
+    """Unusable rollouts by reason: a lost `version`, above the `age` limit, another `task`, another `config`, another
+    `format` of the journal, or a `reward` that cannot be trained on.
+    """
 
     def __str__(self) -> str:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in sorted(self.refused.items()))
         return (
-            f"{self.rollouts} finished rollouts of the attempts before count again ({self.groups} whole groups, parts of "
-            f"{len(self.unfinished)} more), {self.refused.total()} are of no use" + (f" ({reasons})" if reasons else "")
+            f"reused {self.rollouts} finished rollouts of earlier attempts ({self.groups} complete groups, parts of "
+            f"{len(self.unfinished)} more), {self.refused.total()} are unusable" + (f" ({reasons})" if reasons else "")
         )
 
 
 def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled: Callable[[int], bool]) -> Found:
-    """The records of all earlier attempts that are of groups which are not settled.
+    """Read the records of unsettled groups of all earlier attempts.
 
     Args:
-        paths: of the run.
-        attempt: the present one.
-        fingerprint: of what its own rollouts are made with.
-        settled: whether a group is in a batch or given up.
+        paths: paths of the run.
+        attempt: current attempt.
+        fingerprint: fingerprint of the settings of its rollouts.
+        settled: whether a group is in a batch or dropped.
     """
     writers, found, base = earlier_attempts(paths, attempt, log=logger.warning), Found(), attempt.base_attempt or 0
     for segment in paths.journal_on_disk():
@@ -116,24 +118,27 @@ def read_journal(paths: RunPaths, attempt: Attempt, *, fingerprint: str, settled
 
 
 def _read_segment(segment: JournalSegment) -> Content | None:
-    """Content of a file of the journal; None: it cannot be read. Logs what is of no use in it."""
+    """Read a journal file, or return None if it is unreadable. Logs unusable records."""
     try:
         content = read_segment(segment.path)
     except OSError as error:
-        logger.warning(f"{segment.path} of the journal cannot be read: {error}")
+        logger.warning(f"cannot read the journal file {segment.path}: {error}")
         return None
     if content.torn:
-        logger.info(f"{segment.path.name} of the journal ends with a record that is not whole ({content.torn} bytes)")
+        logger.info(f"the journal file {segment.path.name} ends with an incomplete record ({content.torn} bytes)")
     if content.foreign:
         logger.warning(
-            f"{len(content.foreign)} records in {segment.path.name} of the journal are of another version of rlrun "
-            f"({content.foreign[0].reason}); these rollouts are generated again"
+            f"{len(content.foreign)} records in the journal file {segment.path.name} come from another version of rlrun "
+            f"({content.foreign[0].reason}); their rollouts are generated again"
         )
     return content
 
 
 def _of_no_use(entry: Entry, writer: Attempt, attempt: Attempt) -> str | None:
-    """Reason why an attempt cannot use an entry: earlier releases took rewards that float32 cannot hold, or a version is lost."""
+    """Return the reason why an attempt cannot use an entry, or None.
+
+    Reasons are a reward that float32 cannot hold, which earlier releases accepted, and a lost version.
+    """
     try:
         if isinstance(entry, RolloutEntry):
             plain_score(Score(entry.rollout.reward, dict(entry.rollout.metrics)))
@@ -155,22 +160,23 @@ def readmit_entries(
     drop: Callable[[DroppedEntry], None],
     changed: Collection[str] = (),
 ) -> Generator[None, None, Readmitted]:
-    """Let what was found count again, in the order in which it did; yields between two records, of which there may be many thousands.
+    """Readmit the records in their order. Yields between two records, because there may be many thousands.
 
     Args:
-        found: what `read_journal` gave.
-        is_old: whether what was sampled with a policy version is too old for the batch that is made next.
-        ledger: knows of the batches before that one; a group that is whole or given up is dispatched by its account afterwards.
-        sampler: likewise.
-        environments: label and group size, in the order of the sampler.
-        finish: gets each group that is whole.
-        drop: gets each group that was given up.
-        changed: labels of environments whose tasks are not those of the attempts before.
+        found: result of `read_journal`.
+        is_old: whether a policy version is too old for the next batch.
+        ledger: ledger with the earlier batches. Afterwards it contains each complete or dropped group as dispatched.
+        sampler: sampler with the earlier batches; updated in the same way.
+        environments: label and group size of each environment, in the order of the sampler.
+        finish: callback with each complete group.
+        drop: callback with each dropped group.
+        changed: labels of environments whose tasks differ from those of the earlier attempts.
     """
     newest, given_up, old = _latest_records(found.entries, is_old)
     refused = found.refused | dict.fromkeys(old, "age")
     made, used = Readmitted(), set[Member]()
     waiting: dict[int, dict[int, RolloutEntry]] = {}
+    # One pass in the order of writing, so that the sampler draws the same tasks as the killed attempt.
     for entry in found.entries:
         yield
         if isinstance(entry, DroppedEntry):
@@ -184,7 +190,7 @@ def readmit_entries(
         if entry.group in given_up:
             used.add(member)
             continue
-        if newest.get(member) is not entry:
+        if newest.get(member) is not entry:  # only the last fresh record of a rollout counts
             continue
         ledger.reach(entry.group + 1)
         draw = sampler.draw(entry.group)
@@ -208,11 +214,12 @@ def readmit_entries(
 def _latest_records(
     entries: Sequence[Entry], is_old: Callable[[int], bool]
 ) -> tuple[dict[Member, RolloutEntry], dict[int, DroppedEntry], set[Member]]:
-    """The last fresh record of each rollout, that of each group that was given up in the end, and rollouts with a record that is too old.
+    """Return the last fresh record of each rollout, the last record of each finally dropped group, and rollouts with a
+    record that is too old.
 
     Args:
-        entries: in the order in which they were written.
-        is_old: whether a dispatch version is.
+        entries: entries in the order of writing.
+        is_old: whether a dispatch version is too old.
     """
     newest: dict[Member, RolloutEntry] = {}
     given_up: dict[int, DroppedEntry] = {}
@@ -221,7 +228,7 @@ def _latest_records(
         if isinstance(entry, DroppedEntry):
             given_up[entry.group] = entry
             continue
-        given_up.pop(entry.group, None)  # it was played again: the attempt that gave it up was not that one's past
+        given_up.pop(entry.group, None)  # it was played again by an attempt that did not inherit the drop
         member = entry.group, entry.member
         if is_old(entry.dispatch_version):
             old.add(member)

@@ -1,8 +1,8 @@
-"""The journal: a rollout that is finished is durable before it counts, so that no restart plays it again.
+"""Writer of the journal. A finished rollout is durable before it counts, so that no restart plays it again.
 
-Each attempt appends to files of its own, whose names carry it; it never touches those of an earlier one but to delete them. Rollouts that
-finish while the disk is busy share the next flush, and all of that happens in a thread: an event loop with a thousand rollouts waits for
-none of it.
+Each attempt appends to its own files, which carry its number in their names, and only deletes files of earlier
+attempts. Rollouts that finish during a flush share the next one. All of this happens in a thread, so that the event
+loop with a thousand rollouts never waits for it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rlrun.protocol.files.paths import JournalSegment, RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 
 SEGMENT_BYTES = 64 * 1024 * 1024
-"""A file that is larger gets no more records: files are deleted as a whole."""
+"""Size from which a file gets no more records, because files are only deleted completely."""
 _CHUNK_BYTES, _CHUNK_FRAMES = 256 * 1024, 64
-"""Handed to the kernel at once: the event loop does not run while bytes are put together."""
+"""Limits of one write call: joining bytes holds the GIL, which blocks the event loop."""
 OF_AN_ENVIRONMENT = {"id", "name", "args", "group_size", "sampling", "python", "image"}
-"""Fields of an environment that its rollouts depend on."""
+"""Fields of an environment that affect its rollouts."""
 OF_A_ROLLOUT: dict[str, bool | dict[str, set[str]]] = {
     "model": True,
     "seed": True,
@@ -39,24 +39,24 @@ OF_A_ROLLOUT: dict[str, bool | dict[str, set[str]]] = {
     "engine_parsers": True,
     "environments": {"__all__": OF_AN_ENVIRONMENT},
 }
-"""Fields that a rollout's tokens and their meaning depend on."""
+"""Fields that affect a rollout's tokens and their meaning."""
 
 
 def rollout_fingerprint(config: OrchestratorConfig) -> str:
-    """First 16 hex digits of the SHA-256 over what a rollout is made with."""
+    """Return the first 16 hex digits of the SHA-256 of the settings that affect rollouts."""
     document = config.model_dump(mode="json", include=OF_A_ROLLOUT)
-    assert document.keys() == OF_A_ROLLOUT.keys(), "pydantic leaves out in silence what is no field"
+    assert document.keys() == OF_A_ROLLOUT.keys(), "pydantic silently omits unknown field names"
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class SegmentWriter:
-    """The one writer of an attempt's files. Its methods block, and no two of them may run at once.
+    """Only writer of an attempt's files. Its methods block and must not run in parallel.
 
     Args:
-        paths: of the run.
-        attempt: goes into the names.
-        fingerprint: `rollout_fingerprint`.
-        segment_bytes: see `SEGMENT_BYTES`.
+        paths: paths of the run.
+        attempt: number of the attempt, part of the file names.
+        fingerprint: result of `rollout_fingerprint`.
+        segment_bytes: size limit, see `SEGMENT_BYTES`.
     """
 
     def __init__(self, paths: RunPaths, *, attempt: int, fingerprint: str, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -67,11 +67,11 @@ class SegmentWriter:
         self._size = 0
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Make entries durable, in this order, with one flush.
+        """Write entries durably, in this order, with one flush.
 
         Raises:
-            OSError: the volume refuses. The entries can be written again, to another file: this one may end in the middle of a record,
-                and what a failed flush has not written a later one does not write either.
+            OSError: the volume refuses the write. The entries can be written again, to another file: this file may
+                end in the middle of a record, and a later flush does not write the data of a failed one.
         """
         try:
             if self._descriptor is None or self._size >= self._limit:
@@ -85,9 +85,8 @@ class SegmentWriter:
                 os.fdatasync(self._descriptor)
                 reach("journal.durable")
             except OSError:
-                with suppress(
-                    OSError
-                ):  # where it cannot be cut, readers leave out the torn record, and count a whole one once
+                # If the file cannot be truncated, readers skip the torn record and count a complete one only once.
+                with suppress(OSError):
                     os.ftruncate(self._descriptor or -1, durable)
                 raise
         except OSError:
@@ -121,23 +120,23 @@ class SegmentWriter:
         fsync_path(folder)
 
     def close(self) -> None:
-        """End the current file; the next entry begins another one."""
+        """Close the current file; the next entry starts a new one."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
             os.close(descriptor)
 
     def rotate(self) -> list[JournalSegment]:
-        """End the current file; returns all files, of any attempt, that get no more records from here."""
+        """Close the current file and return all files of all attempts, which this writer no longer changes."""
         self.close()
         return self._paths.journal_on_disk()
 
 
 def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], bool]) -> list[JournalSegment]:
-    """Delete files that hold settled groups alone; returns them.
+    """Delete files that contain only settled groups, and return them.
 
     Args:
-        segments: files that nobody writes.
-        settled: whether the newest complete checkpoint knows that a group was trained on or given up.
+        segments: closed files.
+        settled: whether the newest complete checkpoint covers a group as trained or dropped.
     """
     removed = []
     for segment in segments:
@@ -147,16 +146,16 @@ def remove_settled(segments: Iterable[JournalSegment], settled: Callable[[int], 
                 segment.path.unlink()
                 removed.append(segment)
         except OSError as error:
-            logger.warning(f"{segment.path} of the journal stays: {error}")
+            logger.warning(f"cannot delete the journal file {segment.path}: {error}")
     return removed
 
 
 class Journal(GroupCommit[Entry]):
-    """The event loop's side: many rollouts at once, one flush for those that wait.
+    """Asynchronous interface of the journal: many rollouts share one flush.
 
     Args:
-        writer: of this attempt.
-        volume: that it writes to. While it refuses, what is added waits.
+        writer: writer of this attempt.
+        volume: volume of the files. While it refuses writes, entries wait.
     """
 
     def __init__(self, writer: SegmentWriter, volume: Volume) -> None:
@@ -164,7 +163,9 @@ class Journal(GroupCommit[Entry]):
         self._writer = writer
 
     async def collect(self, settled: Callable[[int], bool]) -> None:
-        """Delete what a complete checkpoint covers, see `remove_settled`; rollouts that finish meanwhile do not wait for it."""
+        """Delete the files that a complete checkpoint covers, see `remove_settled`. Rollouts that finish at the same
+        time wait only for the rotation.
+        """
         async with self.pausing():
-            segments = await clean_up("end a file of the journal", self._writer.rotate)
+            segments = await clean_up("close a file of the journal", self._writer.rotate)
         await in_thread(lambda: remove_settled(segments or [], settled))

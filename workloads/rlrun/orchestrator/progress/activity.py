@@ -1,13 +1,13 @@
-"""Counter of moves that bring a run nearer to its next step; a stall is detected from the count alone."""
+"""Counter of progress toward the next step. A stall is detected from the count only."""
 
 from __future__ import annotations
 
 
 class Activity:
-    """The count of an attempt.
+    """Progress counter of an attempt.
 
-    Within a step each mark counts only when it is higher than ever before. So a step has a bounded number of moves, and what goes round in
-    circles (rollouts that are filtered, engines that come and go) does not count.
+    Within a step each mark counts only if it is higher than ever before. A step therefore has a bounded number of
+    moves, and repeated work (filtered rollouts, engines that come and go) does not count.
     """
 
     def __init__(self) -> None:
@@ -16,7 +16,7 @@ class Activity:
         self._best: dict[str, int] = {}
 
     def saw(self, step: int, **marks: int | None) -> int:
-        """The count, after a look at the marks of the step after `step`; None: not known."""
+        """Update the counter with the marks of the step after `step`, and return it. None: unknown mark."""
         if step != self._step:
             self._step, self._best = step, {}
             self.count += 1

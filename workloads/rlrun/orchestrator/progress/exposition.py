@@ -1,4 +1,4 @@
-"""The orchestrator's Prometheus metrics: each declared once, and made of the run's progress at each scrape."""
+"""Prometheus metrics of the orchestrator, each declared once and computed from the run's progress at each scrape."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlrun.protocol.files.volume_faults import STORAGE_REASONS
 from rlrun.runtime.metric_table import MetricSpec, MetricTable, Unit
 
 Series = tuple[str, tuple[str, ...], float]
-"""Metric, values of its labels, value."""
+"""Metric name, label values, value."""
 ROLES = ("trainer", "inference", "orchestrator")
 MAX_ENVIRONMENTS = 64
-"""Environments that have series; those that come first."""
+"""Limit of environments with series; the first ones are used."""
 
 
 def _gauge_spec(name: str, text: str, *labels: str, unit: Unit = "") -> MetricSpec:
@@ -30,28 +30,40 @@ def _counter_spec(name: str, text: str, unit: Unit = "") -> MetricSpec:
 
 _OF_STEP: Mapping[str, tuple[str, MetricSpec]] = {
     "rlrun_loss": ("loss", _gauge_spec("rlrun_loss", "Loss of the last trained step")),
-    "rlrun_gradient_norm": ("grad_norm", _gauge_spec("rlrun_gradient_norm", "Norm of its gradient, before clipping")),
-    "rlrun_learning_rate": ("lr", _gauge_spec("rlrun_learning_rate", "Its learning rate")),
+    "rlrun_gradient_norm": (
+        "grad_norm",
+        _gauge_spec("rlrun_gradient_norm", "Gradient norm of the last trained step, before clipping"),
+    ),
+    "rlrun_learning_rate": ("lr", _gauge_spec("rlrun_learning_rate", "Learning rate of the last trained step")),
     "rlrun_entropy": ("entropy", _gauge_spec("rlrun_entropy", "Entropy of the policy, mean over its loss tokens")),
     "rlrun_mismatch_kl": (
         "mismatch_kl",
-        _gauge_spec("rlrun_mismatch_kl", "How far trainer and engines disagree about its tokens' probabilities, mean"),
+        _gauge_spec("rlrun_mismatch_kl", "Mean KL divergence between the token probabilities of trainer and engines"),
     ),
     "rlrun_completion_tokens_mean": (
         "completion_length/mean",
-        _gauge_spec("rlrun_completion_tokens_mean", "Tokens sampled per rollout, mean of its batch", unit="tokens"),
+        _gauge_spec(
+            "rlrun_completion_tokens_mean", "Mean number of tokens sampled per rollout of the last batch", unit="tokens"
+        ),
     ),
     "rlrun_truncated_ratio": (
         "batch/truncated",
-        _gauge_spec("rlrun_truncated_ratio", "Share of its rollouts that a limit of tokens has cut off", unit="ratio"),
+        _gauge_spec(
+            "rlrun_truncated_ratio", "Share of the last batch's rollouts cut off by a token limit", unit="ratio"
+        ),
     ),
     "rlrun_unsolved_groups_ratio": (
         "batch/solve_none",
-        _gauge_spec("rlrun_unsolved_groups_ratio", "Share of its groups in which no rollout is solved", unit="ratio"),
+        _gauge_spec(
+            "rlrun_unsolved_groups_ratio", "Share of the last batch's groups without a solved rollout", unit="ratio"
+        ),
     ),
-    "rlrun_mfu_ratio": ("perf/mfu", _gauge_spec("rlrun_mfu_ratio", "Its model FLOPs utilization", unit="ratio")),
+    "rlrun_mfu_ratio": (
+        "perf/mfu",
+        _gauge_spec("rlrun_mfu_ratio", "Model FLOPs utilization of the last trained step", unit="ratio"),
+    ),
 }
-"""Values of the last line of metrics.jsonl."""
+"""Metrics from the last line of metrics.jsonl."""
 
 _OF_PROGRESS: Mapping[str, tuple[str, MetricSpec]] = {
     "rlrun_step": ("step", _gauge_spec("rlrun_step", "Last trained step")),
@@ -71,7 +83,9 @@ _OF_PROGRESS: Mapping[str, tuple[str, MetricSpec]] = {
     ),
     "rlrun_staleness_mean": (
         "staleness_mean",
-        _gauge_spec("rlrun_staleness_mean", "Versions between sampling and training, mean over the last step's tokens"),
+        _gauge_spec(
+            "rlrun_staleness_mean", "Mean number of versions between sampling and training of the last step's tokens"
+        ),
     ),
     "rlrun_rollouts_in_flight": ("in_flight", _gauge_spec("rlrun_rollouts_in_flight", "Rollouts in flight")),
     "rlrun_eta_seconds": (
@@ -80,46 +94,48 @@ _OF_PROGRESS: Mapping[str, tuple[str, MetricSpec]] = {
     ),
     "rlrun_rollout_errors_total": (
         "errors",
-        _counter_spec("rlrun_rollout_errors_total", "Rollouts that ended in an error since the run began"),
+        _counter_spec("rlrun_rollout_errors_total", "Rollouts that ended in an error since the start of the run"),
     ),
     "rlrun_rollouts_readmitted_total": (
         "readmitted",
         _counter_spec(
-            "rlrun_rollouts_readmitted_total", "Finished rollouts that restarts gave back since the run began"
+            "rlrun_rollouts_readmitted_total", "Finished rollouts that restarts reused since the start of the run"
         ),
     ),
     "rlrun_rollouts_discarded_total": (
         "discarded",
-        _counter_spec("rlrun_rollouts_discarded_total", "Finished rollouts that restarts lost since the run began"),
+        _counter_spec(
+            "rlrun_rollouts_discarded_total", "Finished rollouts that restarts lost since the start of the run"
+        ),
     ),
 }
-"""Fields of the progress."""
+"""Metrics from fields of the progress."""
 
 ORCHESTRATOR = MetricTable(
     *(spec for _, spec in _OF_PROGRESS.values()),
     *(spec for _, spec in _OF_STEP.values()),
     _gauge_spec("rlrun_environment_reward_mean", "Mean reward of the last trained step, by environment", "environment"),
     _gauge_spec("rlrun_eval_reward_mean", "Latest held-out mean reward", "environment"),
-    _gauge_spec("rlrun_waiting", "1 for the role whose work the next step waits for", "on"),
+    _gauge_spec("rlrun_waiting", "1 for the role that the next step waits for, otherwise 0", "on"),
     _counter_spec("rlrun_trainer_steps_total", "Steps trained in this attempt"),
-    _counter_spec("rlrun_trainer_step_seconds_total", "Time of these steps, waits included", unit="seconds"),
-    _counter_spec("rlrun_trainer_wait_seconds_total", "Time that the trainer waited for their batches", unit="seconds"),
+    _counter_spec("rlrun_trainer_step_seconds_total", "Time of the trained steps, waits included", unit="seconds"),
+    _counter_spec("rlrun_trainer_wait_seconds_total", "Time that the trainer waited for batches", unit="seconds"),
     _gauge_spec("rlrun_engines", "Engines by state: serving, updating (weights), out (of rotation)", "state"),
     _gauge_spec(
-        "rlrun_engine_requests", "Continuations that engines were asked for, by state: running, waiting", "state"
+        "rlrun_engine_requests", "Continuations requested from the engines, by state: running, waiting", "state"
     ),
-    _gauge_spec("rlrun_engine_kv_cache_ratio", "Share of the KV cache in use, of the fullest engine", unit="ratio"),
+    _gauge_spec("rlrun_engine_kv_cache_ratio", "KV cache usage of the fullest engine", unit="ratio"),
     _gauge_spec("rlrun_engine_load", "Load of the engines over the last steps", "measure"),
-    _gauge_spec("rlrun_volume_free_bytes", "Space that is left on the run's volume", unit="bytes"),
+    _gauge_spec("rlrun_volume_free_bytes", "Free space of the run's volume", unit="bytes"),
     _gauge_spec("rlrun_volume_size_bytes", "Size of the run's volume", unit="bytes"),
-    _gauge_spec("rlrun_volume_trouble", "1 for what is wrong with the run's volume, 0 for all else", "reason"),
+    _gauge_spec("rlrun_volume_trouble", "1 for the current problem of the run's volume, 0 for other reasons", "reason"),
 )
-"""Every metric of the orchestrator; run, role and attempt are labels of the scraped pod."""
+"""All metrics of the orchestrator. Run, role and attempt are labels of the scraped pod."""
 
 
 @dataclass
 class StepTotals:
-    """Sums over the steps that this attempt has trained, in seconds."""
+    """Sums over the trained steps of this attempt, in seconds."""
 
     steps: int = 0
     step_seconds: float = 0.0
@@ -134,45 +150,45 @@ class StepTotals:
 
 @dataclass(frozen=True)
 class EngineLook:
-    """One engine at one look."""
+    """State of one engine at one moment."""
 
     state: str
     """serving, updating or out."""
     running: int | None
-    """Continuations under way; None: the engine did not say."""
+    """Running continuations; None if not reported."""
     waiting: int | None
-    """Continuations in the engine's own queue."""
+    """Continuations in the engine's queue."""
     kv_usage: float | None
     """Share of the KV cache in use."""
 
 
 def engine_loads(replicas: Sequence[Replica]) -> list[EngineLook]:
-    """Load of each engine."""
+    """Return the load of each engine."""
     loads = []
     for replica in replicas:
         state = "updating" if replica.updating else "serving" if replica.open else "out"
-        said = replica.metrics
-        if said is None:  # what it was asked for is known here, too
+        report = replica.metrics
+        if report is None:  # the number of requested continuations is known without a report
             loads.append(EngineLook(state, replica.load, None, None))
         else:
-            loads.append(EngineLook(state, said.running, said.waiting, said.kv_usage))
+            loads.append(EngineLook(state, report.running, report.waiting, report.kv_usage))
     return loads
 
 
 @dataclass(frozen=True)
 class Measures:
-    """One look at the parts of an attempt, beside its progress."""
+    """State of an attempt's parts in addition to its progress."""
 
     step: Mapping[str, float] = field(default_factory=dict)
-    """The last line of metrics.jsonl."""
+    """Last line of metrics.jsonl."""
     totals: StepTotals = field(default_factory=StepTotals)
     engines: Sequence[EngineLook] = ()
     volume: tuple[int, int] | None = None
-    """Free and all bytes of the run's volume; None: not known."""
+    """Free and total bytes of the run's volume, or None if unknown."""
 
 
 class Reported(Protocol):
-    """The part of the progress that is read by name."""
+    """Fields of the progress that are read by name."""
 
     @property
     def eval(self) -> Mapping[str, float]: ...
@@ -185,12 +201,12 @@ class Reported(Protocol):
 
 
 def metrics_text(progress: Reported, measures: Measures, trouble: str | None = None) -> bytes:
-    """Prometheus text; what is not known yet is left out.
+    """Return the metrics as Prometheus text, without unknown values.
 
     Args:
-        progress: of the run.
-        measures: of the same moment.
-        trouble: what is wrong with the volume, a reason of `Trouble`.
+        progress: progress of the run.
+        measures: other values of the same moment.
+        trouble: problem of the volume, a reason of `Trouble`.
     """
     families = {spec.name: ORCHESTRATOR.family(spec.name) for spec in ORCHESTRATOR}
     for found in (

@@ -1,8 +1,9 @@
-"""The run's progress for the operator: one Lease, renewed while the orchestrator lives, with the progress as annotations.
+"""Progress of the run for the operator: one Lease, renewed while the orchestrator lives, with the progress as
+annotations.
 
-The orchestrator's service account may get and patch this one object. A renewal may fail as long as it likes: the run never waits for the
-API server, and never fails because of it. While no renewal succeeds, the kubelet is the second channel: an orchestrator whose run
-does not get on either calls itself not ready.
+The orchestrator's service account may only get and patch this object. A renewal may fail for any time: the run never
+waits for the API server and never fails because of it. While no renewal succeeds, the kubelet is the second channel: an
+orchestrator whose run makes no progress either reports that it is not ready.
 """
 
 from __future__ import annotations
@@ -28,33 +29,36 @@ from rlrun.protocol.messages.engine_load import EngineLoad
 from rlrun.protocol.messages.start_times import start_text
 
 CHANGE_SECONDS = 5.0
-"""Shortest time between two renewals: all runs together renew within what one API server bears."""
+"""Shortest time between two renewals, which limits the load of all runs on one API server."""
 YOUNG_SECONDS = 60.0
 YOUNG_CHANGE_SECONDS = 2.0
-"""The same while an attempt begins, when people look, for so many seconds."""
+"""Shortest time between two renewals during the first `YOUNG_SECONDS` of an attempt, when people watch."""
 LOOK_SECONDS = 0.25
 REQUEST_SECONDS = 10.0
 FAREWELL_SECONDS = 5.0
 LOST_SECONDS = 60.0
-"""Renewals that have failed for so long make the Lease lost; its watchers take it for stale then."""
+"""Seconds of failed renewals after which the Lease counts as lost; its watchers consider it stale then."""
 STALL_SECONDS = 300.0
-"""While the Lease is lost, a run without a move for so long calls itself not ready. Its deadlines are judged elsewhere, from then on."""
+"""Seconds without progress after which a run with a lost Lease reports that it is not ready. From then on the watchers
+apply the deadlines.
+"""
 CREDENTIALS = Path("/var/run/secrets/rlrun")
 """Folder of `token` and `ca.crt`."""
 _NUMBERS = re.compile(r"\d+(\.\d+)?")
 
 
 class LeaseError(Exception):
-    """The API server refused or did not answer."""
+    """The API server refused the request or did not answer."""
 
 
 class ApiServer:
-    """One connection to the API server, kept from renewal to renewal: a handshake costs both sides more than the request.
+    """Persistent connection to the API server. A handshake for each renewal would cost both sides more than the
+    request.
 
     Args:
-        url: of the server.
-        namespace: of the Lease.
-        credentials: folder of `token` and `ca.crt`; both rotate while the run goes on.
+        url: address of the server.
+        namespace: namespace of the Lease.
+        credentials: folder of `token` and `ca.crt`, which both rotate during the run.
     """
 
     def __init__(self, url: str, namespace: str, credentials: Path = CREDENTIALS) -> None:
@@ -65,10 +69,10 @@ class ApiServer:
         """Certificates that the session trusts."""
 
     async def patch_lease(self, name: str, patch: Mapping[str, object]) -> str:
-        """Merge `patch` into the Lease `name`. Returns the whole object as JSON.
+        """Merge `patch` into the Lease `name` and return the complete object as JSON.
 
         Raises:
-            LeaseError: why it did not work.
+            LeaseError: the request failed; the message contains the reason.
         """
         try:
             token, authority = await asyncio.to_thread(self._read)
@@ -81,7 +85,7 @@ class ApiServer:
                 await self.close()  # the server has closed it since the last renewal
                 return await self._request(name, patch, token, authority)
         except TimeoutError:
-            await self.close()  # nobody may be at its other end
+            await self.close()  # the connection may be dead
             raise LeaseError(f"{self._url} did not answer within {REQUEST_SECONDS:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             await self.close()
@@ -103,7 +107,7 @@ class ApiServer:
             return text
 
     async def close(self) -> None:
-        """Close the connection; the next renewal opens another one."""
+        """Close the connection; the next renewal opens a new one."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -118,7 +122,7 @@ def _shorten_message(text: str) -> str:
 
 
 def progress_annotations(progress: Progress, attempt: int) -> dict[str, str | None]:
-    """The Lease's annotations; None removes what an earlier attempt wrote and is not known of this one."""
+    """Return the Lease's annotations. None removes the value of an earlier attempt that is unknown in this one."""
 
     def text(value: float | int | None, form: str = "d") -> str | None:
         return None if value is None else format(value, form)
@@ -157,16 +161,16 @@ def _lease_time(seconds: float | None) -> str | None:
 
 
 class ProgressLease:
-    """Renews the Lease of one run.
+    """Periodic renewal of the Lease of one run.
 
     Args:
-        name: the Lease, which exists.
-        holder: this pod's name.
-        attempt: the attempt.
-        server: the API server.
-        look: the current progress.
-        wishes: gets what the answers say.
-        clock: steady seconds.
+        name: name of the existing Lease.
+        holder: name of this pod.
+        attempt: number of the attempt.
+        server: API server.
+        look: reader of the current progress.
+        wishes: receiver of the operator's requests in the answers.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -191,7 +195,7 @@ class ProgressLease:
         self._moved = clock()
 
     async def run(self) -> None:
-        """Renew until cancelled: soon after a change, and often enough without one."""
+        """Renew until canceled: soon after a change, and periodically without one."""
         try:
             while True:
                 idle = self._clock() - self._renewed
@@ -202,11 +206,11 @@ class ProgressLease:
             await self._server.close()
 
     def _least(self) -> float:
-        """Shortest time between two renewals, in seconds."""
+        """Return the shortest time between two renewals, in seconds."""
         return YOUNG_CHANGE_SECONDS if self._clock() - self._began < YOUNG_SECONDS else CHANGE_SECONDS
 
     async def renew(self) -> None:
-        """Renew once. A failure is logged once per outage, and tried again with the pace of renewals on a change."""
+        """Renew once. A failure is logged once per outage and retried at the pace of renewals after a change."""
         progress = self._look()
         self._note(progress)
         try:
@@ -214,37 +218,45 @@ class ProgressLease:
         except LeaseError as error:
             if self._outage is None:
                 self._outage = self._clock()
-                logger.warning(f"the progress Lease {self._name} cannot be renewed, which the run survives: {error}")
+                logger.warning(f"cannot renew the progress Lease {self._name}; the run continues: {error}")
             self._told = None
         else:
             if self._outage is not None:
-                logger.info(f"the progress Lease is renewed again after {self._clock() - self._outage:.0f} s")
+                logger.info(
+                    f"the progress Lease is renewed again after an outage of {self._clock() - self._outage:.0f} s"
+                )
                 self._outage = None
             self._told = self._key(progress)
             reach("lease.renewed")
         self._renewed = self._clock()
 
     def _note(self, progress: Progress) -> None:
-        """Remember when the run moved last. A run that waits for its volume goes on by itself, so that it does not stall."""
+        """Record the time of the latest progress. A run that waits for its volume continues by itself, so it does not
+        count as stalled.
+        """
         moves = progress.step, progress.activity
         if moves != self._moves or progress.storage is not None:
             self._moves, self._moved = moves, self._clock()
 
     def stall(self) -> str | None:
-        """Reason to be called not ready: nobody can see the run, and it does not get on; None: there is none."""
+        """Return the reason to report not ready, or None. The reason is a lost Lease together with a run without
+        progress.
+        """
         now = self._clock()
         if self._outage is None or now - self._outage < LOST_SECONDS or now - self._moved < STALL_SECONDS:
             return None
         waits = self._look().waiting_on
-        return f"no move for {now - self._moved:.0f} s, and the progress Lease cannot be renewed; it waits for {waits}"
+        return f"no progress for {now - self._moved:.0f} s and no renewal of the progress Lease; waiting on {waits}"
 
     async def farewell(self) -> None:
-        """The last renewal, with the last step; given up after a few seconds."""
+        """Renew for the last time, with the last step and a timeout of a few seconds."""
         try:
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await self.renew()
         except TimeoutError:
-            logger.warning(f"the progress Lease {self._name} could not be told of the end")
+            logger.warning(
+                f"cannot write the last step into the progress Lease {self._name}: no answer within {FAREWELL_SECONDS:g} s"
+            )
 
     def _patch(self, progress: Progress) -> dict[str, object]:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
@@ -255,7 +267,9 @@ class ProgressLease:
 
     @staticmethod
     def _key(progress: Progress) -> object:
-        """Key of a change: steps, role and phase waited for, and volume trouble. Numbers in words tick all the time and do not count."""
+        """Return the fields whose change causes a renewal: steps, role and phase of the wait, volume trouble, drained
+        engines. Numbers in texts change all the time and are ignored.
+        """
         phase = _NUMBERS.sub("", progress.waiting_phase or "")
         trouble = _NUMBERS.sub("", progress.storage.text) if progress.storage is not None else None
         steps = progress.step, progress.policy_version, progress.checkpoint_step
@@ -263,7 +277,7 @@ class ProgressLease:
 
 
 def stall_of(lease: ProgressLease | None) -> Callable[[], str | None]:
-    """`ProgressLease.stall`; without a Lease there is never a reason."""
+    """Return `ProgressLease.stall`, or without a Lease a function that returns None."""
     return lease.stall if lease is not None else lambda: None
 
 
@@ -275,20 +289,23 @@ def lease_from_environment(
     wishes: Wishes | None = None,
     credentials: Path = CREDENTIALS,
 ) -> ProgressLease | None:
-    """The Lease that the pod's environment names; None outside a cluster.
+    """Create the Lease named in the pod's environment, or return None outside a cluster.
 
     Args:
-        env: `RLRUN_PROGRESS_LEASE`, `RLRUN_NAMESPACE`, `RLRUN_POD_NAME`, `KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`.
-        attempt: the attempt.
-        look: the current progress.
-        wishes: gets what the operator asks for.
+        env: `RLRUN_PROGRESS_LEASE`, `RLRUN_NAMESPACE`, `RLRUN_POD_NAME`, `KUBERNETES_SERVICE_HOST`,
+            `KUBERNETES_SERVICE_PORT`.
+        attempt: number of the attempt.
+        look: reader of the current progress.
+        wishes: receiver of the operator's requests.
         credentials: folder of `token` and `ca.crt`.
     """
     name, host = env.get("RLRUN_PROGRESS_LEASE"), env.get("KUBERNETES_SERVICE_HOST")
     if not name:
         return None
     if not host:
-        logger.warning("RLRUN_PROGRESS_LEASE is set without KUBERNETES_SERVICE_HOST: nobody is told of the progress")
+        logger.warning(
+            "RLRUN_PROGRESS_LEASE is set without KUBERNETES_SERVICE_HOST: the progress is not reported to the operator"
+        )
         return None
     host = f"[{host}]" if ":" in host else host
     server = ApiServer(

@@ -1,4 +1,4 @@
-"""Files for people: `metrics.jsonl`, one line per step in order, and the traces of rollouts."""
+"""Files for people: `metrics.jsonl`, with one line per step in order, and the traces of rollouts."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine, keep_metric
 from rlrun.protocol.files.paths import RunPaths
 
 KEPT_TRACE_INTERVAL = 100
-"""Of the steps before the newest `orchestrator.keepTraces`, each of these keeps its trace."""
+"""Interval of the steps that keep their trace beyond the newest `orchestrator.keepTraces` steps."""
 _TAIL_BYTES = 1024 * 1024
 """Upper bound on the length of a line."""
 
 
 class MetricsFile:
-    """The one writer of `metrics.jsonl`: a step's line is written once all that belongs into it is known, lines in order of step.
+    """Only writer of `metrics.jsonl`. A step's line is written when all its parts are known, and lines are in order of
+    step.
 
     Args:
-        path: the file.
-        attempt: goes into each line.
-        base_step: lines of later steps belong to versions that are lost; they are removed.
-        unwritten: lines up to the base that the attempt before had not written yet.
-        evaluated: whether a version is evaluated; its line then waits for that.
-        writer: what writes.
+        path: path of the file.
+        attempt: number of the attempt, part of each line.
+        base_step: base step of the attempt. Lines of later steps belong to lost versions and are removed.
+        unwritten: lines up to the base that the earlier attempt had not written.
+        evaluated: whether a version is evaluated; its line then waits for the evaluation.
+        writer: background writer.
     """
 
     def __init__(
@@ -59,30 +60,31 @@ class MetricsFile:
         unwritten = [dict(line) for line in unwritten]
         matters = {base_step, *(int(line["step"]) for line in unwritten)}
         self._furthest = 0
-        """Highest step that the run has trained before this attempt, as far as the file says."""
+        """Highest step trained before this attempt, read from the file."""
         self.last: MetricsLine = {}
-        """The newest line."""
+        """Newest line."""
         self.tokens, self.samples = 0, 0
-        """Tokens and samples of all steps that have lines, this attempt's and those before it; a fork's own alone."""
+        """Tokens and samples of all steps with a line, of this attempt and earlier ones; in a fork only its own steps.
+        """
         written, whole = self._take_over(base_step, matters)
         writer.write(path.name, lambda: keep_metrics(path, through=base_step, prefix=whole), keep=True)
         self._lines: dict[int, MetricsLine] = {}
         self._parts: dict[int, set[str]] = {}
         """Known parts of the steps in `_lines`."""
         self._flushed = -1
-        """Highest step whose line was passed on; lines are passed on in order of step."""
+        """Highest step whose line was passed to the writer, in order of step."""
         self._leaving: deque[tuple[int, MetricsLine]] = deque()
-        """Whole lines on their way to the file; its writer takes them from the left."""
+        """Complete lines in the queue of the writer, which removes them from the left."""
         self._successor: int | None = None
-        """A later attempt that has begun."""
+        """Number of a later attempt that has started, or None."""
         for late in unwritten:
             step = int(late["step"])
             if step not in written:
                 self._lines[step] = dict(late)
-                # Only the base version can still be evaluated: engines cannot go back further.
+                # Only the base version can still be evaluated: engines cannot load older versions.
                 self._parts[step] = {"batch", "trained"} | ({"evaluation"} if step < base_step else set())
         self.wants_base = evaluated(base_step) and base_step not in written
-        """True if the evaluation of the base version is still missing."""
+        """Whether the evaluation of the base version is still missing."""
         if self.wants_base:
             self._lines.setdefault(base_step, {})
             self._parts.setdefault(base_step, {"batch", "trained"})
@@ -92,12 +94,13 @@ class MetricsFile:
         """Read the lines of earlier attempts, one at a time.
 
         Returns:
-            Steps of `matters` with a line, and bytes of the kept lines if they are the first of the file; None: they are not.
+            Steps of `matters` with a line, and the number of bytes of the kept lines. The number is None if the kept
+            lines are not the start of the file.
         """
         path, written = self._path, set[int]()
         forked, damaged = read_fork(RunPaths(path.parent).fork), 0
         prefix, size, kept_bytes = 0, 0, 0
-        """Bytes of kept lines before the first other line, of all lines, and of kept lines."""
+        """Bytes of the kept lines before the first other line, of all lines, and of all kept lines."""
         for text, line in metrics_lines(path):
             if prefix == size and line is not None and line["step"] <= base_step:
                 prefix += len(text)
@@ -116,7 +119,7 @@ class MetricsFile:
                 self._count(line)
         if damaged:
             self._keep_damaged(damaged)
-        # Blank lines and the end of a torn one are among no lines: then the file is parsed again.
+        # Blank lines and a torn last line are in no sum; the file is then parsed again.
         whole = prefix if prefix == kept_bytes and path.is_file() and path.stat().st_size == size else None
         return written, whole
 
@@ -125,25 +128,27 @@ class MetricsFile:
         self.samples += _read_count(line.get("batch/samples", 0))
 
     def _keep_damaged(self, count: int) -> None:
-        """Keep damaged lines in a file of their own; written before the lines that count replace all."""
+        """Copy damaged lines to a separate file, before the kept lines replace the file."""
         kept = self._path.with_name(f"metrics.damaged.a{self._attempt:04d}.jsonl")
 
         def write() -> None:
             write_chunks(kept, (line for line, found in metrics_lines(self._path) if found is None))
 
         self._writer.write(kept.name, write, keep=True)
-        logger.warning(f"{self._path}: {count} damaged line(s) left out; {kept.name} keeps them")
+        logger.warning(f"{self._path}: {count} damaged line(s) removed; {kept.name} contains them")
 
     def add(self, step: int, part: Literal["batch", "trained", "evaluation"], values: Mapping[str, float]) -> None:
-        """Add one part of a step's line; an evaluation that was given up adds an empty one."""
+        """Add one part of a step's line. A canceled evaluation adds an empty part."""
         self._lines.setdefault(step, {}).update(values)
-        # A part of a step that has its line makes another line, without waiting for other parts.
+        # A late part of a written step makes another line at once.
         before = set() if step > self._flushed else {"batch", "trained", "evaluation"}
         self._parts.setdefault(step, before).add(part)
         self._flush()
 
     def unwritten(self, through: int) -> tuple[MetricsLine, ...]:
-        """Lines up to a step that lack nothing but their evaluation, or a volume that takes them: its checkpoint has to keep them."""
+        """Return the lines up to a step that wait only for their evaluation or for the volume. The step's checkpoint
+        has to contain them.
+        """
         leaving = {step: line for step, line in tuple(self._leaving) if step <= through}
         waiting = {
             step: {"step": step} | line
@@ -153,7 +158,7 @@ class MetricsFile:
         return tuple(line for _, line in sorted((leaving | waiting).items()))
 
     def pending(self) -> list[int]:
-        """Steps of which something is known, but not everything."""
+        """Return the steps with an incomplete line."""
         return sorted(self._lines)
 
     def _flush(self) -> None:
@@ -176,13 +181,13 @@ class MetricsFile:
 
     def _check_alone(self) -> None:
         if self._successor is not None:
-            raise RoleError(f"attempt {self._successor} of this run has begun, so attempt {self._attempt} is over")
+            raise RoleError(f"attempt {self._successor} of this run has started, so attempt {self._attempt} is over")
 
     def _append(self) -> None:
-        """Write the line that has waited longest; called in the writer's thread.
+        """Write the oldest queued line, in the writer's thread.
 
-        Not once a later attempt has begun: processes on a node that nobody reaches may live on while their successors train, and this
-        file is the one that both write to.
+        No line is written after a later attempt has started: processes on an unreachable node may still run while their
+        successors train, and both write this file.
         """
         newest = max(RunPaths(self._path.parent).attempts_on_disk(), default=0)
         if newest > self._attempt:
@@ -195,25 +200,28 @@ class MetricsFile:
 
 
 def _read_count(value: float) -> int:
-    """A count of a line; 0 for an infinite one of a damaged line."""
+    """Read a count; 0 for an infinite value of a damaged line."""
     return int(value) if math.isfinite(value) else 0
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line, durable, whole and once: what a refused write leaves of it is cut off again, at the latest by the next try.
+    """Append a line durably, completely and once. The remains of a refused write are cut off, at the latest by the next
+    call.
 
     Raises:
-        OSError: the volume refuses.
+        OSError: the volume refuses the write.
     """
     with path.open("a+b", buffering=0) as file:
         before = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         tail = file.read()
         before += len(tail)
         content = (line + "\n").encode()
-        if tail and not tail.endswith(b"\n"):  # it could not be cut off then
+        if tail and not tail.endswith(b"\n"):  # remains of a refused write
             before += tail.rfind(b"\n") + 1 - len(tail)
             file.truncate(before)
-        elif (b"\n" + tail).endswith(b"\n" + content):  # whole, but its flush failed: a later flush does not write it
+        elif (b"\n" + tail).endswith(
+            b"\n" + content
+        ):  # complete, but its flush failed, and a later flush does not write it
             before -= len(content)
             file.truncate(before)
         try:
@@ -227,7 +235,9 @@ def append_line(path: Path, line: str) -> None:
 
 
 def version_spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
-    """Runs of equal versions `[T]` as `{version, start, end}` over token positions; tokens of no version are left out."""
+    """Return the runs of equal versions `[T]` as `{version, start, end}` over token positions, without tokens of no
+    version.
+    """
     values = np.asarray(versions, np.int32)
     edges = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
     runs = [(int(values[start]), start, end) for start, end in pairwise(edges) if start < end]
@@ -235,12 +245,12 @@ def version_spans(versions: npt.ArrayLike) -> list[dict[str, int]]:
 
 
 def _trained_advantage(samples: Sequence[Sample]) -> float | None:
-    """None for a rollout that a filter masked."""
+    """Return the advantage of a rollout, or None if a filter masked it."""
     return next((float(s.advantages[s.loss_mask][0]) for s in samples if s.loss_mask.any()), None)
 
 
 def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> None:
-    """One line per rollout of a step."""
+    """Write one line per rollout of a step."""
     samples: dict[tuple[int, int], list[Sample]] = {}
     for sample in batch.samples:
         samples.setdefault((sample.group, sample.rollout), []).append(sample)
@@ -274,12 +284,18 @@ def write_trace(path: Path, batch: Batch, groups: Sequence[FinishedGroup]) -> No
 
 
 def is_trace_old(step: int, *, newest: int, keep: int) -> bool:
-    """True if the trace of `step` is no longer kept once that of the step `newest` is there; `keep`: `orchestrator.keepTraces`."""
+    """Return whether the trace of `step` is deleted once the trace of step `newest` exists.
+
+    Args:
+        step: step of the trace.
+        newest: step of the newest trace.
+        keep: number of traces to keep (`orchestrator.keepTraces`).
+    """
     return 0 < step <= newest - keep and step % KEPT_TRACE_INTERVAL != 0
 
 
 def delete_old_traces(paths: RunPaths, *, newest: int, keep: int) -> None:
-    """Delete traces of steps that are no longer kept: those of attempts that kept more, or that the volume did not delete."""
+    """Delete expired traces left by earlier attempts with a larger limit or by failed deletions."""
     for number in paths.traced_steps():
         if is_trace_old(number, newest=newest, keep=keep):
             paths.trace(number).unlink(missing_ok=True)

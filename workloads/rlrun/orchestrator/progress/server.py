@@ -1,4 +1,4 @@
-"""Progress of the run over HTTP: Prometheus metrics, and one JSON document for the live view."""
+"""HTTP server of the run's progress: Prometheus metrics, and a JSON document for the live view."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ _STEPS_FOR_ETA = 20
 
 @dataclass(frozen=True)
 class Progress:
-    """One look at the run."""
+    """State of the run at one moment."""
 
     step: int | None
-    """The last step that was trained; None before it is known where the attempt starts."""
+    """Last trained step; None before the start of the attempt is known."""
     max_steps: int
     policy_version: int | None
-    """The newest version that an engine holds."""
+    """Newest version that an engine holds."""
     checkpoint_step: int | None
     """Step of the newest complete checkpoint."""
     resumed_from_step: int | None
-    """Step of the checkpoint that the attempt started from; None when it started from the model."""
+    """Step of the checkpoint from which the attempt started; None if it started from the model."""
     reward: float | None
     """Mean reward of the last trained step."""
     eval: dict[str, float]
@@ -50,42 +50,42 @@ class Progress:
     staleness_mean: float | None
     """Mean age of the tokens of the last step, in versions behind the trained policy."""
     waiting_on: str
-    """Cause of the next step's wait."""
+    """Reason why the next step waits."""
     eta_seconds: float | None
     in_flight: int
-    """Rollouts."""
+    """Rollouts in flight."""
     errors: int
-    """Rollouts that ended in an error since the run began."""
+    """Rollouts that ended in an error since the start of the run."""
     readmitted: int = 0
-    """Finished rollouts that restarts did not have to generate again, since the run began."""
+    """Finished rollouts reused by restarts since the start of the run."""
     discarded: int = 0
-    """Finished rollouts that restarts could not use, since the run began."""
+    """Finished rollouts lost by restarts since the start of the run."""
     waiting_role: str | None = None
-    """Role whose work the next step waits for."""
+    """Role that the next step waits for."""
     waiting_phase: str | None = None
-    """Present activity of that role."""
+    """Current activity of that role."""
     waiting_since: float | None = None
     """Start of the wait, in seconds since the epoch."""
     activity: int = 0
-    """See `Activity`."""
+    """Progress counter, see `Activity`."""
     storage: Trouble | None = None
-    """Reason why the volume is of no use at the moment."""
+    """Current problem of the volume."""
     engine_load: dict[str, float] | None = None
-    """Load of the engines over the last steps, by the names of `EngineLoad`; None: not measured yet."""
+    """Load of the engines over the last steps, by the names of `EngineLoad`; None before the first measurement."""
     engines_drained: tuple[str, ...] | None = None
-    """Addresses of engines that nobody uses any more, because they are to go; None: this task drains none."""
+    """Addresses of drained, unused engines; None if the task drains no engines."""
     start_seconds: dict[str, float] | None = None
-    """Seconds of the attempt's start by phase, once its first step is trained (`messages.start_times`)."""
+    """Seconds of the attempt's start by phase, after its first trained step (`messages.start_times`)."""
     tokens: int | None = None
-    """Tokens that the run has trained, those of steps that restarts have lost left out; None: nothing is trained."""
+    """Tokens trained by the run, without the steps lost by restarts; None if nothing is trained."""
     samples: int | None = None
-    """Samples likewise."""
+    """Samples trained by the run, counted like `tokens`."""
     results: tuple[str, ...] = ()
-    """Measures of policies, where that is what the run is for: a line per policy and environment."""
+    """Results of an evaluation: one line per policy and environment."""
 
 
 def starting_progress(waiting: Waiting, max_steps: int, volume: Volume) -> Progress:
-    """Progress before it is known where the attempt starts."""
+    """Return the progress before the start of the attempt is known."""
     trouble = volume.trouble()
     return Progress(
         step=None,
@@ -109,25 +109,27 @@ def starting_progress(waiting: Waiting, max_steps: int, volume: Volume) -> Progr
 
 
 def waiting_reason(waiting: Waiting, trouble: Trouble | None) -> str:
-    """Reason for waiting, or the volume's trouble where nothing goes on without the volume."""
+    """Return the reason for waiting, or the volume's problem if it blocks the run."""
     return trouble.text if trouble is not None and trouble.blocks else str(waiting)
 
 
 class StepClock:
-    """Seconds per step over the last steps, and sums over all."""
+    """Seconds per step over the last steps, and sums over all steps."""
 
     def __init__(self) -> None:
         self.totals = StepTotals()
         self.start: dict[str, float] | None = None
-        """Seconds of the attempt's start by phase; None: no step is trained, or the trainer measures none."""
+        """Seconds of the attempt's start by phase; None before the first trained step or if the trainer does not
+        measure it.
+        """
         self._marks: deque[tuple[int, float]] = deque(maxlen=_STEPS_FOR_ETA + 1)
 
     def trained(self, step: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Record that a step is done now.
+        """Record that a step has finished now.
 
         Args:
-            step: its number.
-            metrics: of the trainer; None: nothing is trained, and what is counted are answers.
+            step: number of the step.
+            metrics: metrics of the trainer. None: the steps are answers of an evaluation, and nothing is trained.
         """
         self._marks.append((step, time.monotonic()))
         if metrics is not None:
@@ -135,7 +137,7 @@ class StepClock:
             self.start = self.start or start_times(metrics)
 
     def remaining_seconds(self, max_steps: int) -> float | None:
-        """Estimated seconds to the last step; None before two steps are done."""
+        """Estimate the seconds to the last step; None before two steps have finished."""
         if len(self._marks) < 2:
             return None
         (first, began), (last, ended) = self._marks[0], self._marks[-1]
@@ -143,15 +145,15 @@ class StepClock:
 
 
 class ProgressServer:
-    """Serves `GET /health`, `/ready` and `/metrics` to anyone and `GET /rlrun/progress` to who has the run's key.
+    """Server of `GET /health`, `/ready` and `/metrics` without a key, and of `GET /rlrun/progress` with the run's key.
 
     Args:
         host: address to bind.
         port: port to bind.
-        api_key: the run's key.
-        look: the current progress.
-        stall: reason why the orchestrator calls itself not ready; None: it is ready.
-        measures: the rest of the metrics.
+        api_key: key of the run.
+        look: reader of the current progress.
+        stall: reader of the reason why the orchestrator is not ready; its result is None if it is ready.
+        measures: reader of the other values for the metrics.
     """
 
     def __init__(
@@ -169,7 +171,7 @@ class ProgressServer:
         self._site: Site | None = None
 
     async def __aenter__(self) -> ProgressServer:
-        """Start.
+        """Start the server.
 
         Raises:
             RoleError: the port is in use.

@@ -1,4 +1,4 @@
-"""Snapshot of the run for people and for stall detection: what is done, and what the next step waits for."""
+"""Snapshot of the run for people and for stall detection: the completed work and the reason why the next step waits."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from rlrun.protocol.files.volume_faults import Trouble
 
 @dataclass(frozen=True)
 class EngineReports:
-    """Parts of the run that know the engines."""
+    """Parts of the run that report on the engines."""
 
     sync: WeightSync
     meter: LoadMeter
     drain: Drain
 
     def load(self) -> dict[str, float] | None:
-        """See `Progress.engine_load`."""
+        """Return the load of the engines, see `Progress.engine_load`."""
         found = self.meter.report()
         return found.model_dump() if found is not None else None
 
 
 class EvaluationCounts(Protocol):
-    """Counts of the evaluations next to the training: `evaluation.schedule.Evaluations`, a room above this one."""
+    """Counts of the evaluations during training, see `evaluation.schedule.Evaluations`, which imports this package."""
 
     @property
     def pending(self) -> int:
-        """Evaluations that are wanted and not finished."""
+        """Number of requested and unfinished evaluations."""
 
     @property
     def answered(self) -> int:
-        """Answers so far."""
+        """Number of answers so far."""
 
     @property
     def rewards(self) -> Mapping[str, float]:
@@ -53,14 +53,14 @@ class EvaluationCounts(Protocol):
 
 
 class Standing:
-    """Read-only view of all parts of the run. Only events (`trained`, `saved`) are passed to it.
+    """Read-only view of all parts of the run. Only the events `trained` and `saved` are passed to it.
 
     Args:
-        context: of the attempt.
-        groups: where groups are.
+        context: context of the attempt.
+        groups: state of the groups.
         evaluations: counts of the evaluations.
-        engines: what is known of them.
-        metrics: of the steps.
+        engines: reports on the engines.
+        metrics: metrics of the steps.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Standing:
         self._checkpoint_step = step
 
     def progress(self) -> Progress:
-        """Current progress of the run."""
+        """Return the current progress of the run."""
         last, waiting, state, trouble = self._metrics.last, self._waiting(), self._trainer.state, self._trouble()
         counters = self._groups.ledger.counters
         return Progress(
@@ -131,36 +131,39 @@ class Standing:
         )
 
     def measures(self) -> Measures:
-        """Values for the metrics beside the progress."""
+        """Return the values for the metrics in addition to the progress."""
         loads = engine_loads(self._pool.replicas)
         return Measures(self._metrics.last, self._clock.totals, loads, self._volume.space)
 
     def _trouble(self) -> Trouble | None:
-        """Trouble with the volume, here or where the trainer writes."""
+        """Return the problem of the volume, seen by this role or by the trainer."""
         state = self._trainer.state
         return worst_trouble(self._volume.trouble(), state.trouble() if state is not None else None)
 
     def _waiting(self) -> Waiting:
-        state, say, made = self._trainer.state, self._since.waiting, self._groups.made
+        # The first cause in the order of the data flow: weights, engines, trainer, batch, evaluation, rollouts.
+        state, waits, made = self._trainer.state, self._since.waiting, self._groups.made
         if self._sync.newest is None:
             if state is not None and is_idle(state):
-                return say("orchestrator", "the first weights of the trainer")
-            return say("trainer", "starting") if state is None else of_trainer(state, self._step, time.time())
+                return waits("orchestrator", "the first weights of the trainer")
+            return waits("trainer", "starting") if state is None else of_trainer(state, self._step, time.time())
         if self._sync.resting and state is not None and not is_idle(state):
             return of_trainer(state, made, time.time())
         if self._pool.version is None and not self._config.replay:
-            return say("inference", f"weights of version {self._sync.newest}", self._pool.problems())
+            return waits("inference", f"weights of version {self._sync.newest}", self._pool.problems())
         if state is not None and not is_idle(state) and self._step < made:
             return of_trainer(state, self._step + 1, time.time())
         if max(self._step, state.step if state is not None else made) < made:
-            return say("orchestrator", f"the batch of step {made}")
+            return waits("orchestrator", f"the batch of step {made}")
         if self._evaluations.pending:
             answers = f"{self._evaluations.answered} answers so far"
             version = self._pool.version  # None: the engines of recorded batches have no version yet
-            return say("orchestrator", "evaluation" if version is None else f"evaluation of version {version}", answers)
+            return waits(
+                "orchestrator", "evaluation" if version is None else f"evaluation of version {version}", answers
+            )
         if made >= self._config.max_steps:
-            return say("trainer", "last checkpoint")
-        return say("orchestrator", f"rollouts for step {made + 1}", self._rollouts())
+            return waits("trainer", "last checkpoint")
+        return waits("orchestrator", f"rollouts for step {made + 1}", self._rollouts())
 
     def _rollouts(self) -> str:
         groups, counters = self._groups, self._groups.ledger.counters
@@ -168,5 +171,5 @@ class Standing:
         return (
             f"{groups.buffered} of {self._config.batch_size} done, {groups.running} in flight"
             + (f"; oldest: {oldest}" if oldest is not None else "")
-            + (f"; restarts gave back {kept} finished rollouts and lost {lost}" if kept or lost else "")
+            + (f"; restarts reused {kept} finished rollouts and lost {lost}" if kept or lost else "")
         )

@@ -1,4 +1,4 @@
-"""Metrics of a step from its batch. Pure; names follow the ecosystem."""
+"""Metrics of a step, computed from its batch. Pure; names follow other RL projects."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from rlrun.protocol.files.metrics_line import missing_answers
 
 
 def batch_metrics(batch: Batch, solved: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of a batch on disk.
+    """Compute the metrics of a batch on disk.
 
     Args:
-        batch: of one step.
+        batch: batch of one step.
         solved: reward from which a rollout counts as solved, by environment.
 
     Returns:
-        Rewards over rollouts (`reward/mean`, `reward/std`, `reward/<env>/mean`); shares of groups in which every rollout is solved
-        (`batch/solve_all`) or none is (`batch/solve_none`); how many versions older than the policy that is being trained the
-        tokens are (`off_policy/mean`, `off_policy/max`) and their groups were at dispatch (`staleness/mean`); tokens sampled per rollout.
+        Rewards over rollouts (`reward/mean`, `reward/std`, `reward/<env>/mean`); shares of groups in which all rollouts
+        (`batch/solve_all`) or no rollouts (`batch/solve_none`) are solved; age in versions behind the trained policy,
+        of tokens (`off_policy/mean`, `off_policy/max`) and of groups at dispatch (`staleness/mean`); tokens sampled per
+        rollout.
     """
     rollouts: dict[tuple[int, int], list[Sample]] = {}
     for sample in batch.samples:
@@ -34,9 +35,8 @@ def batch_metrics(batch: Batch, solved: Mapping[str, float]) -> dict[str, float]
     lengths = [float(sum(int(s.loss_mask.sum()) for s in samples)) for samples in rollouts.values()]
     groups: dict[int, list[bool]] = {}
     for sample in first:
-        is_solved = sample.reward >= solved.get(
-            sample.environment, SOLVED
-        )  # recorded ones may be of other environments
+        # Recorded batches may contain environments that this run does not have.
+        is_solved = sample.reward >= solved.get(sample.environment, SOLVED)
         groups.setdefault(sample.group, []).append(is_solved)
     policy = batch.step - 1
     lags = np.concatenate([policy - s.versions[s.loss_mask] for s in batch.samples])
@@ -64,7 +64,7 @@ def batch_metrics(batch: Batch, solved: Mapping[str, float]) -> dict[str, float]
 
 
 def group_means(batch: Batch) -> dict[int, float]:
-    """Mean reward of each group of a batch, in order of their numbers."""
+    """Return the mean reward of each group of a batch, in order of the group numbers."""
     rewards: dict[int, dict[int, float]] = {}
     for sample in batch.samples:
         rewards.setdefault(sample.group, {})[sample.rollout] = sample.reward
@@ -72,20 +72,21 @@ def group_means(batch: Batch) -> dict[int, float]:
 
 
 class OwnMetrics:
-    """Means of what environments measure themselves; of each environment the names that came first, up to `MAX_METRICS`.
+    """Means of the environments' metrics, for the first `MAX_METRICS` names of each environment.
 
-    An environment that makes new names for ever would fill the run's metrics, and a tracker's columns, with them.
+    An environment with ever new names would otherwise fill the run's metrics and a tracker's columns.
     """
 
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}
 
     def means(self, environment: str, found: Iterable[Mapping[str, float]]) -> dict[str, float]:
-        """Mean of each metric over the rollouts that have it; values without a place are counted as `left_out`.
+        """Return the mean of each metric over the rollouts that have it. Values beyond the limit of names are counted
+        as `left_out`.
 
         Args:
-            environment: its label.
-            found: the metrics of each rollout.
+            environment: label of the environment.
+            found: metrics of each rollout.
         """
         names, values, left_out = self._names.setdefault(environment, set()), dict[str, list[float]](), 0
         for metrics in found:
@@ -100,9 +101,11 @@ class OwnMetrics:
 
 
 def group_metrics(groups: Sequence[FinishedGroup], own: OwnMetrics) -> dict[str, float]:
-    """Metrics of the live groups of a batch: truncation, time, and the environments' own metrics as `env/<env>/<name>`."""
+    """Compute the metrics of a batch's groups in memory: truncation, time, and the environments' metrics as
+    `env/<env>/<name>`.
+    """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    lengths = [float(rollout.loss_tokens) for rollout in rollouts]  # also of those that a filter masked
+    lengths = [float(rollout.loss_tokens) for rollout in rollouts]  # masked rollouts included
     metrics = {
         "completion_length/mean": statistics.fmean(lengths),
         "completion_length/max": max(lengths),
@@ -117,26 +120,27 @@ def group_metrics(groups: Sequence[FinishedGroup], own: OwnMetrics) -> dict[str,
 
 
 REMOVED = ("age", "error", "surplus")
-"""Reasons for which rollouts are removed whatever their reward is."""
+"""Reasons to remove rollouts that are independent of the reward."""
 
 
 def discarded_rollouts(counters: Mapping[str, int]) -> int:
-    """Finished rollouts that a restart could not use."""
+    """Return the number of finished rollouts that restarts could not use."""
     return sum(count for name, count in counters.items() if name.startswith("discarded/"))
 
 
 _OF_ENVIRONMENTS = ("errors/", "lost/", "unplayable/")
-"""Beginnings of counters that are metrics by the same name."""
+"""Prefixes of counters that are metrics of the same name."""
 
 
 def counter_metrics(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, float]:
-    """Counts since the batch before.
+    """Compute the counts since the previous batch.
 
     Returns:
-        Groups dropped and dispatched again by reason; rollouts that ended in an error, all together and as `errors/<env>/<kind>`; those
-        that were played again because another one had ended their process (`lost/<env>`); tasks found that cannot be played, as
-        `unplayable/<env>/<reason>`; finished rollouts of earlier attempts that count again or are of no use; rollouts that are not
-        trained on by reason, and their mean length in tokens, which belongs next to `completion_length/mean` of those that are.
+        Groups dropped and dispatched again by reason; rollouts that ended in an error, in total and as
+        `errors/<env>/<kind>`; rollouts played again because another rollout ended their process (`lost/<env>`);
+        unplayable tasks as `unplayable/<env>/<reason>`; reused and unusable finished rollouts of earlier attempts;
+        rollouts that are not trained on by reason, and their mean length in tokens, for comparison with
+        `completion_length/mean` of the trained ones.
     """
     reasons = ("error", "masked", "surplus", "too_easy", "too_hard", "unplayable", "zero_variance")
     names = {*(f"dropped/{reason}" for reason in reasons), "cancelled/age", "cancelled/engine", "errors"}
@@ -180,7 +184,7 @@ _SHOWN = (
 
 
 def _is_logged(key: str, line: Mapping[str, object]) -> bool:
-    """True if the log line shows `key`: all but the loss of RL, which means nothing by itself."""
+    """Return whether the log line shows `key`. The loss of RL is omitted, because its value cannot be interpreted."""
     return key != "loss" or "reward/mean" not in line
 
 
@@ -197,6 +201,6 @@ def _held_out(line: Mapping[str, float]) -> list[str]:
 
 
 def step_line(line: Mapping[str, float]) -> str:
-    """A line of `metrics.jsonl` in a few words, for the log; what is not known is left out."""
+    """Format a line of `metrics.jsonl` for the log, without unknown values."""
     shown = [f"{label} {line[key]:{layout}}" for label, key, layout in _SHOWN if key in line and _is_logged(key, line)]
     return f"step {line['step']}: " + ", ".join([*shown, *_held_out(line)])

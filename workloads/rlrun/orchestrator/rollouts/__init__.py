@@ -1,1 +1,1 @@
-"""Path from a prompt to a finished rollout: dispatch, conversations with an engine, tokens, and environments."""
+"""Rollouts from the prompt to the result: dispatch, conversations with an engine, tokens, and environments."""

@@ -1,7 +1,8 @@
-"""Text of a conversation as a model's chat template writes it, and the text that the template puts after a reply.
+"""Text of a conversation in a model's chat template, and the text that the template writes after a reply.
 
-Templates differ in how they write a tool turn. The form that this one plays is found once, by writing a turn with marked texts: as
-OpenAI's messages with calls and results, or, for a template that drops or refuses them, as text (`environments.tool_calls`).
+Templates differ in how they write a tool turn. The form is detected once per template by rendering a turn with marked
+texts: OpenAI messages with calls and results, or plain text (`environments.tool_calls`) for a template that drops or
+refuses them.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STAND_IN = "@#reply#@"
-"""Text of the model's reply where only what the template writes after it counts."""
+"""Placeholder for the model's reply, used if only the text after it matters."""
 _QUESTION, _THOUGHT = "@#question#@", "@#thought#@"
 
 
 class TemplateError(ValueError):
-    """The chat template cannot be used for training."""
+    """The chat template is unusable for training."""
 
 
 class ChatTemplate:
     """A chat template with its arguments.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with `chat_template`.
-        arguments: further arguments of the template.
+        tokenizer: Hugging Face tokenizer with `chat_template`.
+        arguments: additional arguments of the template.
 
     Raises:
-        TemplateError: there is no chat template, it has no such argument, or it drops a reply.
+        TemplateError: the tokenizer has no chat template, or the template does not use an argument or drops a reply.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, object] | None = None) -> None:
@@ -63,23 +64,23 @@ class ChatTemplate:
         if problem := unread_argument(self._arguments, template if isinstance(template, str) else json.dumps(template)):
             raise TemplateError(problem)
         self._proven: dict[object, _Way] = {}
-        """Way to find what follows a reply, by the roles around it."""
+        """Verified way to find the text after a reply, by the roles around it."""
         self._several: dict[tuple[ToolForm, bool], bool] = {}
         self._complete: set[object] = set()
-        """Shapes of conversations (roles, calls, tools) of which each message is written."""
+        """Shapes of conversations (roles, calls, tools) that are rendered completely."""
         user: Message = {"role": "user", "content": "a"}
         reply: Message = {"role": "assistant", "content": STAND_IN}
         self.closing = _text_after(self.write([user, reply]), STAND_IN)
-        """Text after a reply that ends the conversation."""
+        """Text after a reply at the end of a conversation."""
 
     @cached_property
     def tool_form(self) -> ToolForm | None:
-        """Form in which this template writes a whole tool turn; None: there is none."""
+        """Form in which this template renders a complete tool turn, or None."""
         return next((form for form in TOOL_FORMS if self._plays(form, [PROBE_TOOL])), None)
 
     @cached_property
     def call_form(self) -> ToolForm | None:
-        """The same for calls in a conversation that offers no tools, as data for SFT may have them."""
+        """Form for calls in a conversation without offered tools, as in SFT data, or None."""
         return next((form for form in TOOL_FORMS if self._plays(form, [])), None)
 
     def _form(self, tools: Sequence[Tool]) -> ToolForm | None:
@@ -89,29 +90,29 @@ class ChatTemplate:
         """Return the text of a conversation.
 
         Raises:
-            TemplateError: the template refuses the conversation, or cannot write a tool turn.
+            TemplateError: the template refuses the conversation or cannot render a tool turn.
         """
         messages = [self._with_text(message) for message in messages]
         if not _has_tools(messages, tools):
             return self._render(messages, (), generation_prompt)
         if (form := self._form(tools)) is None:
-            raise TemplateError("the chat template cannot write a tool turn: it drops or refuses the result of a call")
+            raise TemplateError("the chat template cannot render a tool turn: it drops or refuses the result of a call")
         if any(len(message.get("tool_calls") or ()) > 1 for message in messages) and not self._writes_calls(
             form, tools
         ):
             raise TemplateError(
-                "the chat template writes only one call of a reply; put each call into a reply of its own, or keep the first call of the "
-                "reply and leave out the others and their results"
+                "the chat template renders only one call per reply; put each call into a separate reply, or keep only the first "
+                "call of the reply and its result"
             )
         return self._write_as(form, messages, tools, generation_prompt)
 
     def refuse_lost_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Refuse a conversation of which the template leaves out a message, such as one of a role that it does not know.
+        """Refuse a conversation with a message that the template drops, such as a message with an unknown role.
 
         The content of a reply with calls is not checked.
 
         Raises:
-            TemplateError: names the message, and the fix.
+            TemplateError: a message is dropped; the error names it and a fix.
         """
         shape = tuple((m.get("role"), bool(m.get("tool_calls"))) for m in messages), bool(tools)
         if shape in self._complete:
@@ -124,9 +125,9 @@ class ChatTemplate:
         text = self.write(marked, tools, generation_prompt=True)
         if (lost := next((n for n in numbers if f"@#new{n}#@" not in text), None)) is not None:
             role = messages[lost - 1].get("role")
-            fixes = {"developer": "give it the role system", "system": "put its text into the first user message"}
-            fix = fixes.get(str(role), "remove it, or give the model a chat template that writes it")
-            raise TemplateError(f"the chat template leaves out message {lost}, of role {role}; {fix}")
+            fixes = {"developer": "change its role to system", "system": "move its text to the first user message"}
+            fix = fixes.get(str(role), "remove the message, or use a chat template that renders it")
+            raise TemplateError(f"the chat template drops message {lost} with role {role}; {fix}")
         self._complete.add(shape)
 
     def after_reply(
@@ -137,18 +138,18 @@ class ChatTemplate:
         *,
         generation_prompt: bool = True,
     ) -> str:
-        """Return the text that the template writes after a reply: its closing, the new messages, the generation prompt.
+        """Return the text that the template writes after a reply: closing, new messages and generation prompt.
 
-        After calls, the closing may begin with the end of the calls' own form, where that is special tokens.
+        After calls, the closing may start with the special tokens that end the calls.
 
         Args:
-            messages: the whole conversation.
-            replies_at: index of the reply; the messages after it are new.
+            messages: complete conversation.
+            replies_at: index of the reply; the later messages are new.
             tools: functions that the model may call.
-            generation_prompt: whether the model is to answer.
+            generation_prompt: whether the model must answer next.
 
         Raises:
-            TemplateError: the template refuses the conversation, or leaves one of the new messages out.
+            TemplateError: the template refuses the conversation or drops one of the new messages.
         """
         reply, new = messages[replies_at], messages[replies_at + 1 :]
         shape = (len(reply.get("tool_calls") or ()), bool(tools), tuple(message.get("role") for message in new))
@@ -158,16 +159,16 @@ class ChatTemplate:
         return way(self, messages, replies_at, tools, generation_prompt)
 
     def play_turns(self) -> None:
-        """Write a second question after a reply.
+        """Render a second question after a reply.
 
         Raises:
-            TemplateError: the template cannot, so only environments of a single turn can be played.
+            TemplateError: the template cannot do it, so only single-turn environments are supported.
         """
         user: Message = {"role": "user", "content": "a"}
         self.after_reply([user, {"role": "assistant", "content": "b"}, user], 1)
 
     def _prove(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool]) -> _Way:
-        """Return the first way whose text holds each new message, in order."""
+        """Return the first way whose text contains each new message, in order."""
         new = messages[replies_at + 1 :]
         marks = [f"@#new{number}#@" for number in range(len(new))]
         marked = [*messages[: replies_at + 1], *map(_with_mark, new, marks)]
@@ -181,23 +182,23 @@ class ChatTemplate:
             lost = [message["role"] for message, mark in zip(new, marks, strict=True) if mark not in text]
             if not lost and sorted(marks, key=text.index) == marks:
                 return way
-            reasons.append(f"the chat template leaves out a message of role {lost[0] if lost else 'unknown'}")
-        # After several calls the first way says that there are several; the last one leaves the calls out.
+            reasons.append(f"the chat template drops a message with role {lost[0] if lost else 'unknown'}")
+        # After several calls the first reason names the cause; the last way omits the calls.
         raise TemplateError(reasons[0 if len(messages[replies_at].get("tool_calls") or ()) > 1 else -1])
 
     def _after_stand_in(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool) -> str:
-        """Put a stand-in for the reply and cut after it."""
+        """Replace the reply by a placeholder and cut the text after it."""
         known = [*messages[:replies_at], {"role": "assistant", "content": STAND_IN}, *messages[replies_at + 1 :]]
         return _text_after(self.write(known, tools, generation_prompt=prompt), STAND_IN)
 
     def _after_calls(self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool) -> str:
-        """Take what the new messages add to the conversation that ends with the calls."""
+        """Return the text that the new messages add to the conversation up to the calls."""
         return self._added(messages, replies_at, tools, prompt, lambda text: text)
 
     def _after_other_calls(
         self, messages: Sequence[Message], replies_at: int, tools: Sequence[Tool], prompt: bool
     ) -> str:
-        """Do the same from a marked argument on, for templates that write earlier messages differently later."""
+        """Return the added text after a marked argument, for templates that render earlier messages differently later."""
         known = [*messages]
         known[replies_at] = _with_mark(
             {"role": "assistant", "content": "", "tool_calls": messages[replies_at]["tool_calls"]}, STAND_IN
@@ -213,15 +214,15 @@ class ChatTemplate:
         cut: Callable[[str], str],
     ) -> str:
         if (form := self._form(tools)) is None or not form.native:
-            raise TemplateError("the chat template writes calls as text")
+            raise TemplateError("the chat template renders calls as text")
         head = cut(self.write(messages[: replies_at + 1], tools))
         whole = cut(self.write(messages, tools, generation_prompt=prompt))
         if not whole.startswith(head):
-            raise TemplateError("the chat template writes a reply differently once the conversation continues")
+            raise TemplateError("the chat template renders a reply differently after the conversation continues")
         return self.closing_of(head) + whole[len(head) :]
 
     def closing_of(self, text: str) -> str:
-        """Return the special tokens at the end of a text, with the blanks between and after them."""
+        """Return the special tokens at the end of a text, with the whitespace between and after them."""
         rest, closing = text, ""
         while token := next((token for token in self.special_tokens if rest.rstrip().endswith(token)), None):
             start = len(rest.rstrip()) - len(token)
@@ -232,14 +233,17 @@ class ChatTemplate:
     def special_tokens(self) -> tuple[str, ...]:
         """Texts of all special tokens, the longest first.
 
-        `all_special_tokens` has those with a name (eos, pad, ...) only: of Gemma's `<eos>` and `<end_of_turn>`, the first.
+        `all_special_tokens` contains only tokens with a name (eos, pad, ...): Gemma's `<eos>`, but not its
+        `<end_of_turn>`.
         """
         added = [str(token) for token in self._tokenizer.added_tokens_decoder.values() if token.special]
         return tuple(sorted({*added, *map(str, self._tokenizer.all_special_tokens)} - {""}, key=len, reverse=True))
 
     @cached_property
     def thought_field(self) -> str | None:
-        """Field in which the template reads the thoughts of the last reply; None: it writes none, as DeepSeek R1's."""
+        """Field in which the template reads the thoughts of the last reply; None if it renders no thoughts, such as
+        DeepSeek R1's.
+        """
         user: Message = {"role": "user", "content": "a"}
         form = self.tool_form if self.tool_form is not None and self.tool_form.native else None
         for name in THOUGHT_FIELDS:
@@ -247,14 +251,16 @@ class ChatTemplate:
             with suppress(TemplateError):
                 if _THOUGHT in self._render([user, reply], (), False):
                     return name
-            with suppress(TemplateError):  # Gemma 4 writes them before calls only
+            with suppress(TemplateError):  # Gemma 4 renders thoughts only before calls
                 call = probe_call() | {name: _THOUGHT}
                 if form and _THOUGHT in self._write_as(form, [user, call], [PROBE_TOOL], False):
                     return name
         return None
 
     def _with_text(self, message: Message) -> Message:
-        """Return a message with texts as content and thoughts: templates of text models write a list of parts as Python shows it."""
+        """Return a message with text as content and thoughts, because text models' templates render a list of parts as
+        its Python representation.
+        """
         try:
             text = content_text(message.get("content"), f"the content of a message of {message.get('role')}")
             if message.get("role") != "assistant" or not thought_of(message) or (field := self.thought_field) is None:
@@ -268,7 +274,9 @@ class ChatTemplate:
 
     @cached_property
     def _refuses_thought_and_content(self) -> bool:
-        """Whether a reply with calls has thoughts or a content (GPT-OSS, which writes both in the same channel)."""
+        """Whether a reply with calls may have only thoughts or only content (GPT-OSS, which writes both in the same
+        channel).
+        """
         if (form := self.tool_form) is None or not form.native or self.thought_field is None:
             return False
         both = probe_call() | {"content": STAND_IN, self.thought_field: _THOUGHT}
@@ -279,7 +287,9 @@ class ChatTemplate:
         return False
 
     def _writes_calls(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
-        """Whether each of two calls in one reply is written. True if the template refuses one call in this place as well."""
+        """Return whether each of two calls in one reply is rendered. True if the template also refuses a single call
+        there.
+        """
         if (known := self._several.get(key := (form, bool(tools)))) is None:
             first, second = probe_call(_QUESTION)["tool_calls"][0], probe_call(calls=2)["tool_calls"][1]
             both: Message = {"role": "assistant", "content": "", "tool_calls": [first, second]}
@@ -295,8 +305,8 @@ class ChatTemplate:
         return known
 
     def _plays(self, form: ToolForm, tools: Sequence[Tool]) -> bool:
-        """Whether a turn with a call, its result, a reply and a question is written whole and in order."""
-        said: list[Message] = [
+        """Return whether a turn with a call, its result, a reply and a question is rendered completely and in order."""
+        turn_messages: list[Message] = [
             {"role": "user", "content": "a"},
             probe_call(),
             probe_result(),
@@ -304,8 +314,8 @@ class ChatTemplate:
             {"role": "user", "content": _QUESTION},
         ]
         try:
-            text = self._write_as(form, said, tools, False)
-            turn = self._write_as(form, said[:3], tools, True)
+            text = self._write_as(form, turn_messages, tools, False)
+            turn = self._write_as(form, turn_messages[:3], tools, True)
         except TemplateError:
             return False
         marks = [PROBE_ARGUMENT, PROBE_RESULT, STAND_IN, _QUESTION]
@@ -314,7 +324,8 @@ class ChatTemplate:
             -1 not in places
             and places == sorted(places)
             and PROBE_RESULT in turn
-            and text.count(PROBE_TOOL["function"]["name"]) > len(tools)  # it is offered, and it is called
+            and text.count(PROBE_TOOL["function"]["name"])
+            > len(tools)  # one occurrence in the offer and one in the call
         )
 
     def _write_as(
@@ -349,11 +360,13 @@ _WAYS: tuple[_Way, ...] = (
     ChatTemplate._after_other_calls,
     ChatTemplate._after_stand_in,
 )
-"""The first ones keep the calls: some templates write results only after calls, and others end calls differently than texts."""
+"""Ways in order of preference. The first two keep the calls: some templates render results only after calls, and others
+end calls differently than texts.
+"""
 
 
 def _with_mark(message: Message, mark: str) -> Message:
-    """Return a message with a mark as its text; in its last call if there is one, because templates leave out contents beside calls."""
+    """Return a message with a mark as its text, or in its last call, because templates drop the content next to calls."""
     if not (calls := message.get("tool_calls")):
         return message | {"content": mark}
     *others, last = calls
@@ -362,7 +375,7 @@ def _with_mark(message: Message, mark: str) -> Message:
 
 
 def _without_surrogates(text: str) -> str:
-    """Replace halves of surrogate pairs, which no tokenizer takes: a model can write them in the JSON of a call."""
+    """Replace halves of surrogate pairs, which tokenizers reject. A model can write them in the JSON of a call."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,8 +1,8 @@
-"""Conversion of messages to token ids and back, so that what the engine saw is what is trained on.
+"""Conversion of messages to token ids and back, so that training uses exactly the tokens that the engine saw.
 
-A conversation grows by appending: tokens that are there stay verbatim, only the text that the chat template writes after a reply is
-tokenised (`chat_template`). A reply ends with a token that the model samples, and the template writes an end of the turn as well: the
-sampled one stays, and that of the template is left out.
+A conversation grows only at the end: existing tokens stay unchanged, and only the text that the chat template writes
+after a reply is tokenized (`chat_template`). A reply ends with a sampled token, and the template also writes an end of
+the turn. The sampled token stays, and the template's token is removed.
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from rlrun.protocol.messages.packed import INTEGERS
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-PREFILLED = "the last message is the assistant's, and a prefilled reply cannot be continued; let the conversation end with another role"
+PREFILLED = "the last message has the role assistant, and prefilled replies are unsupported; end the conversation with another role"
 _OPENINGS = 256
-"""Prompts whose text and ids are remembered."""
+"""Limit of cached prompts with their text and ids."""
 SAMPLED_ENDS = 9
-"""Tokens at the end of a reply that the template may write once more: the end of the calls' form and of the turn."""
+"""Limit of tokens at the end of a reply that the template may repeat: the end of the calls and of the turn."""
 
 
 class ChatTokens:
     """A tokenizer and its chat template.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with `chat_template`.
-        arguments: further arguments of the template.
-        ends: tokens that end a reply by the model's `generation_config.json`; the engine stops at them as well.
+        tokenizer: Hugging Face tokenizer with `chat_template`.
+        arguments: additional arguments of the template.
+        ends: tokens that end a reply by the model's `generation_config.json`; the engine also stops at them.
 
     Raises:
-        TemplateError: it has no chat template or no end-of-sequence token, or its template has none of such an argument.
+        TemplateError: the tokenizer has no chat template or no end-of-sequence token, or its template does not use
+            an argument.
     """
 
     def __init__(
@@ -52,42 +53,44 @@ class ChatTokens:
         ends: Collection[int] = (),
     ) -> None:
         self.template = ChatTemplate(tokenizer, arguments)
-        """Its chat template, with the arguments."""
+        """Chat template with the arguments."""
         if tokenizer.eos_token_id is None:
-            raise TemplateError("the tokenizer has no end-of-sequence token, so no reply would ever end")
+            raise TemplateError(
+                "the tokenizer has no end-of-sequence token; set eos_token in its tokenizer_config.json"
+            )
         self._tokenizer, self._ends = tokenizer, tuple(ends)
         self._others: dict[str, ChatTokens] = {}
         """The same tokenizer with other arguments of its template."""
         self._openings: dict[str, Future[tuple[str, array[int]]]] = {}
-        """The latest prompts, the one that was asked for last at the end."""
+        """Cached prompts, the most recently used last."""
         self._lock = Lock()
-        """Held for looks into `_openings`, never while something is rendered: the event loop takes it too."""
+        """Lock of `_openings`, never held during rendering, because the event loop takes it too."""
         self.vocabulary = len(tokenizer)
-        """Tokens that the tokenizer knows."""
+        """Number of tokens of the tokenizer."""
         self.token_limit = self.vocabulary
-        """Number of token ids that the model has: those of its configuration if there is one, else the tokenizer's."""
+        """Number of token ids of the model from its configuration, otherwise of the tokenizer."""
         self._special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special.update(tokenizer.all_special_ids)
         closing = self._first_special(self.template.closing)
         known = {int(tokenizer.eos_token_id), *self._ends} | ({closing} if closing is not None else set())
         after_call = self._end_of_calls(known)
         self.stop_token_ids: tuple[int, ...] = tuple(sorted(known if after_call is None else known | {after_call}))
-        """Tokens that end a reply; the model samples them, so they are trained on."""
+        """Tokens that end a reply. The model samples them, so they are trained on."""
         self._closers = self._closers_of_turns() if closing is not None else frozenset()
 
     @classmethod
     def load(cls, source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatTokens:
-        """The tokenizer of a model folder or hub name."""
+        """Load the tokenizer of a model folder or hub name."""
         tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
         chat = cls(tokenizer, ends=stored_ends(source, revision=revision))
         chat.token_limit = read_vocabulary_size(source, revision=revision) or chat.vocabulary
         return chat
 
     def called_with(self, arguments: Mapping[str, object]) -> ChatTokens:
-        """The same tokenizer, whose template gets these arguments; always the same object for the same ones.
+        """Return the same tokenizer with these arguments of its template. Equal arguments give the same object.
 
         Raises:
-            TemplateError: the template has no such argument, or cannot be used with it.
+            TemplateError: the template does not use an argument or fails with it.
         """
         if not arguments:
             return self
@@ -97,7 +100,7 @@ class ChatTokens:
         return self._others[key]
 
     def opening(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[str, array[int]]:
-        """Text and ids of a conversation that the model is to answer, generation prompt included. Callable from any thread.
+        """Return text and ids of a conversation that the model must answer, with the generation prompt. Thread-safe.
 
         Raises:
             TemplateError: the chat template refuses the conversation.
@@ -106,7 +109,7 @@ class ChatTokens:
             key = json.dumps([list(messages), list(tools)])
         except (TypeError, ValueError):
             return self._opening(messages, tools)
-        # The rollouts of a group begin with the same words, at the same time; rendering them is half of a rollout's CPU.
+        # The rollouts of a group start with the same prompt at the same time, and rendering it is half of a rollout's CPU time.
         with self._lock:
             known = self._openings.pop(key, None)
             found = known or Future()
@@ -120,7 +123,7 @@ class ChatTokens:
                 with self._lock:
                     self._openings.pop(key, None)
                 found.set_exception(error)
-        # Only threads wait here: prompts that the event loop renders itself are done when it returns.
+        # Only threads wait here: a prompt rendered in the event loop is complete at this point.
         text, ids = found.result()
         return text, ids[:]
 
@@ -131,10 +134,10 @@ class ChatTokens:
         return text, self._tokenise(text)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """Text of a conversation that the model is to answer.
+        """Return the text of a conversation that the model must answer.
 
         Raises:
-            TemplateError: the chat template refuses the conversation, or leaves out one of its messages.
+            TemplateError: the chat template refuses the conversation or drops one of its messages.
         """
         self.template.refuse_lost_messages(messages, tools)
         return self.template.write(messages, tools, generation_prompt=True)
@@ -142,23 +145,23 @@ class ChatTokens:
     def continuation(
         self, messages: Sequence[Message], replies_at: int, sampled: int | Sequence[int], tools: Sequence[Tool] = ()
     ) -> array[int]:
-        """Return the ids to append after the model's own tokens.
+        """Return the ids to append after the model's tokens.
 
         Args:
-            messages: the whole conversation, new messages included.
-            replies_at: index of the model's latest reply; what follows it is new.
-            sampled: the last tokens that the model sampled, or the last one.
+            messages: complete conversation with the new messages.
+            replies_at: index of the model's latest reply; the later messages are new.
+            sampled: last tokens that the model sampled, or only the last one.
             tools: functions that the model may call.
 
         Raises:
-            TemplateError: the chat template refuses the conversation, or leaves one of the new messages out.
+            TemplateError: the chat template refuses the conversation or drops one of the new messages.
         """
         return self.appended(self.template.after_reply(messages, replies_at, tools), sampled)
 
     def appended(self, text: str, sampled: int | Sequence[int] = ()) -> array[int]:
-        """Return the ids of a text that follows sampled tokens, without an end of the turn that the model has sampled already.
+        """Return the ids of a text after sampled tokens, without an end of the turn that the model has already sampled.
 
-        A reply that a limit has cut gets the whole text.
+        A reply cut by a limit gets the complete text.
         """
         added = self._tokenise(text)
         last = [sampled] if isinstance(sampled, int) else [*sampled[-SAMPLED_ENDS:]]
@@ -171,7 +174,9 @@ class ChatTokens:
         return self._without_closer(added, last[-1])
 
     def _without_closer(self, added: array[int], sampled: int) -> array[int]:
-        """Leave out the template's end of the turn, with blanks before it: up to the sampled token if that is a part of it."""
+        """Remove the template's end of the turn with the whitespace before it, up to the sampled token if the end
+        contains it.
+        """
         first = next((index for index, id in enumerate(added) if id in self._special), None)
         if first is None or added[first] not in self._closers or self._tokenizer.decode(added[:first].tolist()).strip():
             return added
@@ -179,20 +184,20 @@ class ChatTokens:
         return added[first + (run.index(sampled) if sampled in run else 0) + 1 :]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of a reply, without stop and other special tokens."""
+        """Return the text of a reply without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
     def spelled(self, token_ids: Sequence[int]) -> str:
-        """All of a reply as the chat template would have to write it: with special tokens, without the one that ends it."""
+        """Return the complete text of a reply with special tokens, without the token that ended it."""
         ids = self.unended(token_ids)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def unended(self, token_ids: Sequence[int]) -> list[int]:
-        """A reply without the token that ended it."""
+        """Return a reply without the token that ended it."""
         return list(token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids)
 
     def _first_special(self, text: str) -> int | None:
-        """Return the special token with which a text begins, after blanks."""
+        """Return the special token at the start of a text, after whitespace, or None."""
         ids = self._tokenise(text)
         first = next((index for index, id in enumerate(ids) if id in self._special), None)
         if first is None or self._tokenizer.decode(ids[:first].tolist()).strip():
@@ -200,10 +205,10 @@ class ChatTokens:
         return int(ids[first])
 
     def _end_of_calls(self, known: Collection[int]) -> int | None:
-        """Return the token that ends a reply with calls, if it is another one than ends known so far; None: there is none.
+        """Return the token that ends a reply with calls if it is not a known end, otherwise None.
 
-        It is the token after the calls (Harmony's `<|call|>`), or that which begins the result (GLM's `<|observation|>`). A token that
-        closes each of several calls is a part of them.
+        It is the token after the calls (Harmony's `<|call|>`) or the token at the start of the result (GLM's
+        `<|observation|>`). A token that closes each of several calls is part of the calls.
         """
         form = self.template.tool_form
         if form is None or not form.native:
@@ -215,7 +220,7 @@ class ChatTokens:
         except TemplateError:
             return None
         several = head
-        with suppress(TemplateError):  # a template that writes one call only
+        with suppress(TemplateError):  # a template that renders only one call
             several = self.template.write([said[0], probe_call(calls=2)], [PROBE_TOOL])
         closing = self.template.closing_of(head)
         ends = [id for id in self._tokenise(closing) if id in self._special]
@@ -231,8 +236,8 @@ class ChatTokens:
     def _closers_of_turns(self) -> frozenset[int]:
         """Return the tokens with which the template ends a reply: at the end, before a question, and after calls.
 
-        A token that begins the next message is none of them. Another special token follows a closer, and text follows such a marker
-        (GLM's `<|user|>`, Gemma 4's `<|tool_response>`).
+        The first token of the next message is not a closer. A closer is followed by another special token; such a first
+        token is followed by text (GLM's `<|user|>`, Gemma 4's `<|tool_response>`).
         """
         said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         closers = {self._first_special(self.template.closing)}
@@ -245,10 +250,10 @@ class ChatTokens:
         return frozenset(id for id in closers if id is not None)
 
     def turn_end(self, text: str) -> int:
-        """Return the length of the special tokens at the beginning of a text that the model samples to end a turn; 0: there are none.
+        """Return the length of the special tokens at the start of a text that the model samples to end a turn, or 0.
 
         Args:
-            text: what the template writes after a reply.
+            text: text of the template after a reply.
         """
         end = 0
         while (token := next((t for t in self.template.special_tokens if text.startswith(t, end)), None)) is not None:
@@ -259,7 +264,7 @@ class ChatTokens:
         return 0
 
     def _closers_in(self, text: str) -> set[int]:
-        """Return the special tokens at the beginning of a text that are followed by another one."""
+        """Return the special tokens at the start of a text that are followed by another special token."""
         first = self._first_special(text)
         if first is None:
             return set()
@@ -270,6 +275,6 @@ class ChatTokens:
         return {first} | self._closers_in(rest).intersection(self.stop_token_ids)
 
     def _tokenise(self, text: str) -> array[int]:
-        # Without columns that nobody reads: building them holds the interpreter's lock, the tokenizer itself does not.
+        # Without unused columns: building them holds the GIL, the tokenizer itself does not.
         only = {"return_attention_mask": False, "return_token_type_ids": False}
         return array(INTEGERS, self._tokenizer(text, add_special_tokens=False, **only).input_ids)

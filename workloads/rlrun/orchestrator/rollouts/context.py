@@ -1,4 +1,4 @@
-"""Resources that the parts of an attempt of task RL share."""
+"""Shared resources of an attempt of task RL."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from rlrun.protocol.files.volume_faults import Volume
 
 @dataclass(frozen=True)
 class RunContext:
-    """The run, and the ways to its environments, engines, trainer and volume, all of which are up."""
+    """Configuration and attempt, with the ready environments, engines, trainer and volume."""
 
     config: OrchestratorConfig
     attempt: Attempt
-    """The attempt's file."""
+    """Content of the attempt's file."""
     arenas: Sequence[Arena]
-    """The environments, in the order of the sampler."""
+    """Environments in the order of the sampler."""
     chat: ChatTokens
-    """Tokenizer and template."""
+    """Tokenizer and chat template."""
     pool: EnginePool
-    """The engines."""
+    """Pool of the engines."""
     trainer: TrainerClient
     signal: Signal
-    """Notified after each change, by `pool` too."""
+    """Signal notified after each change, also by `pool`."""
     volume: Volume
-    """Volume of the run's folder. Writes that the run cannot go on without wait while it refuses."""
+    """Volume of the run's folder. While it refuses, writes that the run needs wait."""
     wishes: Wishes = field(default_factory=Wishes)
-    """Wishes of the operator."""
+    """Requests of the operator."""
 
     @property
     def paths(self) -> RunPaths:
-        """Files of the run."""
+        """Paths of the run's files."""
         return RunPaths(Path(self.config.output_dir))

@@ -1,13 +1,13 @@
-"""The policy as one rollout's environment sees it, and the record of every token that it samples.
+"""Conversation of one rollout's environment with the policy, and the record of every sampled token.
 
-A conversation that goes on where a reply ended continues the same tokens; each such chain is one training sample. One that rewrites,
-summarises or forgets what was said starts a new sample, and one that goes back to an earlier reply takes its tokens up to there over
-into a new sample, where they are no longer trained on. So no sample holds tokens in an order that the engine did not see, and none that
-was sampled is trained on twice.
+A request that continues after a reply extends the same token sequence; each such sequence is one training sample. A
+request that rewrites, summarizes or drops earlier messages starts a new sample. A request that returns to an earlier
+reply copies the tokens up to it into a new sample, where they are not trained on. So no sample contains tokens in an
+order that the engine did not see, and no sampled token is trained on twice.
 
-What a new turn adds is up to the strategy. `interleaved`: the text of the new messages, whatever the chat template would do to earlier
-ones. `branching`: the template writes the whole conversation again, as it would be written for the finished model, and where that is not
-what was said before (a template that drops earlier thoughts) a new sample starts.
+The strategy determines the tokens of a new turn. `interleaved`: the text of the new messages, independent of how the
+chat template would render earlier ones. `branching`: the template renders the complete conversation again, as for the
+final model, and if the text differs from the earlier one (a template that drops earlier thoughts) a new sample starts.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ from rlrun.runtime.compute import SMALL, compute
 
 _NO_VERSION = array(INTEGERS, [NO_VERSION])
 _CHARACTERS = 4
-"""Characters of a token's text, roughly."""
+"""Approximate characters per token."""
 
 
 class Generate(Protocol):
-    """One request to an engine that holds the version it is meant for.
+    """Request to an engine that holds the required version.
 
-    `stop` are texts of this request that end the reply, beyond those of the run; the text itself is sampled.
+    `stop` contains additional stop texts of this request, on top of the run's; the stop text itself is sampled.
     """
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion: ...
 
 
 class RolloutError(Exception):
-    """A rollout that cannot be trained on: the prompt is too long, or nothing was sampled."""
+    """The rollout cannot be trained on: the prompt is too long or no token was sampled."""
 
 
 class UnplayablePromptError(RolloutError):
-    """A first prompt that cannot be asked: every rollout of the task meets it.
+    """The first prompt cannot be answered; every rollout of the task meets this error.
 
     Args:
-        message: for people.
-        reason: name of it in metrics.
+        message: text for people.
+        reason: name in metrics.
     """
 
     def __init__(self, message: str, reason: Literal["too_long", "template"]) -> None:
@@ -64,7 +64,7 @@ class UnplayablePromptError(RolloutError):
 
 
 class Mark(NamedTuple):
-    """End of a reply in a sequence: from here the conversation may go on."""
+    """End of a reply in a sequence, after which the conversation may continue."""
 
     messages: int
     tokens: int
@@ -73,26 +73,26 @@ class Mark(NamedTuple):
 
 @dataclass
 class TokenSequence:
-    """Tokens of one sequence as they come; the four columns have one entry per token."""
+    """Growing tokens of one sequence. The four columns have one entry per token."""
 
     tools: list[Tool] | None = None
-    """Functions that were offered to the model at its beginning."""
+    """Functions offered to the model at the start."""
     token_ids: array[int] = field(default_factory=lambda: array(INTEGERS))
     mask: bytearray = field(default_factory=bytearray)
-    """1 on tokens that the policy sampled, and that no other sequence holds as such."""
+    """1 for sampled tokens that are trained on in this sequence."""
     logprobs: array[float] = field(default_factory=lambda: array(FLOATS))
     versions: array[int] = field(default_factory=lambda: array(INTEGERS))
     messages: list[Message] = field(default_factory=list)
-    """The conversation up to and with the last reply."""
+    """Conversation up to and including the last reply."""
     text: str = ""
-    """The conversation as the chat template has to write it; only kept in branching."""
+    """Conversation as the chat template has to render it; only used by `branching`."""
     marks: list[Mark] = field(default_factory=list)
-    """The ends of all replies."""
+    """Ends of all replies."""
     full: bool = False
-    """No room is left below the longest sample."""
+    """Whether the limit of the sample's length is reached."""
 
     def append(self, token_ids: Sequence[int]) -> None:
-        """Tokens that the policy did not sample."""
+        """Append tokens that the policy did not sample."""
         count = len(token_ids)
         self.token_ids.extend(token_ids)
         self.mask.extend(bytes(count))
@@ -100,14 +100,14 @@ class TokenSequence:
         self.versions.extend(_NO_VERSION * count)
 
     def sampled(self, completion: Completion, count: int) -> None:
-        """The first `count` tokens of a completion."""
+        """Append the first `count` tokens of a completion."""
         self.token_ids.extend(completion.token_ids[:count])
         self.mask.extend(b"\x01" * count)
         self.logprobs.extend(completion.logprobs[:count])
         self.versions.extend(completion.versions[:count])
 
     def latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> Mark | None:
-        """The last reply that `messages` go on after; None: they are another conversation."""
+        """Return the last reply that `messages` continue, or None if they are another conversation."""
         if tools != self.tools:
             return None
         found = None
@@ -121,40 +121,41 @@ class TokenSequence:
         return found
 
     def fork(self, mark: Mark) -> TokenSequence:
-        """A new sequence that begins like this one up to a reply; nothing of that is trained on again."""
+        """Return a new sequence with the tokens up to a reply, which are not trained on again."""
         copy = TokenSequence(self.tools, text=self.text[: mark.text])
         copy.append(self.token_ids[: mark.tokens])
         return copy
 
     @property
     def loss_tokens(self) -> int:
-        """Tokens that are trained on."""
+        """Number of tokens that are trained on."""
         return self.mask.count(1)
 
 
 class _Place(NamedTuple):
-    """Place of a request's reply."""
+    """Sequence and prompt for a request's reply."""
 
     sequence: TokenSequence
     new: bool
-    """True if the sequence is none of the conversation's yet."""
+    """Whether the sequence is not yet part of the conversation."""
     added: array[int]
     """Tokens of the new messages."""
     text: str
-    """The whole conversation; only in branching."""
+    """Complete conversation; only used by `branching`."""
 
 
 class Conversation:
-    """One rollout's `ModelClient`.
+    """`ModelClient` of one rollout.
 
     Args:
-        generate: sends a request.
-        chat: tokenizer and template.
-        seq_len: longest sequence, in tokens; a reply that would exceed it is cut and marked as truncated.
-        max_tokens: longest reply, in tokens.
-        strategy: what a further turn adds, see above.
-        parse: takes a reply apart, if tools were offered.
-        parse_all: take every reply apart, because its thoughts are to be kept apart from what it says.
+        generate: sender of requests.
+        chat: tokenizer and chat template.
+        seq_len: limit of a sequence in tokens; a longer reply is cut and marked as truncated.
+        max_tokens: limit of a reply in tokens.
+        strategy: content of a further turn, see the module.
+        parse: parser of replies if tools were offered.
+        parse_all: whether to parse every reply, to separate thoughts from content.
+        stop: stop texts of the run.
     """
 
     def __init__(
@@ -178,11 +179,11 @@ class Conversation:
         self.finish_reason = ""
         """Reason why the last reply ended."""
         self.truncated = False
-        """True if a reply was cut by a token limit."""
+        """Whether a token limit cut a reply."""
         self.tools: tuple[Tool, ...] = ()
-        """Tools that were offered last."""
+        """Tools offered most recently."""
         self.texts: list[str] = []
-        """The replies in order."""
+        """Replies in order."""
 
     async def complete(
         self,
@@ -194,12 +195,12 @@ class Conversation:
     ) -> Reply:
         """Sample the next assistant message; see `ModelClient`.
 
-        A call that fails or is cancelled leaves nothing behind. Where the conversation no longer fits into a sample the reply is
-        empty and truncated, and nothing of it is recorded.
+        A failed or canceled call leaves no trace. If the conversation no longer fits into a sample, the reply is empty
+        and truncated and is not recorded.
 
         Raises:
             RolloutError: the last message is a reply.
-            UnplayablePromptError: the first prompt alone leaves no room for a reply, or the chat template refuses it.
+            UnplayablePromptError: the first prompt leaves no space for a reply, or the chat template refuses it.
             TemplateError: the chat template refuses the conversation.
         """
         if self._sequences and messages and messages[-1].get("role") == "assistant":
@@ -230,12 +231,12 @@ class Conversation:
             completion_tokens=count,
         )
         self._calls += len(said.calls)
-        # Only now, in one step: until here the call may have been given up and made again.
+        # Only now and without an `await`: up to here the call may have been canceled and repeated.
         place.sequence.append(place.added)
         place.sequence.sampled(completion, count)
         if self._branching:
             written = self._chat.spelled(completion.token_ids[:count])
-            # The environment's message has no stop text, so the template will not write it again.
+            # The environment's message has no stop text, so the template will not render it.
             place.sequence.text = place.text + (_text_before(written, words) if stopped else written)
         return self._reply(place, messages, reply)
 
@@ -248,11 +249,11 @@ class Conversation:
             raise UnplayablePromptError(str(error), "template") from error
 
     def _refuse_first_prompt(self, tokens: int) -> None:
-        """Refuse a prompt without room for a reply if nothing was sampled before it."""
+        """Refuse a prompt without space for a reply if no token was sampled before it."""
         if any(known.loss_tokens for known in self._sequences):
             return
         message = (
-            f"the prompt has {tokens} tokens, and seqLen ({self._seq_len}) leaves no room for a reply; raise seqLen"
+            f"the prompt has {tokens} tokens, so seqLen ({self._seq_len}) leaves no room for a reply; increase seqLen"
         )
         if self._sequences:
             raise RolloutError(message)
@@ -265,10 +266,10 @@ class Conversation:
         return replace(said, calls=()) if finish == "length" else said  # the last call may be cut
 
     def recorded(self) -> list[Recorded]:
-        """All sequences with tokens to train on.
+        """Return all sequences with tokens to train on.
 
         Raises:
-            RolloutError: there is none.
+            RolloutError: no sequence has any.
         """
         found = [
             Recorded(
@@ -281,19 +282,19 @@ class Conversation:
             if s.loss_tokens
         ]
         if not found:
-            raise RolloutError("the policy sampled no token")
+            raise RolloutError("the policy did not sample a token")
         return found
 
     def _place(self, messages: Sequence[Message], tools: list[Tool] | None) -> _Place:
-        """Place of the reply to `messages`."""
+        """Return sequence and prompt tokens for the reply to `messages`."""
         found = self._latest(messages, tools)
         if found is None:
             opening, ids = self._chat.opening(messages, tools or ())
             return _Place(TokenSequence(tools), True, ids, opening)
         text = self._chat.prompt(messages, tools or ()) if self._branching else ""
         mark, sequence = found
-        goes_on = mark == sequence.marks[-1]
-        if sequence.full and (goes_on or not mark.tokens):
+        continues = mark == sequence.marks[-1]
+        if sequence.full and (continues or not mark.tokens):
             return _Place(sequence, False, array(INTEGERS), text)
         sampled = sequence.token_ids[max(0, mark.tokens - SAMPLED_ENDS) : mark.tokens]
         if not self._branching:
@@ -302,10 +303,10 @@ class Conversation:
             added = self._chat.appended(text[len(known) :], sampled)
         else:
             return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
-        return _Place(sequence if goes_on else sequence.fork(mark), not goes_on, added, text)
+        return _Place(sequence if continues else sequence.fork(mark), not continues, added, text)
 
     def _latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:
-        """The latest reply that `messages` go on after, of the newest sequence that has it."""
+        """Return the latest reply that `messages` continue, in the newest sequence that contains it."""
         latest: tuple[Mark, TokenSequence] | None = None
         for sequence in reversed(self._sequences):
             mark = sequence.latest(messages, tools)
@@ -325,12 +326,12 @@ class Conversation:
         return reply
 
     def _cut(self, completion: Completion, stop: Sequence[str]) -> tuple[int, str, bool]:
-        """Tokens that are kept, their text, and whether one of the strings `stop` ended them."""
+        """Return the number of kept tokens, their text, and whether a stop text ended them."""
         ids = completion.token_ids
         text = self._chat.decode(ids)
         if not any(word in text for word in stop):
             return len(ids), text, False
-        # The fewest tokens that spell a stop string: the policy would have ended there had the engine known the string.
+        # Binary search for the fewest tokens that contain a stop text: an engine with this stop text would have ended there.
         low, high = 1, len(ids)
         while low < high:
             middle = (low + high) // 2
@@ -347,11 +348,13 @@ def _text_before(text: str, words: Sequence[str]) -> str:
 
 
 def _count_characters(messages: Sequence[Message]) -> int:
-    """Characters of all texts in the messages, whatever form their content has, and their parts; more than `SMALL` is not counted on."""
+    """Count the characters of all texts in the messages and their parts, whatever form the content has. The count stops
+    above `SMALL`.
+    """
     size, rest = 0, list[object](messages)
     while rest and size <= SMALL:
         found = rest.pop()
-        size += 1  # a million empty parts are no small message
+        size += 1  # so that a million empty parts do not count as small
         if isinstance(found, str):
             size += len(found)
         elif isinstance(found, Mapping):
@@ -362,7 +365,9 @@ def _count_characters(messages: Sequence[Message]) -> int:
 
 
 def _is_same_message(known: Message, given: Message) -> bool:
-    """True if a message is one that was there before; of a reply only what was said counts, environments add fields of their own."""
+    """Return whether two messages are equal. Of a reply only content and calls count, because environments add other
+    fields.
+    """
     if known["role"] == "assistant" == given.get("role"):
         return (known.get("content") or "") == (given.get("content") or "") and _comparable_calls(
             known
@@ -371,7 +376,7 @@ def _is_same_message(known: Message, given: Message) -> bool:
 
 
 def _comparable_calls(message: Message) -> list[tuple[object, object, object]]:
-    """Calls as they compare: programs serialize the arguments' JSON again."""
+    """Return calls in a comparable form, because programs serialize the JSON of the arguments differently."""
     return [
         (call.get("id"), call["function"]["name"], arguments_of(call["function"]))
         for call in message.get("tool_calls") or ()
@@ -385,4 +390,4 @@ def _check_message(completion: Completion) -> None:
             f"{count} tokens came with {len(completion.logprobs)} log-probs and {len(completion.versions)} versions"
         )
     if not count:
-        raise RolloutError("the engine answered with no token")
+        raise RolloutError("the engine returned an empty reply")

@@ -27,24 +27,24 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 MAX_RETRIES = 2
-"""Rollouts of a group that failed are played again this often; then the group is dropped and another takes its place."""
+"""Retries of a failed rollout. Then the group is dropped and another one replaces it."""
 
 MAX_LOST = 16
-"""A rollout that ended with its process while the code of another was running is played again this often beside that."""
+"""Additional retries of a rollout whose process was ended by the code of another rollout."""
 
 
 T = TypeVar("T")
 
 
 class GroupGivenUpError(Exception):
-    """A rollout failed more often than it may."""
+    """A rollout failed more often than allowed."""
 
 
 class GroupUnplayableError(Exception):
-    """The task of a group cannot be played.
+    """The task of a group is unplayable.
 
     Args:
-        reason: name of it in metrics.
+        reason: name in metrics.
         message: error of the task.
     """
 
@@ -54,12 +54,12 @@ class GroupUnplayableError(Exception):
 
 
 class Dispatcher:
-    """Starts waiting groups as soon as staleness and concurrency allow.
+    """Start of waiting groups within the limits of staleness and concurrency.
 
     Args:
-        context: of the attempt.
-        groups: where groups are.
-        player: plays episodes.
+        context: context of the attempt.
+        groups: state of the groups.
+        player: player of the episodes.
     """
 
     def __init__(self, context: RunContext, groups: Groups, player: Player) -> None:
@@ -69,7 +69,7 @@ class Dispatcher:
         self._unplayable = UnplayableTasks({arena.config.label: len(arena.tasks) for arena in self._arenas})
 
     def room(self) -> int:
-        """Rollouts that may be dispatched now."""
+        """Return the number of rollouts that may be dispatched now."""
         version = self._pool.version
         if version is None or not self._pool.usable:
             return 0
@@ -90,7 +90,7 @@ class Dispatcher:
         return min(allowed, config.max_steps * config.batch_size + config.surplus - (accepted + running))
 
     def ahead(self) -> bool:
-        """True if every rollout that staleness allows is started: only the trainer can bring new ones about."""
+        """Return whether all rollouts that staleness allows have started, so that only the trainer can cause new ones."""
         version, config, groups = self._pool.version, self._config, self._groups
         if version is None:
             return False
@@ -106,10 +106,10 @@ class Dispatcher:
         return allowed <= 0 or started >= config.max_steps * config.batch_size
 
     async def run(self) -> None:
-        """Dispatch until cancelled.
+        """Dispatch until canceled.
 
         Raises:
-            RoleError: errors dominate.
+            RoleError: too many rollouts failed.
         """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._cancel_withdrawn())
@@ -119,7 +119,7 @@ class Dispatcher:
                 assert version is not None
                 flight = self._groups.take(version)
                 flight.task = tasks.create_task(self._fly(flight))
-                await asyncio.sleep(0)  # a thousand rollouts that begin at once would keep all others waiting
+                await asyncio.sleep(0)  # starting a thousand rollouts in one go would block the event loop
 
     async def _cancel_withdrawn(self) -> None:
         withdrawn = self._groups.withdrawn
@@ -128,7 +128,7 @@ class Dispatcher:
             flight = withdrawn.popleft()
             if flight.task is not None:
                 flight.task.cancel()
-            await asyncio.sleep(0)  # the end of a thousand rollouts at once would keep all others waiting
+            await asyncio.sleep(0)  # ending a thousand rollouts in one go would block the event loop
 
     async def _fly(self, flight: Flight) -> None:
         outcome: Outcome = None
@@ -149,17 +149,17 @@ class Dispatcher:
         draw = self._groups.sampler.draw(flight.number)
         arena = self._arenas[draw.environment]
         if reason := self._unplayable.reason(arena.config.label, draw.task):
-            raise GroupUnplayableError(reason, f"task {arena.tasks[draw.task]} was refused before")
+            raise GroupUnplayableError(reason, f"an earlier rollout of task {arena.tasks[draw.task]} was refused")
         missing = [member for member in range(flight.size) if member not in flight.members]
         async with asyncio.TaskGroup() as tasks:
-            # A seed is of one member, whichever of them are missing: their first turns are then requests of their own.
+            # Each member has its own seed, so with seeds the first turns are separate requests.
             shared = arena.environment.single_turn and self._sampling(arena).seed is None
             opening = Opening(len(missing)) if shared else None
             for member in missing:
                 tasks.create_task(self._play_member(flight, member, draw.task, arena, opening))
         rollouts = tuple(rollout for _, rollout in sorted(flight.members.items()))
         if arena.environment.compares:
-            # Not journaled: what a restart finds are the members, and it compares them again.
+            # Not in the journal: a restart reads the members there and compares them again.
             task = arena.tasks[draw.task]
             rollouts = await self._tried(arena, task, partial(compare_group, arena, task, rollouts))
         self._unplayable.record(arena.config.label, None)
@@ -176,21 +176,21 @@ class Dispatcher:
         return arena.config.sampling or self._config.sampling
 
     async def _play_member(self, flight: Flight, member: int, task: int, arena: Arena, opening: Opening | None) -> None:
-        """Play one member until it is durable."""
+        """Play one member until its rollout is durable."""
         rollout = await self._rollout(arena, arena.tasks[task], opening, flight, member)
         await self._groups.keep(flight, member, rollout, temperature=self._sampling(arena).temperature)
 
     async def _rollout(
         self, arena: Arena, task: TaskRef, opening: Opening | None, flight: Flight, member: int
     ) -> Rollout:
-        """One rollout that succeeded."""
+        """Play one rollout until it succeeds."""
         sampling = self._sampling(arena)
         stops = self._chat.called_with(sampling.chat_template_arguments).stop_token_ids
         tries = 0
 
         async def once() -> Rollout:
             nonlocal opening, tries
-            # Another try gets another seed: with the same one it would fail the same way.
+            # Each try has another seed: with the same seed it would fail in the same way.
             seed = None if sampling.seed is None else derived_seed(sampling.seed, flight.number, member, tries)
             session = Session(self._pool, sampling, stops, opening=opening, affinity=flight.affinity, seed=seed)
             tries += 1
@@ -211,12 +211,12 @@ class Dispatcher:
         return rollout
 
     async def _tried(self, arena: Arena, task: TaskRef, once: Callable[[], Awaitable[T]]) -> T:
-        """Result of `once`, tried again after an error of the environment.
+        """Return the result of `once`, with retries after errors of the environment.
 
         Raises:
             GroupGivenUpError: it failed too often.
-            GroupUnplayableError: it would fail each time.
-            RoleError: errors dominate.
+            GroupUnplayableError: each try would fail.
+            RoleError: too many rollouts failed.
         """
         failures, lost, label = 0, 0, arena.config.label
         while failures <= MAX_RETRIES:
@@ -244,7 +244,7 @@ class Dispatcher:
         raise GroupGivenUpError
 
     def _refuse_task(self, flight: Flight, error: BaseException) -> None:
-        """Count the unplayable task of a group, once however many of its rollouts met it.
+        """Count the unplayable task of a group once, even if several of its rollouts met the error.
 
         Raises:
             RoleError: too many tasks of the environment are unplayable.
@@ -259,7 +259,7 @@ class Dispatcher:
             found = sum(count for name, count in counters.items() if name.startswith(f"unplayable/{label}/"))
             if found == 1 or found % 50 == 0:
                 logger.warning(
-                    f"{found} tasks of environment {label!r} cannot be played and are left out; the latest: {error.message}"
+                    f"{found} tasks of environment {label!r} are unplayable and skipped; the latest: {error.message}"
                 )
         if verdict := self._unplayable.record(label, error.reason, error.message):
             raise RoleError(verdict, exit_codes.DATA)

@@ -1,4 +1,4 @@
-"""One rollout's requests: to the same replica as long as that holds the right version, and once more elsewhere when it fails."""
+"""Requests of one rollout: to the same replica while it holds the right version, and to another one after a failure."""
 
 from __future__ import annotations
 
@@ -20,36 +20,38 @@ from rlrun.orchestrator.rollouts.tool_parsing import Said
 from rlrun.protocol.messages.packed import integer_column
 
 MAX_TRIES = 5
-"""Replicas that one request is sent to before its rollout gives up."""
+"""Limit of replicas for one request; then the rollout fails."""
 _REFUSALS = (400, 413, 422)
-"""Answers that blame the request for tokens. Any other failure is the replica's, a missing route or a wrong key too."""
+"""Statuses for an invalid token request. Any other failure counts for the replica, also a missing route or a wrong key.
+"""
 _CLIENT_ERRORS = range(400, 500)
-"""Answers that end the parsing of a reply: no engine of the run would parse it."""
+"""Statuses that end the parsing of a reply, because every engine of the run would answer the same."""
 
 
 def derived_seed(*parts: int) -> int:
-    """A seed below 2**31 that is made of these numbers, in every process the same."""
+    """Return a seed below 2**31 derived from these numbers, the same in every process."""
     digest = hashlib.blake2b(",".join(map(str, parts)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 class Sample(Protocol):
-    """Sends one request for several continuations."""
+    """Sender of one request for several continuations."""
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, n: int) -> list[Completion]: ...
 
 
 class Session:
-    """One rollout's requests: to the same replica as long as that holds the right version.
+    """Requests of one rollout.
 
     Args:
-        pool: the engines.
-        sampling: how tokens are drawn.
+        pool: pool of the engines.
+        sampling: sampling parameters.
         stop_token_ids: tokens that end a reply.
-        version: send requests only to replicas that hold this version; default: the newest at the time of each request.
-        opening: where the first request is shared with the group's other rollouts.
-        affinity: shared with the group's other rollouts.
-        seed: of the first request; the n-th has one that is made of it, so that no two turns are drawn alike. None: none.
+        version: required version of the replicas. Default: the newest at each request.
+        opening: first request shared with the group's other rollouts, if any.
+        affinity: preferred replica shared with the group's other rollouts.
+        seed: seed of the first request. Later requests have derived seeds, so that no two turns are sampled alike.
+            None: no seed.
     """
 
     def __init__(
@@ -69,23 +71,28 @@ class Session:
         self._affinity = affinity or Affinity()
         self._moved = False
         self._sampled = 0
-        """Tokens of the answers so far."""
+        """Number of tokens of the answers so far."""
         self._waits: tuple[float, int] | None = None
-        """Time (monotonic seconds) at which the running request of this rollout was made, and the most tokens of its answer."""
+        """Time (monotonic seconds) of the running request, and the token limit of its answer."""
         self._sent: float | None = None
-        """Time at which it was sent to a replica; None: it waits, or is part of the group's first request."""
+        """Time at which it was sent to a replica; None while it waits or if it is part of the group's first request."""
 
     @property
     def troubled(self) -> bool:
-        """True if an engine cost this rollout time: it failed one of the requests, or does not answer now."""
+        """Whether an engine delayed this rollout: a request failed, or the engine does not answer now."""
         replica = self._replica
         return self._moved or (replica is not None and (replica.suspect or replica.version is None))
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
-        """Sample one continuation; `stop` are texts that end it beyond those of the run.
+        """Sample one continuation.
+
+        Args:
+            token_ids: prompt.
+            max_tokens: limit of the continuation in tokens.
+            stop: additional stop texts, on top of the run's.
 
         Raises:
-            EngineUnavailableError: several replicas failed one after the other; the rollout is not to blame.
+            EngineUnavailableError: several replicas failed one after the other; the rollout is not the cause.
             EngineError: an engine refused the request.
         """
         opening, self._opening = self._opening, None
@@ -102,9 +109,10 @@ class Session:
         return found
 
     def tokens_so_far(self) -> int:
-        """Return the tokens that were sampled for this rollout.
+        """Return the number of tokens sampled for this rollout.
 
-        Engines do not report the tokens of a running request: they are estimated from its time and the engine's mean time per token.
+        Engines do not report the tokens of a running request; they are estimated from its duration and the engine's
+        mean time per token.
         """
         replica = self._replica or self._affinity.replica
         sent = self._sent or (None if self._replica is not None else self._affinity.since)
@@ -116,7 +124,7 @@ class Session:
     async def sample(
         self, token_ids: Sequence[int], *, max_tokens: int, n: int, stop: Sequence[str] = ()
     ) -> list[Completion]:
-        """Sample `n` continuations in one request; raises as a call does."""
+        """Sample `n` continuations in one request; raises the same errors as a call."""
         error: EngineError | None = None
         failed: list[Replica] = []
         seed = self._next_seed()
@@ -139,14 +147,14 @@ class Session:
                 self._pool.fail_request(replica, rotation, str(failure))
             finally:
                 self._pool.release(replica, n)
-        raise EngineUnavailableError(f"{MAX_TRIES} attempts failed, the last one: {error}") from error
+        raise EngineUnavailableError(f"{MAX_TRIES} tries failed, the last one with: {error}") from error
 
     async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
-        """Take a reply apart by an engine's parser; any engine will do, whatever weights it holds.
+        """Parse a reply with an engine's parser. Any engine can do it, whatever weights it holds.
 
         Raises:
             EngineUnavailableError: no engine answers.
-            EngineError: an engine refused it.
+            EngineError: an engine refused the request.
         """
         if not token_ids:
             return Said()
@@ -159,17 +167,17 @@ class Session:
                 if failure.status in _CLIENT_ERRORS:
                     raise
                 error = failure
-        raise EngineUnavailableError(f"no engine parsed a reply, the last one: {error}")
+        raise EngineUnavailableError(f"no engine parsed the reply; the last error: {error}")
 
     def _parsers(self) -> Iterator[Replica]:
-        """Engines that may parse a reply, the rollout's own one first; the others are sorted only if that one fails."""
+        """Yield the engines that may parse a reply, the rollout's engine first. The others are sorted only if it fails."""
         first = [r for r in (self._replica,) if r is not None and r.version is not None and not r.suspect]
         yield from first
         others = (r for r in self._pool.replicas if r not in first)
         yield from sorted(others, key=lambda r: (r.version is None or r.suspect, r is not self._replica))
 
     def _next_seed(self) -> int | None:
-        """Seed of the next request, the same for each replica that it is sent to."""
+        """Return the seed of the next request, which is the same for each tried replica."""
         number, self._requests = self._requests, self._requests + 1
         return self._seed if self._seed is None or not number else derived_seed(self._seed, number)
 
@@ -194,7 +202,7 @@ class Session:
                 temperature=self._sampling.temperature,
                 top_p=1.0,
                 stop_token_ids=self._stop,
-                # Prefixes are shared only among requests for one version: cached keys of older weights never serve newer ones.
+                # The salt separates versions: cached keys of older weights must not serve requests of newer ones.
                 cache_salt=str(version),
                 parameters=self._sampling.engine_parameters(seed) | ends,
             )
@@ -204,7 +212,7 @@ class Session:
             completions = await request
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if current is not None and not current.cancelling():  # the pool has given this replica up, not this rollout
+            if current is not None and not current.cancelling():  # the pool abandoned the replica, not this rollout
                 raise EngineUnavailableError(f"{replica.url}: {replica.failure}") from None
             raise
         finally:
@@ -215,19 +223,21 @@ class Session:
 
 
 def _check_versions(replica: Replica, asked: int, completions: Sequence[Completion]) -> None:
-    """No token may be of a version before the one that the request was sent for, nor of one that this replica never got from us."""
+    """Refuse tokens of a version older than the requested one, or of a version that was never sent to this replica."""
     columns = [completion.versions for completion in completions if completion.versions]
-    # Both ends of the range: numpy reads a million tokens in the time in which a set takes a thousand.
+    # Only minimum and maximum: numpy reads a million tokens in the time in which a set takes a thousand.
     found = {int(end(np.asarray(column))) for column in columns for end in (np.min, np.max)}
     if wrong := sorted(version for version in found if not asked <= version <= max(asked, replica.handed)):
         replica.trusted = False
         raise EngineError(
-            f"{replica.url} answered with tokens of version {wrong[0]} where it should hold {asked}: it has got other weights"
+            f"{replica.url} returned tokens of version {wrong[0]} instead of {asked}: another program has changed its weights"
         )
 
 
 def _check_tokens(replica: Replica, limit: int | None, completions: Sequence[Completion]) -> None:
-    """Refuse ids that the model does not have: the tokenizer and the trainer's embedding would fail on them, and end the run."""
+    """Refuse ids outside of the model's vocabulary, because the tokenizer and the trainer's embedding would fail on
+    them and end the run.
+    """
     for completion in completions:
         ids = np.asarray(completion.token_ids)
         if not len(ids):
@@ -236,17 +246,16 @@ def _check_tokens(replica: Replica, limit: int | None, completions: Sequence[Com
         if lowest < 0 or (limit is not None and highest >= limit):
             wrong = lowest if lowest < 0 else highest
             bound = "ids from 0" if limit is None else f"ids 0 to {limit - 1}"
-            raise EngineError(f"{replica.url} answered with token id {wrong}, but the run's model has {bound}")
+            raise EngineError(f"{replica.url} returned token id {wrong}, but the run's model has {bound}")
 
 
 class Opening:
-    """The first turn of all rollouts of a group in one request, because they have the same prompt.
+    """First turn of all rollouts of a group in one request, because they have the same prompt.
 
-    Only for environments of a single turn: the request is answered when its slowest continuation is done, and the group waits for that
-    one anyway.
+    Only for single-turn environments: the request ends with its slowest continuation, for which the group waits anyway.
 
     Args:
-        count: rollouts of the group.
+        count: number of rollouts of the group.
     """
 
     def __init__(self, count: int) -> None:
@@ -257,7 +266,9 @@ class Opening:
         self._taken = 0
 
     async def take(self, token_ids: Sequence[int], max_tokens: int, sample: Sample) -> Completion | None:
-        """One of the shared continuations; None when the rollout asks for something else, or too late, and has to ask for itself."""
+        """Return one of the shared continuations, or None if the rollout's request differs or comes too late and has to
+        be sent separately.
+        """
         wanted = (integer_column(token_ids).tobytes(), max_tokens)
         if self._request is None:
             self._asked = wanted
@@ -271,4 +282,4 @@ class Opening:
         finally:
             self._waiting -= 1
             if not self._waiting and not self._request.done():
-                self._request.cancel()  # nobody waits any more: the engine is to stop
+                self._request.cancel()  # no rollout waits for it, so the engine can stop

@@ -1,4 +1,4 @@
-"""The run's environments, each in a process of its own, for as long as the run lasts."""
+"""The run's environments, each in a separate process for the duration of the run."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE, socket_of
 
 MAX_HANG_SECONDS = 60.0
-"""Longest time for which an environment's event loop may stand still; never longer than an episode may take."""
+"""Timeout of a blocked event loop of an environment; the timeout of an episode is an upper bound."""
 
 
 @dataclass(frozen=True)
 class Arena:
-    """An environment ready to play: the configuration, where it is played, and its train split."""
+    """A started environment: configuration, interface and train split."""
 
     config: EnvironmentConfig
     environment: Stage
     tasks: Sequence[TaskRef]
     digest: str = ""
-    """Digest of the train split, by which the next attempt recognizes another data set; "": unknown."""
+    """Digest of the train split, with which the next attempt detects another data set; empty if unknown."""
 
 
 def make_environment(config: EnvironmentConfig, logs: Path, host: Path | None = None) -> IsolatedEnvironment:
-    """An environment as its configuration wants it, not started.
+    """Create an environment from its configuration, not started.
 
     Args:
-        config: the environment.
+        config: configuration of the environment.
         logs: folder of the logs.
-        host: socket of its container; None: it has none.
+        host: socket of its container, if it has one.
     """
     limits = Limits(
         start_seconds=config.start_timeout_seconds,
@@ -61,21 +61,21 @@ def make_environment(config: EnvironmentConfig, logs: Path, host: Path | None = 
 
 
 def _with_variables(command: Command, env: Mapping[str, str]) -> Command:
-    """Return the command with the variables that its process gets in the container that environments share.
+    """Return the command with the variables for its process in the container shared by environments.
 
-    The container itself has none of them: an environment gets no secret that only another one names.
+    The container itself has no such variables, so that an environment does not get the secrets of another one.
     """
     passed = command.passed(env)
     return replace(command, given=for_another_container(passed), withheld=frozenset(env.keys() - passed.keys()))
 
 
 def host_of(environments: Sequence[EnvironmentConfig], index: int, env: Mapping[str, str]) -> Path | None:
-    """Socket of the container of `environments[index]`; None: it runs in a process of this one's container.
+    """Return the socket of the container of `environments[index]`, or None if it runs in a process of this container.
 
     Args:
-        environments: of the run.
-        index: which.
-        env: this process's environment variables.
+        environments: environments of the run.
+        index: index of the environment.
+        env: environment variables of this process.
     """
     image, folder, shared = environments[index].image, env.get(SOCKETS_VARIABLE), env.get(SHARED_SOCKET_VARIABLE)
     if image is None:
@@ -83,7 +83,7 @@ def host_of(environments: Sequence[EnvironmentConfig], index: int, env: Mapping[
     if folder is not None:
         return Path(socket_of(folder, index))
     logger.warning(
-        f"environments[{index}].image ({image}) needs a pod; here its environment runs in a process of its own"
+        f"environments[{index}].image ({image}) is ignored outside of a pod; the environment runs in a local process"
     )
     return None
 
@@ -92,22 +92,24 @@ def host_of(environments: Sequence[EnvironmentConfig], index: int, env: Mapping[
 async def open_arenas(
     environments: Sequence[EnvironmentConfig], logs: Path, background: Background
 ) -> AsyncIterator[list[Arena]]:
-    """Start all environments, keep them running, and end them with the block.
+    """Start all environments, keep them running, and stop them at the end of the block.
 
     Args:
-        environments: their configuration.
+        environments: configuration of the environments.
         logs: folder of their logs.
-        background: runs what has no end of its own.
+        background: function that starts endless coroutines.
 
     Raises:
-        RoleError: one of them cannot be loaded or has no tasks.
+        RoleError: an environment cannot be loaded or has no tasks.
     """
     stages = [
         make_environment(environment, logs, host_of(environments, index, os.environ))
         for index, environment in enumerate(environments)
     ]
     if reason := enclosure.explain_missing():
-        logger.info(f"environments can look into each other's processes and read this pod's credentials: {reason}")
+        logger.info(
+            f"environments are not isolated from each other's processes and from this pod's credentials: {reason}"
+        )
     try:
         for index, error in enumerate(await asyncio.gather(*(s.start() for s in stages), return_exceptions=True)):
             if isinstance(error, RoleError):
@@ -123,10 +125,10 @@ async def open_arenas(
 
 
 def arenas_of(environments: Sequence[EnvironmentConfig], stages: Sequence[Stage]) -> list[Arena]:
-    """Started environments with their train splits.
+    """Return the started environments with their train splits.
 
     Raises:
-        RoleError: one has no training tasks.
+        RoleError: an environment has no training tasks.
     """
     arenas = [
         Arena(c, stage, stage.tasks("train"), stage.digest if isinstance(stage, IsolatedEnvironment) else "")

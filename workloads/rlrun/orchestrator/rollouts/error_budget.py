@@ -1,4 +1,4 @@
-"""Limit of failing rollouts above which the run stops. Pure."""
+"""Limit of failed rollouts above which the run stops. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections import Counter, deque
 
 WINDOW_ROLLOUTS = 100
 DEATH_SHARE = 0.1
-"""The end of an environment's process takes any number of rollouts along, but is one fault: it counts for no more than this share of the
-window, at least 1."""
+"""Upper bound of the share of the window for one ended environment process, at least one rollout. The end of a process
+fails many rollouts but is one fault.
+"""
 
 
 class ErrorBudget:
     """Outcomes of the latest rollouts.
 
     Args:
-        max_ratio: the run fails when more than this share of the window ended in an error; at 1.0 when all did.
-        batch_size: rollouts per step; the window is never smaller.
+        max_ratio: share of failed rollouts in the window above which the run fails; at 1.0, if all failed.
+        batch_size: rollouts per step, the minimum of the window's size.
     """
 
     def __init__(self, max_ratio: float, batch_size: int) -> None:
@@ -28,12 +29,13 @@ class ErrorBudget:
         """Count one rollout.
 
         Args:
-            environment: its environment's name.
-            error: what went wrong; None: nothing.
-            death: which end of the environment's process took it along; 0: none.
+            environment: name of its environment.
+            error: error of the rollout, or None.
+            death: number of the environment process's end that failed it; 0 for other causes.
 
         Returns:
-            Message for the user once errors dominate, else None. An incomplete window counts as if its other rollouts had gone well.
+            Message for the user if the limit is exceeded, otherwise None. The missing rollouts of an incomplete window
+            count as successful.
         """
         if death:
             self._of_death[environment, death] += 1

@@ -1,8 +1,9 @@
 """Channels of a reply in the Harmony format of GPT-OSS.
 
-A reply is several messages: `<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`. The channel
-`final` is what users read. Thoughts are in `analysis`, and `commentary` holds calls (`to=functions.NAME` in the header) and what the
-model says before them. Source: the Harmony response format, https://github.com/openai/harmony.
+A reply consists of several messages:
+`<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...`. The channel `final` is for
+users, `analysis` contains thoughts, and `commentary` contains calls (`to=functions.NAME` in the header) and the text
+before them. Source: the Harmony response format, https://github.com/openai/harmony.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 
 
 def speaks_harmony(chat: ChatTokens) -> bool:
-    """Whether the tokenizer has the format's special tokens."""
+    """Return whether the tokenizer has the format's special tokens."""
     return {*chat.template.special_tokens} >= _TOKENS
 
 
 class HarmonyParser:
-    """Takes replies apart by channel.
+    """Parser of replies by channel.
 
     Args:
         chat: tokenizer of the policy.
@@ -40,10 +41,10 @@ class HarmonyParser:
 
 
 def parse_channels(spelled: str) -> Said:
-    """Take a reply apart.
+    """Parse a reply.
 
     Args:
-        spelled: all of it, with special tokens.
+        spelled: complete reply with special tokens.
     """
     final: list[str] = []
     thoughts: list[str] = []

@@ -1,6 +1,6 @@
-"""Forms in which chat templates take messages: calls, results and thoughts.
+"""Forms of messages that chat templates accept: calls, results and thoughts.
 
-Environments and rows use OpenAI's messages. Templates read the same things under other names and types.
+Environments and rows use OpenAI messages. Templates read the same content under other names and types.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from rlrun.environments.tool_calls import arguments_of
 
 PROBE_ARGUMENT, PROBE_RESULT = "@#argument#@", "@#result#@"
 THOUGHT_FIELDS = ("reasoning_content", "reasoning", "thinking")
-"""Names of the thoughts of a reply in rows, in the answers of engines and in templates (GPT-OSS and LFM 2.5: the last)."""
+"""Field names of a reply's thoughts in rows, in engine answers and in templates (the last one in GPT-OSS and LFM 2.5).
+"""
 _CALL_ID = "call_"
 
 
 @dataclass(frozen=True)
 class ToolForm:
-    """A way to write a tool turn.
+    """Form of a tool turn.
 
     Attributes:
-        native: the template gets tools, calls and results as messages; otherwise calls become text.
-        arguments_as_text: arguments of a call are JSON text (DeepSeek V3); otherwise the value.
-        no_content: a reply that is calls alone has the content None (DeepSeek R1); otherwise an empty text.
-        named_results: a result has the name of its function (Mistral v2).
-        short_ids: ids of calls are nine letters and digits (Mistral v3); others are replaced by such ones.
-        described_in: role of the first message, which describes the tools; None: the template describes them. Only if not native.
-        results_as: role of a message with results; only if not native.
+        native: whether the template gets tools, calls and results as messages; otherwise calls become text.
+        arguments_as_text: whether arguments of a call are JSON text (DeepSeek V3) instead of the value.
+        no_content: whether a reply with only calls has the content None (DeepSeek R1) instead of an empty text.
+        named_results: whether a result has the name of its function (Mistral v2).
+        short_ids: whether ids of calls must be nine letters and digits (Mistral v3); other ids are replaced.
+        described_in: role of the first message, which describes the tools. None: the template describes them.
+            Unused if native.
+        results_as: role of a message with results. Unused if native.
     """
 
     native: bool = True
@@ -59,7 +61,7 @@ TOOL_FORMS = (
         for first in places
     ),
 )
-"""In the order in which they are tried."""
+"""Forms in the order of the detection."""
 PROBE_TOOL: Tool = {
     "type": "function",
     "function": {
@@ -92,7 +94,7 @@ def probe_result(number: int = 0) -> Message:
 
 
 def native_form(messages: Sequence[Message], form: ToolForm) -> list[Message]:
-    """Return messages with calls and results as the template takes them."""
+    """Return messages with calls and results in the form of the template."""
     written: list[Message] = []
     names: dict[object, str] = {}
     for message in messages:
@@ -120,7 +122,7 @@ def _native_call(call: Mapping[str, Any], form: ToolForm) -> dict[str, Any]:
 
 
 def short_id(id: object) -> str:
-    """Return an id of nine letters and digits, the same one for the same id."""
+    """Return an id of nine letters and digits that depends only on the given id."""
     text = str(id or "")
     if re.fullmatch("[a-zA-Z0-9]{9}", text):
         return text
@@ -129,10 +131,10 @@ def short_id(id: object) -> str:
 
 
 def thought_of(message: Message) -> str:
-    """Return the thoughts of a reply; empty: it has none.
+    """Return the thoughts of a reply, or an empty text.
 
     Raises:
-        ContentError: they are not text.
+        ContentError: the thoughts are not text.
     """
     found = next((name for name in THOUGHT_FIELDS if message.get(name)), None)
     return "" if found is None else content_text(message[found], found)
@@ -142,7 +144,7 @@ def with_thought(message: Message, field: str) -> Message:
     """Return a reply with its thoughts in the field that the template reads.
 
     Raises:
-        ContentError: they are not text.
+        ContentError: the thoughts are not text.
     """
     if not (thought := thought_of(message)):
         return message

@@ -1,4 +1,4 @@
-"""Single episodes against the engines, for training and for evaluation."""
+"""Execution of single episodes against the engines, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from rlrun.orchestrator.types import Rollout
 
 
 class Slots:
-    """Places of the episodes that are played at once, of training and evaluation together; first come, first served.
+    """Limit of concurrent episodes, shared by training and evaluation in order of arrival.
 
     Args:
-        number: how many.
+        number: number of concurrent episodes.
     """
 
     def __init__(self, number: int) -> None:
         self._free = asyncio.Semaphore(number)
         self.training = 0
-        """Places that training holds."""
+        """Slots held by training."""
         self.questions = 0
-        """Held-out questions that wait for a place."""
+        """Evaluation questions that wait for a slot."""
 
     @asynccontextmanager
     async def take(self, *, evaluates: bool) -> AsyncIterator[None]:
-        """Wait for a place and hold it for the block."""
+        """Wait for a slot and hold it for the block."""
         self.questions += evaluates
         try:
             await self._free.acquire()
@@ -56,7 +56,7 @@ class Slots:
 
 
 class Player:
-    """Plays single episodes, for training and for evaluation; the only place that bounds how many are played at once."""
+    """Player of single episodes, and the only limit of their concurrency."""
 
     def __init__(self, config: OrchestratorConfig, pool: EnginePool, chat: ChatTokens) -> None:
         self._config, self._pool, self._chat = config, pool, chat
@@ -71,20 +71,20 @@ class Player:
         session: Session,
         evaluates: bool = False,
     ) -> Rollout:
-        """One episode; `sampling` says where the model's replies end, and how the chat template is called.
+        """Play one episode.
 
         Args:
-            arena: its environment.
-            task: what is played.
-            sampling: of the model's replies.
-            session: asks the engines.
-            evaluates: whether it answers a held-out question.
+            arena: environment of the episode.
+            task: task to play.
+            sampling: sampling parameters, stop texts, and arguments of the chat template.
+            session: sender of the requests to the engines.
+            evaluates: whether the episode answers an evaluation question.
 
         Raises:
-            EpisodeError: the episode gives nothing to train on.
+            EpisodeError: the episode has no usable result.
             RolloutError: the tokens cannot be trained on.
-            UnplayablePromptError: no rollout of the task can be.
-            EngineUnavailableError: the engines are to blame, not the episode.
+            UnplayablePromptError: no rollout of the task can be trained on.
+            EngineUnavailableError: the engines are the cause, not the episode.
         """
         async with self.slots.take(evaluates=evaluates):
             began = time.monotonic()
@@ -115,7 +115,7 @@ class Player:
             )
 
     def _converse(self, session: Session, sampling: SamplingConfig | CompleteSampling) -> Conversation:
-        """Return the policy as an episode sees it."""
+        """Create the policy's conversation for one episode."""
         chat = self._chat.called_with(sampling.chat_template_arguments)
         thoughts = self._config.engine_parses_thoughts
         by_channel = not thoughts and speaks_harmony(chat)
@@ -132,7 +132,9 @@ class Player:
         )
 
     def _cause_of(self, error: EpisodeError, session: Session) -> Exception:
-        """Return the error of the engines or of the conversation behind a failed episode, or that of the episode."""
+        """Return the error of the engines or of the conversation that caused a failed episode, otherwise the episode's
+        error.
+        """
         if isinstance(error.__cause__, EngineUnavailableError) or (
             error.kind == "timeout" and (session.troubled or not self._pool.candidates())
         ):
@@ -145,10 +147,10 @@ class Player:
 
 
 async def compare_group(arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
-    """The rollouts of one group with the rewards that their comparison gives.
+    """Return the rollouts of one group with the rewards of their comparison.
 
     Raises:
-        EpisodeError: it fails.
+        EpisodeError: the comparison failed.
     """
     scores = await arena.environment.compare(
         task,
@@ -166,7 +168,7 @@ async def compare_group(arena: Arena, task: TaskRef, rollouts: Sequence[Rollout]
 
 
 def _of_tokens(error: EpisodeError) -> Exception | None:
-    """The conversation's own refusal behind a failed model call: no engine had a part in it."""
+    """Return the conversation's refusal behind a failed model call, or None. No engine is involved in such a refusal."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, RolloutError | TemplateError):

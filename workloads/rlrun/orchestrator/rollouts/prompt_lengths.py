@@ -1,6 +1,6 @@
-"""Count of the prompts of data sets that leave no room for a reply, for `rlrun validate` where model and data are on this machine.
+"""Count of prompts that leave no space for a reply, for `rlrun validate` with model and data on this machine.
 
-The count needs the tokenizer, which a command line does not import: it is made in a process of its own.
+The count needs the tokenizer, which the command line does not import, so it runs in a separate process.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 READ_SECONDS = 20.0
-"""Most time for the prompts of one environment; the orchestrator decides about the others as they are drawn."""
+"""Time limit for the prompts of one environment. The orchestrator checks the others when they are drawn."""
 NAMED = 3
-"""Prompts that a message names."""
+"""Number of prompts named in a message."""
 
 
 def count_unplayable(
@@ -35,18 +35,18 @@ def count_unplayable(
     """Count the training prompts that no rollout can answer.
 
     Args:
-        id: the environment.
-        args: its arguments.
+        id: id of the environment.
+        args: arguments of the environment.
         folder: folder of the model.
         trust_remote_code: whether the tokenizer may run its own code.
-        seq_len: longest sample, in tokens.
+        seq_len: limit of a sample in tokens.
         template_arguments: arguments of the chat template.
 
     Returns:
-        A sentence for people, or nothing. Data or a tokenizer that cannot be used is reported by other checks.
+        At most one sentence for people. Unusable data or an unusable tokenizer is reported by other checks.
 
     Raises:
-        RoleError: most prompts leave no room, so the run would end.
+        RoleError: most prompts leave no space, so the run would fail.
     """
     try:
         tasks = load_environment(id, args).tasks("train")
@@ -59,12 +59,16 @@ def count_unplayable(
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     message = f"of the first {read} of {len(tasks)} training prompts {counts} ({', '.join(named[:NAMED])})"
     if reasons.total() > MAX_RATIO * read:
-        raise RoleError(f"{message}; raise seqLen, or leave these rows out of the data", exit_codes.DATA)
-    return [f"{message}; the run leaves them out. To train on them, raise seqLen"]
+        raise RoleError(f"{message}; increase seqLen, or remove these rows from the data", exit_codes.DATA)
+    return [f"{message}; the run skips them. To train on them, increase seqLen"]
 
 
 def _count_unplayable(tasks: Sequence[Task], chat: ChatTokens, seq_len: int) -> tuple[Counter[str], list[str], int]:
-    """Count unplayable prompts by reason, within `READ_SECONDS`; the second value names them, the third is the number of prompts read."""
+    """Count unplayable prompts within `READ_SECONDS`.
+
+    Returns:
+        Counts by reason, descriptions of the prompts, and the number of prompts read.
+    """
     reasons, named, deadline = Counter[str](), list[str](), time.monotonic() + READ_SECONDS
     for index in range(len(tasks)):
         if time.monotonic() > deadline:
@@ -72,7 +76,7 @@ def _count_unplayable(tasks: Sequence[Task], chat: ChatTokens, seq_len: int) -> 
         try:
             task = tasks[index]
         except ValueError:
-            continue  # a malformed row after those that the environment checks itself
+            continue  # a malformed row beyond the rows that the environment checks
         try:
             tokens = len(chat.opening(task.prompt)[1])
         except TemplateError as error:

@@ -1,6 +1,7 @@
-"""What a model's chat template must be able to write: checked when the orchestrator starts, and by `rlrun validate` if the model is here.
+"""Checks of a model's chat template at the start of the orchestrator, and in `rlrun validate` if the model is on this
+machine.
 
-The check of a command line needs the tokenizer, so it is made in a process of its own (`local.inputs.template_pieces`).
+The check of the command line needs the tokenizer, so it runs in a separate process (`local.inputs.template_pieces`).
 """
 
 from __future__ import annotations
@@ -21,26 +22,26 @@ def load_tokens(source: str, *, revision: str | None = None, trust_remote_code: 
     """Load the policy's tokenizer.
 
     Raises:
-        RoleError: there is none, or its chat template is of no use.
+        RoleError: the tokenizer is missing or its chat template is unusable.
     """
     try:
         return ChatTokens.load(source, revision=revision, trust_remote_code=trust_remote_code)
     except (TemplateError, OSError, ValueError, KeyError) as error:
-        reason = f"a file of it has no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"one of its files lacks the key {error}" if isinstance(error, KeyError) else str(error)
         raise RoleError(
-            f"model: the tokenizer of {show_source(source)} cannot be used: {reason}", exit_codes.DATA
+            f"model: the tokenizer of {show_source(source)} is unusable: {reason}", exit_codes.DATA
         ) from error
 
 
 def check_turns(place: str, template: ChatTemplate) -> str | None:
-    """Play a conversation of two turns, and a tool turn.
+    """Render a conversation of two turns, and a tool turn.
 
     Args:
-        place: environment that may ask more than once, in messages.
-        template: the chat template with the environment's arguments.
+        place: field of the multi-turn environment, for messages.
+        template: chat template with the environment's arguments.
 
     Returns:
-        A warning if tools cannot be written, else None.
+        Warning if tool turns are unsupported, otherwise None.
 
     Raises:
         RoleError: the template cannot continue a conversation.
@@ -48,20 +49,21 @@ def check_turns(place: str, template: ChatTemplate) -> str | None:
     try:
         template.play_turns()
     except TemplateError as error:
-        message = f"{place} may ask several times, and the model cannot play a second turn: {error}"
+        message = f"{place} may need several turns, but the model's chat template cannot render a second turn: {error}"
         raise RoleError(message, exit_codes.CONFIGURATION) from error
     if template.tool_form is None:
-        return f"{place}: the chat template cannot write a tool turn; episodes that offer tools will fail"
+        return f"{place}: the chat template cannot render a tool turn; episodes that offer tools will fail"
     return None
 
 
 def check_template(*, folder: str, trust_remote_code: bool, environments: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Check the chat template of a model as the orchestrator does at its start.
+    """Check the chat template of a model in the same way as the orchestrator at its start.
 
     Args:
         folder: folder of the model.
         trust_remote_code: whether the tokenizer may run its own code.
-        environments: `place`, `id`, `args` and `template_arguments` of each; `here`: whether it can be loaded on this machine.
+        environments: `place`, `id`, `args` and `template_arguments` of each environment; `here`: whether it can be
+            loaded on this machine.
 
     Returns:
         Notices for people.
@@ -80,7 +82,9 @@ def check_template(*, folder: str, trust_remote_code: bool, environments: Sequen
             warning = check_turns(environment["place"], template)
         except RoleError as error:
             if not environment["here"]:
-                notices.append(f"{error}. It is not loaded on this machine: if it asks once only, ignore this")
+                notices.append(
+                    f"{error}. The environment is not installed on this machine: if it has a single turn, ignore this notice"
+                )
             elif _may_ask_again(environment["id"], environment["args"]):
                 raise
             continue
@@ -90,7 +94,9 @@ def check_template(*, folder: str, trust_remote_code: bool, environments: Sequen
 
 
 def _may_ask_again(id: str, args: Mapping[str, object]) -> bool:
-    """Whether an environment may ask more than once. False for one that cannot be loaded: another check reports it."""
+    """Return whether an environment may need several turns. False for one that cannot be loaded, which another check
+    reports.
+    """
     try:
         environment = load_environment(id, args)
     except EnvironmentLoadError:

@@ -1,4 +1,4 @@
-"""Loads the run's tokenizer, without torch where that can be."""
+"""Loading of the run's tokenizer, if possible without torch."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GENERIC = "TokenizersBackend"
-"""The class that transformers writes for a tokenizer that is its `tokenizer.json` and nothing more."""
+"""Class name that transformers writes for a tokenizer that consists only of its `tokenizer.json`."""
 _TEXT_CONFIGS = ("text_config", "llm_config", "thinker_config")
-"""Where models of several modalities keep the configuration of their language model."""
+"""Keys under which multimodal models keep the configuration of their language model."""
 _MODEL_TYPE = "llama"
-"""Only type accepted: of other types AutoTokenizer knows models whose files name the wrong class."""
+"""Only model type that is loaded without AutoTokenizer. For other types AutoTokenizer corrects files that name the
+wrong class.
+"""
 
 
 def load_tokenizer(
     source: str | Path, *, revision: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or hub name, as `AutoTokenizer` finds it.
+    """Load the tokenizer of a model folder or hub name, with the same result as `AutoTokenizer`.
 
-    AutoTokenizer imports torch, which costs seconds of CPU and 600 MB. So a folder that says itself which class it wants (tiny models do)
-    is given that class.
+    AutoTokenizer imports torch, which costs seconds of CPU time and 600 MB. A folder that names the generic class (tiny
+    models do) is therefore loaded directly.
 
     Raises:
-        OSError, ValueError: there is no tokenizer, or it cannot be read.
+        OSError, ValueError: the tokenizer is missing or unreadable.
     """
     if _is_generic(Path(source)):
         from transformers import PreTrainedTokenizerFast
@@ -39,10 +41,11 @@ def load_tokenizer(
 
 
 def stored_ends(source: str | Path, *, revision: str | None = None) -> tuple[int, ...]:
-    """Return the ids of `eos_token_id` in the model's `generation_config.json`; the engine stops at them. Without the file: none.
+    """Return the ids of `eos_token_id` in the model's `generation_config.json`, at which the engine stops; empty
+    without the file.
 
     Raises:
-        OSError, ValueError: the file cannot be read, or holds something else than ids there.
+        OSError, ValueError: the file is unreadable or the value is not an id or a list of ids.
     """
     from transformers.utils.hub import cached_file
 
@@ -58,23 +61,24 @@ def stored_ends(source: str | Path, *, revision: str | None = None) -> tuple[int
     ends = json.loads(Path(file).read_bytes()).get("eos_token_id")
     found = ends if isinstance(ends, list) else [] if ends is None else [ends]
     if not all(type(id) is int for id in found):
-        raise ValueError(f"{file}: eos_token_id is {ends!r}, expected a number or a list of numbers")
+        raise ValueError(f"{file}: eos_token_id is {ends!r}; expected a number or a list of numbers")
     return tuple(found)
 
 
 def preload_modules() -> None:
-    """Import what `load_tokenizer` mostly needs: that takes a second, and while the trainer starts there is nothing else to do.
+    """Import the modules of `load_tokenizer`, which takes a second, while the trainer starts.
 
-    Never beside another thread that imports the same: transformers fills its names while it is imported.
+    Must not run in parallel with another thread that imports transformers, which fills its namespace during the import.
     """
     with suppress(ImportError):  # `load_tokenizer` reports it
         from transformers import PreTrainedTokenizerFast  # noqa: F401
 
 
 def read_vocabulary_size(source: str | Path, *, revision: str | None = None) -> int | None:
-    """Return `vocab_size` of a model folder or hub name, or None if its `config.json` cannot be read or names none.
+    """Return `vocab_size` of a model folder or hub name, or None if its `config.json` is unreadable or has no such
+    value.
 
-    It is often larger than the tokenizer: models pad their embedding, and sample ids of the padding too.
+    It is often larger than the tokenizer: models pad their embedding and also sample ids of the padding.
     """
     file = Path(source) / "config.json"
     try:
@@ -87,7 +91,7 @@ def read_vocabulary_size(source: str | Path, *, revision: str | None = None) -> 
         return None
     texts = [document, *(document.get(name) for name in _TEXT_CONFIGS)] if isinstance(document, dict) else []
     sizes = [text.get("vocab_size") for text in texts if isinstance(text, dict)]
-    # The largest: a model of several modalities may name both, and no id that it has may be refused.
+    # The largest: a multimodal model may have several values, and no valid id may be refused.
     return max((size for size in sizes if type(size) is int and size > 0), default=None)
 
 

@@ -1,4 +1,4 @@
-"""Parts of a reply: its text, the calls in it, and the thoughts before it."""
+"""Parts of a reply: its text, its calls, and the thoughts before it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlrun.environments.tool_calls import parse_tool_calls
 
 @dataclass(frozen=True)
 class Said:
-    """A reply taken apart.
+    """Parsed reply.
 
     Attributes:
-        content: the text without calls and thoughts; None: the whole text.
+        content: text without calls and thoughts. None: the complete text.
         calls: (name, arguments as JSON) in order.
-        reasoning: the thoughts; None: there are none.
-        text: the reply as people read it, where it is another text than its tokens without special ones; None: it is not.
+        reasoning: thoughts, or None.
+        text: text for people, if it differs from the tokens without special ones, otherwise None.
     """
 
     content: str | None = None
@@ -28,9 +28,9 @@ class Said:
     text: str | None = None
 
     def messages_calls(self, before: int) -> list[dict[str, object]]:
-        """Return the calls as OpenAI's messages have them; `before` of the conversation's calls have ids already.
+        """Return the calls as in OpenAI messages. `before` is the number of earlier calls in the conversation.
 
-        An id has nine letters and digits for every family: Mistral's templates refuse others.
+        All ids have nine letters and digits, because Mistral's templates refuse others.
         """
         return [
             {"id": f"call{before + index:05}", "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -39,18 +39,18 @@ class Said:
 
 
 class ParseReply(Protocol):
-    """Takes a reply apart.
+    """Parser of replies.
 
     Args:
-        token_ids: the reply, without the token that ended it.
-        text: the reply without special tokens.
-        tools: functions that were offered; none for a parser that takes every reply apart.
+        token_ids: reply without the token that ended it.
+        text: reply without special tokens.
+        tools: offered functions; empty for a parser of every reply.
     """
 
     async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said: ...
 
 
 async def parse_text(token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
-    """Calls in the form of `environments.tool_calls`."""
+    """Parse calls in the text form of `environments.tool_calls`."""
     content, calls = parse_tool_calls(text)
     return Said(content, tuple((name, json.dumps(arguments)) for name, arguments in calls)) if calls else Said()

@@ -1,7 +1,8 @@
-"""Tasks that can never be played, and the share of them above which the run stops. Pure.
+"""Unplayable tasks, and their share above which the run stops. Pure.
 
-A row whose prompt is too long, that the chat template refuses or that has no usable ground truth fails in the same way each time. It is
-decided once, with the first rollout, and says nothing about the environment's code or the engines: the budget of errors does not count it.
+A row whose prompt is too long, is refused by the chat template or has no usable ground truth fails in the same way each
+time. The first rollout decides it. It is not a sign of a faulty environment or engine, so the error budget does not
+count it.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ from rlrun.environments.episode import EpisodeError
 from rlrun.orchestrator.rollouts.conversation import UnplayablePromptError
 
 WINDOW_GROUPS = 100
-"""Latest groups of an environment whose share is bounded; fewer for an environment with fewer training tasks."""
+"""Number of latest groups of an environment whose share is limited; smaller for an environment with fewer training
+tasks.
+"""
 MAX_RATIO = 0.5
-"""Largest share of these groups that may be of unplayable tasks; with more, something other than single rows is wrong."""
+"""Limit of the share of unplayable tasks in these groups; a higher share has another cause than single rows."""
 
 
 def unplayable_reason(error: Exception) -> str | None:
-    """Return why each rollout of a task meets this error, such as `too_long`; None if another try may succeed."""
+    """Return the reason why each rollout of a task meets this error, such as `too_long`, or None if another try may
+    succeed.
+    """
     if isinstance(error, UnplayablePromptError):
         return error.reason
     return "row" if isinstance(error, EpisodeError) and error.kind == "task" else None
 
 
 class UnplayableTasks:
-    """Unplayable tasks of all environments, as far as this attempt has found them.
+    """Unplayable tasks of all environments found in this attempt.
 
     Args:
         sizes: number of training tasks by the environment's label.
@@ -36,11 +41,11 @@ class UnplayableTasks:
         self._windows = {label: deque[str | None](maxlen=min(WINDOW_GROUPS, size)) for label, size in sizes.items()}
 
     def reason(self, label: str, task: int) -> str | None:
-        """Why a task cannot be played, such as `too_long`; None if no rollout of it was refused."""
+        """Return the reason why a task is unplayable, such as `too_long`, or None if no rollout of it was refused."""
         return self._found.get((label, task))
 
     def add(self, label: str, task: int, reason: str) -> bool:
-        """Remember an unplayable task. True if it was not known: a group finds it with each of its rollouts."""
+        """Record an unplayable task and return whether it is new. A group reports its task once per rollout."""
         is_new = (label, task) not in self._found
         self._found.setdefault((label, task), reason)
         return is_new
@@ -49,12 +54,13 @@ class UnplayableTasks:
         """Count the outcome of a group.
 
         Args:
-            label: its environment.
-            reason: why its task cannot be played; None: it was played.
+            label: label of its environment.
+            reason: reason why its task is unplayable, or None if it was played.
             message: error of the task.
 
         Returns:
-            Message for the user once too many are unplayable, else None. An incomplete window counts as if its other groups were played.
+            Message for the user if too many tasks are unplayable, otherwise None. The missing groups of an incomplete
+            window count as played.
         """
         window = self._windows[label]
         window.append(reason)
@@ -63,7 +69,7 @@ class UnplayableTasks:
             return None
         counts = ", ".join(f"{name}: {count}" for name, count in reasons.most_common())
         return (
-            f"{reasons.total()} of the last {len(window)} groups of environment {label!r} are of unplayable tasks ({counts}; "
-            f"the limit is {MAX_RATIO:.0%} of {window.maxlen}). Raise seqLen for prompts that are too long; correct or remove the other "
-            f"rows. The latest: {message}"
+            f"{reasons.total()} of the last {len(window)} groups of environment {label!r} have unplayable tasks ({counts}; "
+            f"the limit is {MAX_RATIO:.0%} of {window.maxlen}); increase seqLen for prompts that are too long, and correct or remove "
+            f"the other rows. The latest: {message}"
         )

@@ -1,8 +1,9 @@
-"""Token ids and an exact loss mask of a conversation, for any chat template that writes a conversation from left to right.
+"""Token ids and an exact loss mask of a conversation, for any chat template that renders from left to right.
 
-What is learned of an assistant's message is what the model has to write: from the end of the generation prompt to the token that ends
-the turn, included. Where a template writes no end after the last reply (GLM), one is added. Of other roles it is their text. The rendered
-text is cut at these places and each piece is tokenised alone, as the prompt is at inference, so that no token lies across a border.
+The learned part of an assistant message is the text that the model has to sample: from the end of the generation prompt
+up to and including the token that ends the turn. If a template writes no end after the last reply (GLM), one is added.
+Of other roles the learned part is their text. The rendered text is cut at these places and each piece is tokenized
+separately, like the prompt at inference, so that no token crosses a border.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Encoded:
-    """One conversation. Arrays are `[T]`."""
+    """Tokens of one conversation. Arrays are `[T]`."""
 
     input_ids: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
-    """Weight of each token in the loss; 0: not learned."""
+    """Weight of each token in the loss; 0 for tokens that are not learned."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     def cut(self, length: int) -> Encoded:
-        """The first `length` tokens."""
+        """Return the first `length` tokens."""
         return Encoded(self.input_ids[:length], self.weights[:length])
 
 
@@ -53,11 +54,11 @@ class ChatEncoder:
     """A tokenizer and its chat template.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with `chat_template`.
+        tokenizer: Hugging Face tokenizer with `chat_template`.
         ends: tokens that end a reply by the model's `generation_config.json`.
 
     Raises:
-        TemplateError: it has no chat template, or its pieces do not make up the whole.
+        TemplateError: the tokenizer has no chat template, or does not reproduce the template's text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, ends: Collection[int] = ()) -> None:
@@ -68,19 +69,19 @@ class ChatEncoder:
         probe: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         text = self._render(probe)
         if self._decode(self._tokenise(text)) != text:
-            raise TemplateError(f"the tokenizer does not give back the chat template's text {text!r}")
+            raise TemplateError(f"the tokenizer does not reproduce the chat template's text {text!r}")
 
     @classmethod
     def load(cls, source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatEncoder:
-        """The tokenizer of a model folder or hub name."""
+        """Load the tokenizer of a model folder or hub name."""
         tokenizer = load_tokenizer(source, revision=revision, trust_remote_code=trust_remote_code)
         return cls(tokenizer, stored_ends(source, revision=revision))
 
     def encode(self, chat: Conversation) -> Encoded:
-        """Tokens and weights of a conversation.
+        """Return tokens and weights of a conversation.
 
         Raises:
-            TemplateError: the template refuses it, or its messages cannot be separated.
+            TemplateError: the template refuses the conversation, or its messages cannot be located in the text.
         """
         if self._template.thought_field is not None:
             chat = replace(chat, messages=[_separate_thought(m, i) for i, m in enumerate(chat.messages, 1)])
@@ -99,7 +100,7 @@ class ChatEncoder:
                 if not ends and index == len(chat.messages) - 1:
                     text, stop, is_ended = text[:stop] + self._last_end, stop + len(self._last_end), True
             if start < end:
-                raise TemplateError(f"the chat template does not write message {index + 1} after the one before")
+                raise TemplateError(f"the chat template does not render message {index + 1} after message {index}")
             for piece, value in ((text[end:start], 0.0), (text[start:stop], weight)):
                 tokens = self._tokenise(piece)
                 ids += tokens
@@ -112,17 +113,17 @@ class ChatEncoder:
             w and m["role"] == "assistant" for w, m in zip(chat.weights, chat.messages, strict=True)
         ):
             raise TemplateError(
-                "no learned reply ends with a token that ends a turn, so the model would never stop; "
-                "let the last message be a learned reply"
+                "no learned reply ends with an end-of-turn token, so the model would never stop; "
+                "make the last message a learned reply"
             )
         if weights:
-            weights[0] = 0.0  # nothing comes before the first token, so it is never predicted
+            weights[0] = 0.0  # the first token has no prefix, so it is never predicted
         return Encoded(np.array(ids, np.int32), np.array(weights, np.float32))
 
-    # ---- where a message is
+    # ---- location of a message
 
     def _span(self, text: str, chat: Conversation, index: int) -> tuple[int, int, bool]:
-        """Return start and end of what is learned of a message, and whether a token that ends a turn is a part of it."""
+        """Return start and end of the learned part of a message, and whether it contains a token that ends a turn."""
         message = chat.messages[index]
         if message["role"] != "assistant" or index == 0:
             start, end = self._content(text, chat, index)
@@ -130,12 +131,14 @@ class ChatEncoder:
             return start, end + len(closing), bool(closing)
         content = content_text(message.get("content"), f"message {index + 1}")
         if held := next((token for token in self._ends if token in content), None):
-            raise TemplateError(f"message {index + 1} holds {held}, the token that ends a turn")
+            raise TemplateError(
+                f"message {index + 1} contains {held}, the token that ends a turn; remove it from the content"
+            )
         start = self._reply_start(text, chat, index)
         after = self._template.after_reply(chat.messages, index, chat.tools or (), generation_prompt=False)
         end = len(text) - len(after)
         reply = text[start:end].strip()
-        # Templates that read no thoughts may leave out those in the content; anything else must be there.
+        # Templates without a thought field may drop thoughts in the content; all other text must be present.
         rest = _split_thought(content)[1].strip()
         if not text.endswith(after) or not (content.strip() in reply or rest == reply):
             raise TemplateError(f"the chat template changes the content of message {index + 1}")
@@ -145,31 +148,34 @@ class ChatEncoder:
 
     @cached_property
     def _last_end(self) -> str:
-        """Text that ends the last reply for a template that writes none there: that which ends a reply before a question, else eos."""
-        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        """Text that ends the last reply if the template writes none: the end of a reply before a question, otherwise
+        eos.
+        """
+        turn: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         with suppress(TemplateError):
-            after = self._template.after_reply([*said, said[0]], 1)
+            after = self._template.after_reply([*turn, turn[0]], 1)
             if length := self._chat.turn_end(after):
                 return after[:length]
         return str(self._tokenizer.eos_token)
 
     def _reply_start(self, text: str, chat: Conversation, index: int) -> int:
-        """Index in `text` at which the generation prompt ends."""
+        """Return the index in `text` at which the generation prompt ends."""
         before = chat.messages[:index]
         prompt, bare = self._render(before, chat.tools, generation_prompt=True), self._render(before, chat.tools)
         start = len(prompt) if text.startswith(prompt) else self._common_start(text, chat, index)
         if prompt == bare and not chat.messages[index].get("tool_calls"):
-            # No generation prompt: what stands before the content is the template's, unless it is but a blank.
+            # Without a generation prompt, the text before the content belongs to the template, unless it is only whitespace.
             content, _ = self._content(text, chat, index)
             return content if text[start:content].strip() else start
         return start
 
     def _common_start(self, text: str, chat: Conversation, index: int) -> int:
-        """Return the end of what a generation prompt and the written reply have in common after the message before, in whole tokens.
+        """Return the end of the common tokens of the generation prompt and the rendered reply after the previous
+        message.
 
-        Templates of thinking models open a thought in the generation prompt, and write earlier replies without one. Others write what is
-        before differently once the conversation goes on (Mistral's system message stands before the last question), so only the text
-        after the message before is compared.
+        Templates of thinking models open a thought in the generation prompt and render earlier replies without one.
+        Other templates render earlier text differently after the conversation continues (Mistral puts the system
+        message before the last question), so only the text after the previous message is compared.
         """
         last = chat.messages[index - 1] | {"content": _STAND_IN}
         before = [*chat.messages[: index - 1], last]
@@ -182,22 +188,22 @@ class ChatEncoder:
         is_whole = asked.startswith(bare) and (len(common) > len(bare) or common == asked)
         if not (is_whole and text.endswith(written)):
             raise TemplateError(
-                f"the chat template writes what is before message {index + 1} differently once the conversation goes on"
+                f"the chat template renders the text before message {index + 1} differently after the conversation continues"
             )
         return len(text) - len(written) + len(common)
 
     def _after_mark(self, text: str, index: int) -> str:
         _, *after = text.split(_STAND_IN)
         if len(after) != 1:
-            raise TemplateError(f"the chat template does not let the text of message {index} be found")
+            raise TemplateError(f"cannot locate the text of message {index} in the output of the chat template")
         return after[0]
 
     def _content(self, text: str, chat: Conversation, index: int) -> tuple[int, int]:
-        """Start and end of a message's text, found by putting another in its place."""
+        """Return start and end of a message's text, located with a placeholder in its place."""
         marked = [*chat.messages[:index], chat.messages[index] | {"content": _STAND_IN}, *chat.messages[index + 1 :]]
         before, *after = self._render(marked, chat.tools).split(_STAND_IN)
         if len(after) != 1 or not (text.startswith(before) and text.endswith(after[0])):
-            raise TemplateError(f"the chat template does not let the text of message {index + 1} be found")
+            raise TemplateError(f"cannot locate the text of message {index + 1} in the output of the chat template")
         return len(before), len(text) - len(after[0])
 
     # ---- the tokenizer
@@ -219,17 +225,17 @@ class ChatEncoder:
 
 
 def _separate_thought(message: Message, number: int) -> Message:
-    """Return a reply whose thoughts stand in tags at the start of its content with the thoughts in their own field.
+    """Return a reply with the thoughts from tags at the start of its content moved to the thought field.
 
-    Most public data sets store thoughts so. A template that reads the field writes them as its models sample them; the tags in the
-    content it would write as a part of the answer (GPT-OSS, Gemma 4), after an empty thought (Qwen 3.8).
+    Most public data sets store thoughts in tags. A template with a thought field renders the field as its models sample
+    it, but would render the tags as part of the answer (GPT-OSS, Gemma 4) or after an empty thought (Qwen 3.8).
 
     Args:
         message: message of a row.
-        number: number of the message, in errors.
+        number: number of the message, for errors.
 
     Raises:
-        TemplateError: the reply has thoughts in the field as well, or a thought without an end.
+        TemplateError: the reply also has thoughts in the field, or a thought without an end.
     """
     if message["role"] != "assistant":
         return message
@@ -249,7 +255,9 @@ def _separate_thought(message: Message, number: int) -> Message:
 
 
 def _split_thought(content: str) -> tuple[str, str]:
-    """Return the thought with which a content begins, and the rest; the tag that opens it may be missing, as after a generation prompt."""
+    """Split a content into its initial thought and the rest. The opening tag may be missing, as after a generation
+    prompt.
+    """
     thought, end, rest = content.partition(_CLOSE)
     before, _, inner = thought.rpartition(_OPEN)
     if not end or before.strip():
@@ -258,29 +266,31 @@ def _split_thought(content: str) -> tuple[str, str]:
 
 
 def _refuse_lost_parts(messages: Sequence[Message], index: int, content: str, reply: str) -> None:
-    """Refuse a learned reply of which the template leaves out a call, or thoughts of the last turn.
+    """Refuse a learned reply if the template drops a call, or thoughts of the last turn.
 
-    Templates leave out the thoughts of earlier turns, and the model sees those turns without them.
+    Templates drop the thoughts of earlier turns, and the model sees those turns without them.
 
     Args:
-        messages: the conversation.
+        messages: complete conversation.
         index: index of the reply.
-        content: its content.
-        reply: the reply as the template writes it.
+        content: content of the reply.
+        reply: rendered reply.
 
     Raises:
-        TemplateError: names the message and the part.
+        TemplateError: a part is dropped; the error names the message and the part.
     """
     place = 0
     for call in messages[index].get("tool_calls") or ():
         place = reply.find(call["function"]["name"], place) + 1
         if not place:
-            raise TemplateError(f"the chat template leaves out a call of message {index + 1}; make one call a message")
+            raise TemplateError(
+                f"the chat template drops a call of message {index + 1}; put each call into a separate message"
+            )
     if index != len(messages) - 1:
         return
     for thought in (thought_of(messages[index]), _split_thought(content)[0]):
         if thought.strip() not in reply:
             raise TemplateError(
-                f"the chat template leaves out the thoughts of message {index + 1}; remove them from the row, or give the model a chat "
-                "template that writes them"
+                f"the chat template drops the thoughts of message {index + 1}; remove them from the row, or use a chat "
+                "template that renders them"
             )

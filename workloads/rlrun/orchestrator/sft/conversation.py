@@ -1,4 +1,4 @@
-"""Checked conversation from a row: messages in OpenAI's form, each learned or not."""
+"""Validated conversation of a row: OpenAI messages with a loss weight each."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Conversation:
 
     messages: Sequence[Message]
     weights: Sequence[float]
-    """Weight of each message's tokens in the loss; 0: not learned."""
+    """Weight of each message's tokens in the loss; 0 for messages that are not learned."""
     tools: list[Tool] | None = None
 
 
 def read_conversation(row: Mapping[str, object], config: DataConfig) -> Conversation:
-    """The conversation of a row: its chat, or prompt and completion, of which the completion alone is learned.
+    """Read the conversation of a row: its chat, or prompt and completion with only the completion learned.
 
     Raises:
-        ValueError: names the field and what is wrong with it.
+        ValueError: a field is wrong; the error names the field and the problem.
     """
     refuse_media(row, "column")
     if row.get(config.messages_field) is not None:
@@ -38,20 +38,20 @@ def read_conversation(row: Mapping[str, object], config: DataConfig) -> Conversa
     elif row.get(config.prompt_field) is not None or row.get(config.completion_field) is not None:
         for field in (config.prompt_field, config.completion_field):
             if row.get(field) is None:
-                raise ValueError(f"{field} is missing beside the other half of prompt and completion")
+                raise ValueError(f"{field} is missing; set both {config.prompt_field} and {config.completion_field}")
         messages = _read_messages(row[config.prompt_field], config.prompt_field, "user")
         first = len(messages)
         messages += _read_messages(row[config.completion_field], config.completion_field, "assistant")
     else:
         raise ValueError(
-            f"it has neither {config.messages_field} nor {config.prompt_field} and {config.completion_field}; its columns are "
-            f"{', '.join(sorted(row)) or 'none'}: name the right ones in data.messagesField, promptField, completionField"
+            f"the row has neither {config.messages_field} nor {config.prompt_field} and {config.completion_field} (columns: "
+            f"{', '.join(sorted(row)) or 'none'}); set data.messagesField, promptField and completionField"
         )
     weights = []
     for index, message in enumerate(messages):
         weight = message.pop("weight", 1)
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight < 0:
-            raise ValueError(f"message {index + 1}: weight is {weight!r}; it must be a number of at least 0")
+            raise ValueError(f"message {index + 1}: weight is {weight!r}; it must be a number of 0 or more")
         weights.append(float(weight) if index >= first and message["role"] in config.loss_roles else 0.0)
     return Conversation(messages, weights, _read_tools(row.get(config.tools_field), config.tools_field))
 
@@ -90,7 +90,7 @@ def _read_message(value: object, where: str) -> Message:
 
 
 def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
-    """Calls for a chat template, which wants the arguments as an object; OpenAI writes them as JSON text."""
+    """Return calls with the arguments as an object, as chat templates expect them. OpenAI writes them as JSON text."""
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise ValueError(f"{where} is {_show_value(calls)}; it must be a list of calls")
     made = []
@@ -103,7 +103,7 @@ def _tool_calls(calls: object, where: str) -> list[dict[str, object]]:
             try:
                 arguments = json.loads(arguments)
             except ValueError as error:
-                raise ValueError(f"{where}[{index}].function.arguments is no JSON: {error}") from None
+                raise ValueError(f"{where}[{index}].function.arguments is not valid JSON: {error}") from None
         made.append(call | {"function": function | {"arguments": arguments}})
     return made
 
@@ -113,7 +113,7 @@ def _read_tools(value: object, field: str) -> list[Tool] | None:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise ValueError(f"{field} is no JSON: {error}") from None
+            raise ValueError(f"{field} is not valid JSON: {error}") from None
     if value is not None and (not isinstance(value, list) or not all(isinstance(item, dict) for item in value)):
         raise ValueError(f"{field} is {_show_value(value)}; it must be a list of tools")
     return value or None

@@ -34,10 +34,10 @@ from rlrun.runtime import exit_codes
 
 
 def load_chat(config: OrchestratorConfig) -> ChatEncoder:
-    """The model's tokenizer and template.
+    """Load the model's tokenizer and chat template.
 
     Raises:
-        RoleError: there is none, or its chat template is of no use.
+        RoleError: the tokenizer is missing or its chat template is unusable.
     """
     made = model_folder(Path(config.output_dir), config.shared_with)
     source = model_source(config.model, made, with_weights=False, trained=True)
@@ -45,22 +45,22 @@ def load_chat(config: OrchestratorConfig) -> ChatEncoder:
 
 
 def load_encoder(source: str, *, revision: str | None = None, trust_remote_code: bool = False) -> ChatEncoder:
-    """Load the tokenizer and template of a model folder or hub name.
+    """Load tokenizer and chat template of a model folder or hub name.
 
     Raises:
-        RoleError: there is none, or its chat template is of no use.
+        RoleError: the tokenizer is missing or its chat template is unusable.
     """
     try:
         return ChatEncoder.load(source, revision=revision, trust_remote_code=trust_remote_code)
     except (TemplateError, OSError, ValueError, KeyError) as error:
-        reason = f"a file of it has no {error}" if isinstance(error, KeyError) else str(error)
+        reason = f"one of its files lacks the key {error}" if isinstance(error, KeyError) else str(error)
         raise RoleError(
-            f"model: the tokenizer of {show_source(source)} cannot be used: {reason}", exit_codes.DATA
+            f"model: the tokenizer of {show_source(source)} is unusable: {reason}", exit_codes.DATA
         ) from error
 
 
 def check_encoder(*, folder: str, trust_remote_code: bool) -> list[str]:
-    """Load the tokenizer and template of a model folder, for `rlrun validate`. Returns no notices.
+    """Load tokenizer and chat template of a model folder, for `rlrun validate`. Returns no notices.
 
     Raises:
         RoleError: the run would be refused at its start.
@@ -70,16 +70,16 @@ def check_encoder(*, folder: str, trust_remote_code: bool) -> list[str]:
 
 
 def open_sources(data: DataConfig) -> list[Rows]:
-    """The rows of all sources.
+    """Open the rows of all sources.
 
     Raises:
-        RoleError: names the source and what is wrong with it.
+        RoleError: a source is unusable; the error names it and the problem.
     """
     return [Rows(source, f"data.sources[{index}]") for index, source in enumerate(data.sources)]
 
 
 def make_mixture(data: DataConfig, sources: list[Rows], seed: int) -> Mixture:
-    """The order in which a run reads its sources."""
+    """Create the order in which a run reads its sources."""
     return Mixture(
         seed,
         tuple(len(rows) for rows in sources),
@@ -91,7 +91,9 @@ def make_mixture(data: DataConfig, sources: list[Rows], seed: int) -> Mixture:
 
 
 def expected_steps(data: DataConfig, mixture: Mixture) -> int | None:
-    """Steps that the data is enough for if no row is left out; None: for ever, or not known before it is read."""
+    """Return the number of steps for which the data suffices if no row is skipped, or None if it is unlimited or
+    unknown before reading.
+    """
     if mixture.length is None or data.batch_tokens is not None:
         return None
     return -(-mixture.length // data.batch_size)
@@ -107,10 +109,10 @@ def make_pipeline(
     signal: Signal,
     volume: Volume,
 ) -> DataPipeline:
-    """Make an attempt's pipeline from what is on the disk.
+    """Create an attempt's pipeline from the state on disk.
 
     Raises:
-        RoleError: the tokenizer, the data or the base checkpoint cannot be used.
+        RoleError: the tokenizer, the data or the base checkpoint is unusable.
     """
     data = config.data
     assert data is not None
@@ -120,7 +122,7 @@ def make_pipeline(
     expected = expected_steps(data, mixture)
     if expected is not None and expected > config.max_steps:
         logger.warning(
-            f"data.epochs ({data.epochs}) are {expected} steps, but maxSteps is {config.max_steps}: the run ends there"
+            f"data.epochs ({data.epochs}) takes {expected} steps, but the run ends at maxSteps {config.max_steps}"
         )
     held: tuple[Sample, ...] = ()
     if validation is not None and data.validation is not None:
@@ -132,19 +134,19 @@ def make_pipeline(
 
 
 async def feed_attempt(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop | None = None) -> int:
-    """Feed one attempt to its end.
+    """Feed the trainer of one attempt until the end.
 
     Args:
-        config: the role's configuration, with `data`.
-        attempt: its number.
-        api_key: the run's key, for trainer and progress.
-        stop: how a signal ends the role.
+        config: configuration of the role, with `data`.
+        attempt: number of the attempt.
+        api_key: the run's key for trainer and progress.
+        stop: reaction of the role to signals.
 
     Returns:
-        0 when every step is trained and saved; 143 when the run was stopped before.
+        0 if every step is trained and saved; 143 if the run was stopped earlier.
 
     Raises:
-        RoleError: why the run cannot go on; possibly inside an exception group.
+        RoleError: the run cannot continue; possibly inside an exception group.
     """
     data = config.data
     assert data is not None

@@ -1,6 +1,7 @@
-"""Order of the drawn rows: a pure function of the seed and the number of the draw, so that one number is all there is to resume from.
+"""Order of the drawn rows, a pure function of the seed and the number of the draw, so that a resume needs only this
+number.
 
-Sources take turns by their weights, as evenly as whole rows allow; within a source each epoch visits all rows once.
+Sources take turns by their weights, as evenly as complete rows allow. Within a source each epoch visits all rows once.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ class Draw(NamedTuple):
     source: int
     """Index of the source."""
     row: int
-    """Index of the row in it."""
+    """Index of the row in the source."""
     epoch: int
-    """Number of times that all its rows were drawn before."""
+    """Number of complete passes over its rows before this draw."""
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """The order of all rows of a run.
+    """Order of all rows of a run.
 
     Args:
-        seed: the run's seed.
-        sizes: rows of each source.
-        weights: shares of rows, any positive numbers.
-        shuffle: a new order in each epoch; otherwise always that of the files.
-        epochs: how often the data is read; None: for ever.
-        all_exhausted: the mixture ends when all sources were read that often, otherwise when the first one was.
+        seed: seed of the run.
+        sizes: number of rows of each source.
+        weights: relative shares of rows, positive numbers.
+        shuffle: whether each epoch has a new order; otherwise the order of the files.
+        epochs: number of passes over the data. None: unlimited.
+        all_exhausted: whether the mixture ends when all sources are exhausted, instead of the first one.
     """
 
     seed: int
@@ -46,7 +47,7 @@ class Mixture:
     all_exhausted: bool = False
 
     def draw(self, number: int) -> Draw:
-        """Result of draw `number` (from 0)."""
+        """Return the result of draw `number` (from 0)."""
         source, index = share_out(number, self._shares)
         epoch, position = divmod(index, self.sizes[source])
         if not self.shuffle:
@@ -54,18 +55,18 @@ class Mixture:
         return Draw(source, permute_position(position, self.sizes[source], f"{self.seed}/data/{source}/{epoch}"), epoch)
 
     def counts(self, number: int) -> tuple[int, ...]:
-        """Rows of each source among the first `number` draws."""
+        """Return the number of rows of each source among the first `number` draws."""
         return tuple(_count_shares(number, self._shares))
 
     @cached_property
     def length(self) -> int | None:
-        """Draws until the mixture ends; None: it does not."""
+        """Number of draws until the mixture ends, or None if it never ends."""
         if self.epochs is None:
             return None
         low, high = 0, 1
         while not self._ended(high):
             high *= 2
-        while high - low > 1:  # the counts only grow, so the first draw that reaches them is found by halving
+        while high - low > 1:  # binary search: the counts only increase
             middle = (low + high) // 2
             low, high = (low, middle) if self._ended(middle) else (middle, high)
         return high
@@ -80,7 +81,7 @@ class Mixture:
 
 
 def _count_shares(number: int, weights: Sequence[Fraction]) -> list[int]:
-    """The forks of `share_out`, for all sources at once."""
+    """Compute the forks of `share_out` for all sources at once."""
     if len(weights) == 1:
         return [number]
     middle = len(weights) // 2

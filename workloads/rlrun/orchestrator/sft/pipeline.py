@@ -1,6 +1,6 @@
-"""The data flow of a supervised run: batches are made a few steps ahead of the trainer, and nothing else happens.
+"""Data flow of a supervised run: batches are made a few steps ahead of the trainer.
 
-Everything runs in one event loop; rows are read, tokenised and written in a thread, one batch at a time.
+Everything runs in one event loop; rows are read, tokenized and written in a thread, one batch at a time.
 """
 
 from __future__ import annotations
@@ -38,35 +38,35 @@ from rlrun.protocol.messages.channel import Event
 from rlrun.runtime import exit_codes
 
 STEPS_AHEAD = 4
-"""Batches that may wait for the trainer."""
+"""Limit of batches that wait for the trainer."""
 _OF_SAMPLING = ("mismatch_kl", "mismatch_kl_max")
-"""Metrics of the trainer that compare with log-probabilities as sampled, of which there are none here."""
+"""Metrics of the trainer that compare with sampled log-probabilities, which do not exist here."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Data that an attempt trains on."""
+    """Training data of an attempt."""
 
     reader: Reader
-    """The rows, at the attempt's position."""
+    """Reader of the rows at the attempt's position."""
     fingerprints: tuple[str, ...]
     """Fingerprints of the sources."""
     expected_steps: int | None
-    """Steps that the data is enough for, when that is known."""
+    """Number of steps for which the data suffices, or None if unknown."""
     validation: tuple[Sample, ...]
-    """The held-out samples; none when nothing is held out."""
+    """Validation samples; empty without validation data."""
 
 
 class DataPipeline:
-    """One attempt of one run, from the trainer's first event to the end.
+    """Data flow of one attempt, from the trainer's first event to the end.
 
     Args:
-        config: the role's configuration, with `data`.
-        attempt: the attempt's file.
-        data: what is trained on.
-        trainer: the channel to the trainer, which is up.
-        signal: notified of every change.
-        volume: that the run's folder is on. What the run cannot go on without waits while it refuses.
+        config: configuration of the role, with `data`.
+        attempt: content of the attempt's file.
+        data: training data.
+        trainer: client of the ready trainer.
+        signal: signal notified of every change.
+        volume: volume of the run's folder. While it refuses, writes that the run needs wait.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DataPipeline:
         self._validation = data.validation
         self._made = self._trained = attempt.base_step
         self._last_step: int | None = config.max_steps if attempt.base_step >= config.max_steps else None
-        """The last step, known once its batch is made."""
+        """Last step, known after its batch is made."""
         self._snapshots: dict[int, Position] = {}
         self._metrics = MetricsFile(
             self._paths.metrics,
@@ -105,16 +105,16 @@ class DataPipeline:
         self._clock, self._since, self._activity = StepClock(), Since(), Activity()
 
     async def run(self) -> bool:
-        """Run up to the last checkpoint, or until `stop`.
+        """Run until the last checkpoint is complete, or until `stop`.
 
         Returns:
-            True if all is done.
+            Whether all work is done.
 
         Raises:
-            RoleError: why the run cannot go on; possibly inside an exception group.
+            RoleError: the run cannot continue; possibly inside an exception group.
         """
         if self._last_step is None and await in_thread(lambda: self._reader.exhausted):
-            logger.info(f"the data is exhausted at step {self.attempt.base_step}: nothing is left to be learned")
+            logger.info(f"the data is exhausted at step {self.attempt.base_step}; the run ends without another step")
             return True
         try:
             await self._run()
@@ -124,6 +124,7 @@ class DataPipeline:
             logger.info("all steps are trained and saved")
         return self._done()
 
+    # The trainer's events and the checkpoint writer outlive the batches: after a stop they complete the last checkpoint.
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             following, making = tasks.create_task(self._follow_trainer()), tasks.create_task(self._make_batches())
@@ -136,7 +137,7 @@ class DataPipeline:
             saving.cancel()
 
     def stop(self) -> None:
-        """Make no more batches; only help the trainer, which is to stop too, to complete its last checkpoint."""
+        """Stop making batches; only let the trainer, which also stops, complete its last checkpoint."""
         self.trainer.ending = True
         self._signal.notify()
 
@@ -144,7 +145,7 @@ class DataPipeline:
         saved = not self.config.checkpoint.enabled or self._checkpoint_step == self._last_step
         return self._finished and saved and not self._metrics.pending()
 
-    # ---- news from the trainer
+    # ---- events of the trainer
 
     async def _follow_trainer(self) -> None:
         with suppress(TrainerGoneError):
@@ -155,7 +156,7 @@ class DataPipeline:
     async def _handle(self, event: Event) -> None:
         match event.kind:
             case "validated":
-                # The same version may be measured again after a restart; its line is written once.
+                # After a restart the base version may be measured again, but its line is written only once.
                 if event.step == 0 and self._metrics.wants_base:
                     self._metrics.add(0, "evaluation", event.metrics)
             case "trained":
@@ -177,7 +178,9 @@ class DataPipeline:
     def _save(self, event: Event) -> None:
         position = self._snapshots.get(event.step)
         if position is None or event.path is None:
-            logger.error(f"the checkpoint of step {event.step} stays incomplete: nothing is known of that step")
+            logger.error(
+                f"the checkpoint of step {event.step} stays incomplete: the orchestrator has no snapshot of it"
+            )
             return
         snapshot = Snapshot(event.step, position, self._fingerprints)
         self._parts.put(event.step, partial(write_snapshot, Path(event.path), snapshot))
@@ -227,7 +230,7 @@ class DataPipeline:
     async def _write_validation(self) -> None:
         await in_thread(self._remove_old_validation)
         batch = Batch(0, self.attempt.attempt, self._validation)
-        await self._write("write the held-out samples", self._paths.validation(self.attempt.attempt), batch)
+        await self._write("write the validation samples", self._paths.validation(self.attempt.attempt), batch)
 
     def _remove_old_validation(self) -> None:
         for old in self._paths.rollouts.glob("validation.a*"):
@@ -240,14 +243,14 @@ class DataPipeline:
         except BatchError as error:
             raise RoleError(str(error), exit_codes.DATA) from error
 
-    # ---- for people
+    # ---- progress
 
     def measures(self) -> Measures:
-        """Values for the metrics beside the progress."""
+        """Return the values for the metrics in addition to the progress."""
         return Measures(self._metrics.last, self._clock.totals, volume=self._volume.space)
 
     def progress(self) -> Progress:
-        """Current progress of the run."""
+        """Return the current progress of the run."""
         total = self._last_step or self._expected_steps or self.config.max_steps
         waiting, state = self._waiting(), self.trainer.state
         trouble = worst_trouble(self._volume.trouble(), state.trouble() if state is not None else None)

@@ -1,4 +1,4 @@
-"""Training samples from rows, and the batch of a step from samples; what is left out is counted."""
+"""Training samples from rows, and a step's batch from samples. Skipped rows are counted."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 _POLICY = 0
-"""No policy sampled the tokens; the version is one that every step knows."""
+"""Version of the tokens. No policy sampled them; version 0 is valid in every step."""
 
 
 class Encoder:
-    """Makes samples of one run's rows.
+    """Encoder of one run's rows into samples.
 
     Args:
-        config: which columns, and what is done about rows that cannot be used.
-        chat: tokenizer and template.
-        seq_len: longest sample, in tokens.
+        config: names of the columns, and handling of unusable rows.
+        chat: tokenizer and chat template.
+        seq_len: limit of a sample in tokens.
     """
 
     def __init__(self, config: DataConfig, chat: ChatEncoder, seq_len: int) -> None:
         self._config, self._chat, self._seq_len = config, chat, seq_len
 
     def encode(self, rows: Rows, index: int, counters: Counter[str]) -> Encoded | None:
-        """A row's tokens, None for one that is left out; `counters` count the reasons and the cuts.
+        """Return a row's tokens, or None for a skipped row. `counters` count the reasons and the truncations.
 
         Raises:
-            RoleError: the row is malformed or too long, and the configuration wants that to be an error.
+            RoleError: the row is malformed or too long, and the configuration is set to fail.
         """
         config = self._config
         try:
@@ -51,15 +51,15 @@ class Encoder:
         except RowError as error:
             if config.malformed == "Fail":
                 raise RoleError(
-                    f"{rows.label}: {error}; mend the row, or set data.malformed to Skip", exit_codes.DATA
+                    f"{rows.label}: {error}; correct the row, or set data.malformed to Skip", exit_codes.DATA
                 ) from None
             counters["skipped_malformed"] += 1
             return None
         if len(encoded) > self._seq_len:
             if config.too_long == "Fail":
                 raise RoleError(
-                    f"{rows.label}: {rows.describe_place(index)}: it has {len(encoded)} tokens, seqLen is {self._seq_len}; "
-                    "raise seqLen, or set data.tooLong to Truncate or Skip",
+                    f"{rows.label}: {rows.describe_place(index)} has {len(encoded)} tokens, but seqLen is {self._seq_len}; "
+                    "increase seqLen, or set data.tooLong to Truncate or Skip",
                     exit_codes.DATA,
                 )
             if config.too_long == "Skip":
@@ -74,7 +74,7 @@ class Encoder:
 
 
 def make_sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sample:
-    """Sample of the file protocol: each token's weight stands in the place of its advantage."""
+    """Create a sample of the file protocol, with each token's weight in the column of its advantage."""
     mask = encoded.weights > 0
     return Sample(
         input_ids=encoded.input_ids,
@@ -94,23 +94,23 @@ def make_sample(encoded: Encoded, *, source: str, place: str, number: int) -> Sa
 
 @dataclass(frozen=True)
 class Position:
-    """Position of a run in its data: all that a checkpoint needs, whatever the number of ranks."""
+    """Position of a run in its data; a checkpoint needs nothing else, whatever the number of ranks."""
 
     draws: int = 0
-    """Rows drawn so far, those that were left out included."""
+    """Rows drawn so far, skipped ones included."""
     counters: dict[str, int] = field(default_factory=dict)
-    """Rows left out or cut so far, by reason."""
+    """Skipped and truncated rows so far, by reason."""
 
 
 class Reader:
-    """Reads the mixture from a position on, one batch after the other.
+    """Reader of the mixture from a position, one batch after the other.
 
     Args:
-        config: the size of a batch.
-        sources: the rows of each source.
-        mixture: the order.
-        encode: gives the tokens of a row, or None for one that is left out.
-        position: where to start.
+        config: size of a batch.
+        sources: rows of each source.
+        mixture: order of the rows.
+        encode: function that returns the tokens of a row, or None for a skipped one.
+        position: start position.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Reader:
 
     @property
     def exhausted(self) -> bool:
-        """True if no usable row is left. Looks for one, so that a batch can be marked as the last."""
+        """Whether no usable row is left. Reads ahead to the next usable row, so that a batch can be marked as the last."""
         return self._peek() is None
 
     @property
@@ -142,10 +142,10 @@ class Reader:
         return self._draws / sum(len(rows) for rows in self._sources)
 
     def batch(self) -> tuple[Sample, ...]:
-        """The samples of the next step; none when the data is exhausted.
+        """Return the samples of the next step; empty if the data is exhausted.
 
         Raises:
-            RoleError: a row that may not be left out, or no usable row among as many as there are.
+            RoleError: a row that must not be skipped is unusable, or a complete pass had no usable row.
         """
         config, samples, tokens = self._config, list[Sample](), 0
         while (following := self._peek()) is not None:
@@ -168,7 +168,7 @@ class Reader:
                 self._draws += 1
                 self._left_out += 1
                 if self._left_out >= sum(len(rows) for rows in self._sources):
-                    raise RoleError(f"data.sources: no row can be used: {self._reasons()}", exit_codes.DATA)
+                    raise RoleError(f"data.sources: no row is usable: {self._reasons()}", exit_codes.DATA)
                 continue
             self._left_out = 0
             self._next = make_sample(
@@ -181,10 +181,10 @@ class Reader:
 
 
 def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
-    """The validation samples: the first `limit` rows, less those that are left out.
+    """Return the validation samples: the first `limit` rows without the skipped ones.
 
     Raises:
-        RoleError: none of them can be used.
+        RoleError: no row is usable.
     """
     counters: Counter[str] = Counter()
     samples = []
@@ -193,12 +193,12 @@ def held_out(rows: Rows, encoder: Encoder, *, limit: int) -> tuple[Sample, ...]:
         if encoded is not None:
             samples.append(make_sample(encoded, source=rows.label, place=rows.describe_place(index), number=index))
     if not samples:
-        raise RoleError(f"data.validation: no row of {rows.label} can be used: {dict(counters)}", exit_codes.DATA)
+        raise RoleError(f"data.validation: no row of {rows.label} is usable: {dict(counters)}", exit_codes.DATA)
     return tuple(samples)
 
 
 def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Metrics of a batch: samples, tokens and learned tokens, and the samples of each source of a mixture."""
+    """Compute the metrics of a batch: samples, tokens, learned tokens, and the samples per source of a mixture."""
     found: dict[str, float] = {
         "batch/samples": float(len(samples)),
         "batch/tokens": float(sum(len(sample) for sample in samples)),

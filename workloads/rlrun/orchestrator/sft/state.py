@@ -1,4 +1,4 @@
-"""The data pipeline's part of a checkpoint: the position in the data, and what the data was."""
+"""The data pipeline's part of a checkpoint: the position in the data, and fingerprints of the data."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The pipeline at the moment when the batch of a step was made."""
+    """State of the pipeline after the batch of a step was made."""
 
     step: int
     position: Position
     fingerprints: tuple[str, ...]
-    """Fingerprints of the sources; other data has no position to go on from."""
+    """Fingerprints of the sources; a position is valid only for the same data."""
 
 
 def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
-    """Make the pipeline's part of `checkpoint` durable."""
+    """Write the pipeline's part of `checkpoint` durably."""
     document = asdict(snapshot) | {"format_version": FORMAT_VERSION}
     state = checkpoint / ORCHESTRATOR_PART / STATE_FILE
     write_json(state, document, before_rename="checkpoint.orchestrator.before_rename")
@@ -38,10 +38,10 @@ def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
 
 
 def base_position(paths: RunPaths, attempt: Attempt, fingerprints: tuple[str, ...]) -> Position:
-    """Start of this attempt in its data.
+    """Return the position in the data at which this attempt starts.
 
     Raises:
-        RoleError: the part is missing or of another format, or the data is not what it was.
+        RoleError: the part is missing or has another format, or the data has changed.
     """
     if attempt.base_attempt is None:
         return Position()
@@ -50,19 +50,19 @@ def base_position(paths: RunPaths, attempt: Attempt, fingerprints: tuple[str, ..
     try:
         document = json.loads(path.read_text())
         if document["format_version"] != FORMAT_VERSION:
-            raise ValueError("it is of another format")
+            raise ValueError("it has another format")
         position = Position(int(document["position"]["draws"]), dict(document["position"]["counters"]))
         before = tuple(document["fingerprints"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RoleError(
-            f"cannot resume from {checkpoint}: its part {path.relative_to(checkpoint)} cannot be read ({error})",
+            f"cannot resume from {checkpoint}: {path.relative_to(checkpoint)} is unreadable ({error})",
             exit_codes.DATA,
         ) from error
     if before != fingerprints:
         changed = next((i for i, (a, b) in enumerate(zip(before, fingerprints, strict=False)) if a != b), None)
-        what = "data.sources has another length" if changed is None else f"data.sources[{changed}] has other files"
+        change = "data.sources has another length" if changed is None else f"data.sources[{changed}] has other files"
         raise RoleError(
-            f"cannot resume from {checkpoint}: {what} than when it was saved; give the run the same data, or start a new one",
+            f"cannot resume from {checkpoint}: {change} than when it was saved; restore the data, or start a new run",
             exit_codes.DATA,
         )
     return position

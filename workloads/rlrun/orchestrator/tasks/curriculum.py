@@ -1,7 +1,8 @@
-"""The tasks of one environment: their order, and pools of those that the policy finds easy or hard. JSON in and out.
+"""Curriculum of one environment: the order of its tasks, and pools of tasks that are easy or hard for the policy. State
+as JSON.
 
-A walk visits the open tasks once per epoch and passes over those in a pool; the pools' own shares of the draws go to the task of the pool
-that was not drawn for the longest time. Where nothing is left outside of the pools, the hard one is drawn from, then the easy one.
+The walk visits the open tasks once per epoch and skips those in a pool. Each pool gets its share of the draws, and its
+least recently drawn task comes first. If all open tasks are in pools, the hard pool is drawn from, then the easy one.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from rlrun.orchestrator.tasks.permutation import permute_position, share_out
 
 Pool = Literal["easy", "hard"]
 _LOOKS = 1000
-"""Most tasks in a row that the walk passes over: a bound on the time of one draw."""
+"""Limit of consecutive tasks that the walk skips, which bounds the time of one draw."""
 
 
 def pool_of(mean: float, config: CurriculumConfig) -> Pool | None:
-    """Pool of a task whose last group had this mean reward."""
+    """Return the pool of a task from the mean reward of its last group, or None."""
     if config.easy is not None and mean >= config.easy.threshold:
         return "easy"
     if config.hard is not None and mean <= config.hard.threshold:
@@ -28,7 +29,7 @@ def pool_of(mean: float, config: CurriculumConfig) -> Pool | None:
 
 
 class CurriculumState(TypedDict):
-    """`TaskPools` in a checkpoint."""
+    """State of `TaskPools` in a checkpoint."""
 
     epoch: int
     position: int
@@ -43,7 +44,7 @@ class TaskPools:
     """Pool of each task, and the position of the walk.
 
     Args:
-        config: the environment's curriculum.
+        config: curriculum of the environment.
         size: number of tasks.
         key: seed of the order.
     """
@@ -55,14 +56,14 @@ class TaskPools:
     position: int = 0
     """Position of the walk within its epoch."""
     window: int = 0
-    """Tasks that are open, the first of the list; 0 before the first draw."""
+    """Number of open tasks at the start of the list; 0 before the first draw."""
     drawn: int = 0
-    """Draws so far."""
+    """Number of draws."""
     _pools: dict[Pool, dict[int, None]] = field(default_factory=lambda: {"easy": {}, "hard": {}})
-    """Tasks of each pool, the one that was not drawn for the longest time first."""
+    """Tasks of each pool, the least recently drawn first."""
 
     def draw(self, step: int) -> tuple[int, int]:
-        """The next task and its epoch, for a group that is meant for `step`."""
+        """Return the next task and its epoch for a group of `step`."""
         self._open(step)
         pool = self._turn()
         self.drawn += 1
@@ -76,7 +77,7 @@ class TaskPools:
         return task, self.epoch
 
     def observe(self, task: int, mean: float) -> None:
-        """Take in the mean reward of a group of this task."""
+        """Update the pools with the mean reward of a group of this task."""
         pool = pool_of(mean, self.config)
         for name, tasks in self._pools.items():
             if name != pool:
@@ -85,12 +86,12 @@ class TaskPools:
             self._pools[pool].setdefault(task)
 
     def sizes(self) -> dict[str, int]:
-        """Tasks in each pool, and open ones in none of them."""
+        """Return the number of tasks in each pool and of open tasks in no pool."""
         easy, hard = len(self._pools["easy"]), len(self._pools["hard"])
         return {"easy": easy, "normal": self.window - easy - hard, "hard": hard}
 
     def state(self) -> CurriculumState:
-        """State for a checkpoint."""
+        """Return the state for a checkpoint."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -107,7 +108,7 @@ class TaskPools:
         self._pools = {"easy": dict.fromkeys(state["easy"]), "hard": dict.fromkeys(state["hard"])}
 
     def _open(self, step: int) -> None:
-        """Open the first `step / warmup_steps` of the tasks; a shuffled walk then starts again, over all that are open."""
+        """Open the first `step / warmup_steps` of the tasks. A shuffled walk then restarts over all open tasks."""
         steps = self.config.warmup_steps
         window = self.size if step >= steps else max(1, -(-self.size * step // steps))
         if window <= self.window:
@@ -117,7 +118,7 @@ class TaskPools:
         self.window = window
 
     def _turn(self) -> Pool | None:
-        """Pool whose turn it is by the fractions; None: the walk."""
+        """Return the pool of the next draw by the configured fractions. None: the walk."""
         shares: dict[Pool | None, Fraction] = {}
         if self.config.easy is not None:
             shares["easy"] = Fraction(str(self.config.easy.fraction))
@@ -129,7 +130,7 @@ class TaskPools:
         return having[turn][0]
 
     def _walk(self) -> int | None:
-        """The next open task that is in no pool; None if there is none, or none near."""
+        """Return the next open task outside of the pools, or None if the next `_LOOKS` tasks are all in pools."""
         easy, hard = self._pools["easy"], self._pools["hard"]
         if len(easy) + len(hard) >= self.window:
             return None

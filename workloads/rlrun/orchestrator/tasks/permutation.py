@@ -1,4 +1,4 @@
-"""Order without a state: turns by shares, and a permutation of any length computed for one position at a time. Pure."""
+"""Stateless order: turns by weights, and a permutation of any length, computed for one position at a time. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _ROUNDS = 4
 
 
 def share_out(number: int, weights: Sequence[Fraction]) -> tuple[int, int]:
-    """Owner of turn `number`, and the number of turns it had before.
+    """Return the owner of turn `number`, and the number of its earlier turns.
 
-    The weights are halved like a tree; at each fork the left side has got `floor(number·share)` of the first `number` turns, so
-    that both answers follow from `number` alone.
+    The weights form a binary tree. At each fork the left side has got `floor(number·share)` of the first `number`
+    turns, so that both results depend only on `number`.
     """
     low, high = 0, len(weights)
     while high - low > 1:
@@ -34,10 +34,10 @@ def _mix_bits(key: bytes, value: int) -> int:
 
 
 def permute_position(position: int, size: int, key: str) -> int:
-    """Image of `position` in a pseudo-random permutation of `range(size)`.
+    """Return the image of `position` in a pseudo-random permutation of `range(size)`.
 
-    A Feistel network over the next even number of bits; results outside the range are permuted again ("cycle walking",
-    Black & Rogaway 2002), fewer than four times on average.
+    The permutation is a Feistel network over the next even number of bits. Results outside of the range are permuted
+    again ("cycle walking", Black & Rogaway 2002), fewer than four times on average.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     mask = (1 << half) - 1

@@ -1,11 +1,12 @@
 """Task of each group. Without a curriculum it is a pure function of the run's seed and the group's number.
 
-Environments take turns by their ratios, as evenly as whole groups allow. Within an environment each epoch visits all tasks once, in an
-order that is computed for one position at a time: the task list may be lazy and huge.
+Environments take turns by their ratios, as evenly as complete groups allow. Within an environment each epoch visits all
+tasks once, in an order computed for one position at a time, so that the task list may be lazy and huge.
 
-A curriculum (`curriculum`) also looks at rewards. So that the order does not depend on which message came first, tasks are
-drawn in order of the groups' numbers, and a group that is meant for step n sees the rewards of the batches up to n-1-k, the last one
-that must be made before the group may be dispatched: a restart that trains the same rollouts draws the same tasks.
+A curriculum (`curriculum`) also depends on rewards. To be independent of the order of messages, tasks are drawn in
+order of the groups' numbers, and a group of step n uses the rewards of the batches up to n-1-k. Batch n-1-k is the last
+one that must exist before the group may be dispatched. A restart that trains the same rollouts therefore draws the same
+tasks.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ class Draw:
     environment: int
     """Index of the environment."""
     task: int
-    """Index of the task in its train split."""
+    """Index of the task in the environment's train split."""
     epoch: int
-    """Number of times that the environment's tasks have all been visited before."""
+    """Number of complete passes over the environment's tasks before this draw."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """One environment as the sampler sees it."""
+    """Sampling settings of one environment."""
 
     label: str
     size: int
     """Tasks in its train split."""
     ratio: float = 1.0
-    """Share of groups, any positive number."""
+    """Relative share of the groups, a positive number."""
     group_size: int = 1
     """Rollouts per group."""
     curriculum: CurriculumConfig | None = None
@@ -51,10 +52,10 @@ class Source:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """A group that is closed, until the sampler may know of it."""
+    """Result of a closed group, stored until the sampler may use it."""
 
     step: int
-    """Step of the batch that it is in, or that was made next."""
+    """Step of the batch that contains the group, or of the next batch after its drop."""
     group: int
     environment: int
     task: int
@@ -62,10 +63,10 @@ class _Outcome:
 
 
 class SamplerState(TypedDict, total=False):
-    """`Sampler` in a checkpoint; empty without a curriculum."""
+    """State of `Sampler` in a checkpoint; empty without a curriculum."""
 
     sources: list[list[object]]
-    """Label and size of each environment, and whether it has a curriculum."""
+    """Label, size and presence of a curriculum of each environment."""
     next: int
     rollouts: int
     open: list[list[int]]
@@ -73,7 +74,7 @@ class SamplerState(TypedDict, total=False):
     outcomes: list[tuple[int, int, int, int, float]]
     """Fields of `_Outcome`."""
     pools: dict[str, CurriculumState]
-    """By the environment's label."""
+    """Pools by the environment's label."""
 
 
 @dataclass
@@ -81,8 +82,8 @@ class Sampler:
     """Tasks of all groups of a run.
 
     Args:
-        seed: the run's seed.
-        sources: the environments.
+        seed: seed of the run.
+        sources: environments.
         batch_size: rollouts per step.
         max_async_level: k.
     """
@@ -92,13 +93,14 @@ class Sampler:
     batch_size: int = 1
     max_async_level: int = 0
     surplus: int = 0
-    """Rollouts that are started beyond those of a step: the step that a group is meant for is at least that of as many rollouts before."""
+    """Rollouts started beyond those of a step. The step of a group is computed without this number of earlier rollouts.
+    """
     _next: int = 0
-    """The lowest number that was never drawn; only counted where a source has a curriculum, like all that follows."""
+    """Lowest number that was never drawn. This and the following fields are used only with a curriculum."""
     _rollouts: int = 0
-    """Rollouts of all groups drawn, but for those that were dropped: they determine the step that a group is meant for."""
+    """Rollouts of all drawn groups without the dropped ones; they determine the step of a group."""
     _open: dict[int, Draw] = field(default_factory=dict)
-    """Draws of groups that are not closed, and of those that a restart may still ask for."""
+    """Draws of open groups, and of groups that a restart may still need."""
     _outcomes: list[_Outcome] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -111,7 +113,12 @@ class Sampler:
 
     @classmethod
     def from_config(cls, config: OrchestratorConfig, sizes: Sequence[int]) -> Sampler:
-        """Sampler of a run; `sizes` are the numbers of tasks of its environments."""
+        """Create the sampler of a run.
+
+        Args:
+            config: configuration of the role.
+            sizes: number of tasks of each environment, in the order of the configuration.
+        """
         sources = [
             Source(own.label, size, own.ratio, own.group_size, own.curriculum)
             for own, size in zip(config.environments, sizes, strict=True)
@@ -119,7 +126,7 @@ class Sampler:
         return cls(config.seed, sources, config.batch_size, config.algorithm.max_async_level, config.surplus)
 
     def draw(self, group: int) -> Draw:
-        """Task of group `group` (from 0); the same at every call until the group is closed."""
+        """Return the task of group `group` (from 0), the same at every call until the group is closed."""
         if not self._pools:
             environment, index = share_out(group, self._ratios)
             return self._shuffled(environment, index)
@@ -129,25 +136,25 @@ class Sampler:
         return self._open[group]
 
     def draw_before(self, group: int) -> None:
-        """Draw for all groups below `group`, in order, as an earlier attempt did."""
+        """Draw for all groups below `group`, in order, like an earlier attempt did."""
         while self._pools and self._next < group:
             self._assign(self._next)
             self._next += 1
 
     def accept(self, step: int, means: Mapping[int, float]) -> None:
-        """Take in groups that are in the batch of `step`, each with the mean reward of its rollouts."""
+        """Record the groups of the batch of `step`, each with the mean reward of its rollouts."""
         for group, mean in means.items():
             self._close(step, group, mean)
 
     def drop(self, step: int, group: int, mean: float | None) -> None:
-        """Take in a group given up before the batch of `step` is made; without a mean reward nothing is known of its task."""
+        """Record a group dropped before the batch of `step`. A mean reward of None has no effect on the curriculum."""
         if draw := self._close(step, group, mean):
             self._rollouts -= self.sources[draw.environment].group_size
 
     def readmit(self, batch: Batch, means: Mapping[int, float]) -> None:
-        """Take in an earlier attempt's batch, and what it gave up before; tasks are drawn again as they were then.
+        """Record an earlier attempt's batch and its earlier drops; tasks are drawn again in the same way.
 
-        Where that gives another task than the batch is of, its rewards do not count.
+        If the drawn task differs from the batch's task, the rewards of the group have no effect.
         """
         for one in batch.dropped:
             self.draw_before(one.next_group)
@@ -157,7 +164,7 @@ class Sampler:
             self._close(batch.step, group, mean if self.draw(group).task == played.get(group) else None)
 
     def metrics(self) -> dict[str, float]:
-        """Sizes of the pools: `pools/<environment>/easy`, `normal` and `hard`."""
+        """Return the sizes of the pools: `pools/<environment>/easy`, `normal` and `hard`."""
         return {
             f"pools/{self.sources[index].label}/{name}": float(size)
             for index, pools in self._pools.items()
@@ -165,7 +172,7 @@ class Sampler:
         }
 
     def state(self) -> SamplerState:
-        """State for a checkpoint: JSON; empty without a curriculum."""
+        """Return the state for a checkpoint as JSON; empty without a curriculum."""
         if not self._pools:
             return {}
         return {
@@ -181,12 +188,13 @@ class Sampler:
         """Continue from a checkpoint.
 
         Args:
-            state: of a sampler of the same environments.
-            step: of the checkpoint.
-            next_group: the lowest number that was never dispatched.
+            state: state of a sampler of the same environments.
+            step: step of the checkpoint.
+            next_group: lowest number that was never dispatched.
 
         Returns:
-            False if the state is of other environments or of none, so that the pools start empty.
+            Whether the pools are restored; False if the state is empty or belongs to other environments, so that the
+            pools start empty.
         """
         self._next, self._rollouts = next_group, step * self.batch_size
         if not self._pools or state.get("sources") != self._signature():
@@ -217,7 +225,7 @@ class Sampler:
         )
 
     def _learn(self, step: int) -> None:
-        """Take in the outcomes up to a batch, in an order that does not depend on which group ended first."""
+        """Apply the outcomes up to a batch, in an order that is independent of which group ended first."""
         seen = sorted((o for o in self._outcomes if o.step <= step), key=lambda o: (o.step, o.group))
         if seen:
             self._outcomes = [o for o in self._outcomes if o.step > step]

@@ -1,1 +1,1 @@
-"""The orchestrator's side of the trainer's channel."""
+"""Orchestrator's side of the channel to the trainer."""

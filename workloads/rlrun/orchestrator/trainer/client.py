@@ -1,4 +1,4 @@
-"""The orchestrator's side of the channel to the trainer's rank 0."""
+"""Client of the channel to the trainer's rank 0."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from rlrun.protocol.messages.channel import BatchReady, Event, EventList, Orches
 from rlrun.runtime import exit_codes
 
 POLL_SECONDS = 5.0
-"""Length of one long poll; the trainer's phase is at most this old."""
+"""Duration of one long poll, which limits the age of the trainer's phase."""
 STARTUP_SECONDS = 1800.0
-"""Longest wait for the trainer's first answer: images are pulled and models loaded."""
+"""Timeout of the trainer's first answer, which includes image pulls and loading of the model."""
 SILENCE_SECONDS = 120.0
-"""Longest time that a trainer that answered before may be silent."""
+"""Timeout of a trainer that has answered before."""
 SILENCE_AT_THE_END_SECONDS = 3.0
-"""The same, of a trainer that is expected to end; its channel has a thread of its own, and answers while it saves."""
+"""Timeout of a trainer that is expected to end. Its channel has a separate thread and answers during a save."""
 REQUEST_SECONDS = 30.0
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 LONGEST_START_PAUSE_SECONDS = 1.0
-"""Longest pause between two questions to a trainer that is still starting: a longer one would cost each restart as much."""
+"""Longest pause between two requests to a starting trainer. A longer pause would delay each restart by as much."""
 _NO_ANSWER = (aiohttp.ClientError, TimeoutError, ConnectionError)
 
 AnswerT = TypeVar("AnswerT", bound=BaseModel)
 
 
 class TrainerGoneError(Exception):
-    """The trainer does not answer any more, which was to be expected."""
+    """The trainer no longer answers, as expected after a stop."""
 
 
 class TrainerClient:
     """Client of one attempt's trainer.
 
     Args:
-        base_url: where rank 0 listens.
-        api_key: the run's key.
-        attempt: the attempt that trainer and orchestrator belong to.
-        lost: says why the trainer does not train the run any more, where it may go on without the run.
-        verdict: why this attempt is over, where that is reported beside the channel; None: it is not.
+        base_url: address of rank 0.
+        api_key: key of the run.
+        attempt: number of the attempt of trainer and orchestrator.
+        lost: reader of the reason why a shared trainer no longer trains the run.
+        verdict: reader of the reason why this attempt is over, reported outside of the channel; its result is None
+            while the attempt runs.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class TrainerClient:
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._session: aiohttp.ClientSession | None = None
         self.state: TrainerState | None = None
-        """The trainer's last report of its state."""
+        """Last state reported by the trainer."""
         self.ending = False
-        """Set when the run stops: from then on a trainer that does not answer has ended, and nobody waits for it."""
+        """Set when the run stops. From then on a silent trainer counts as ended, and no request waits for it."""
 
     async def use_key(self, api_key: str) -> None:
-        """Ask with another key from now on."""
+        """Use another key for all later requests."""
         await self.close()
         self._headers = {"Authorization": f"Bearer {api_key}"}
 
@@ -81,7 +82,9 @@ class TrainerClient:
             self._session = None
 
     async def silence(self) -> float:
-        """Probe the trainer's address, whatever the answer; seconds since the last answer (or since the start), 0: now."""
+        """Probe the trainer's address and return the seconds since its last answer or the start. Any answer counts as
+        0.
+        """
         try:
             async with asyncio.timeout(SILENCE_AT_THE_END_SECONDS / 2 if self.ending else POLL_SECONDS):
                 async with self._opened().get(self._base + channel.STATE):
@@ -91,10 +94,10 @@ class TrainerClient:
             return time.monotonic() - self._answered
 
     async def wait_until_begun(self, deadline_seconds: float = STARTUP_SECONDS) -> TrainerState:
-        """The state of this attempt's trainer, as soon as its attempt is on disk and its model is there.
+        """Wait until this attempt's trainer has written its attempt file and loaded its model, and return its state.
 
         Raises:
-            RoleError: it does not come up in time, or refuses the key.
+            RoleError: the trainer does not start in time or refuses the key.
         """
         logger.info(f"waiting for the trainer at {self._base} (attempt {self._attempt})")
         deadline = time.monotonic() + deadline_seconds
@@ -106,9 +109,11 @@ class TrainerClient:
                     self.state = state
                     if state.phase not in ("starting", "loading"):
                         return state
-                reason = f"attempt {state.attempt} is {state.phase} there"
+                reason = f"it reports attempt {state.attempt}, phase {state.phase}"
                 if state.attempt > self._attempt:
-                    raise RoleError(f"{reason}: attempt {self._attempt} is over")
+                    raise RoleError(
+                        f"the trainer at {self._base} runs attempt {state.attempt}, so attempt {self._attempt} is over"
+                    )
             except _NO_ANSWER as error:
                 reason = str(error) or type(error).__name__
             if time.monotonic() > deadline:
@@ -119,10 +124,10 @@ class TrainerClient:
             pause = min(2 * pause, LONGEST_START_PAUSE_SECONDS)
 
     async def events(self) -> AsyncIterator[Event]:
-        """All events of this attempt in order, from its first; never ends by itself.
+        """Yield all events of this attempt in order, from the first. Never ends without an error.
 
         Raises:
-            TrainerGoneError: `ending`, and the trainer has ended.
+            TrainerGoneError: the trainer has ended while `ending` is set.
             RoleError: the trainer is silent for too long, or another attempt answers.
         """
         seen = 0
@@ -130,7 +135,7 @@ class TrainerClient:
             answer = await self._patiently("GET", f"{channel.EVENTS}?after={seen}&wait={POLL_SECONDS:g}", EventList)
             if answer.attempt != self._attempt:
                 raise RoleError(
-                    f"the trainer at {self._base} is now attempt {answer.attempt}, this is {self._attempt}: all roles start again together"
+                    f"the trainer at {self._base} runs attempt {answer.attempt}, this role {self._attempt}; all roles restart together"
                 )
             self.state = await self._patiently("GET", channel.STATE, TrainerState)
             for event in answer.events:
@@ -143,16 +148,16 @@ class TrainerClient:
         reach("batch.told")
 
     async def checkpoint_saved(self, step: int) -> None:
-        """Announce to the trainer that the orchestrator's part of a checkpoint is durable."""
+        """Report to the trainer that the orchestrator's part of a checkpoint is durable."""
         await self._patiently("POST", channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
         reach("checkpoint.orchestrator.told")
 
     async def see_off(self, following: asyncio.Task[None], seconds: float) -> None:
-        """Ask the trainer to save and end, because the orchestrator is to stop, and wait until it has.
+        """Request a save and the end of the trainer, because the orchestrator stops, and wait for it.
 
         Args:
-            following: reads the trainer's events, and does what they ask for.
-            seconds: at most.
+            following: task that reads the trainer's events and handles them.
+            seconds: timeout.
         """
         asking, leaving = asyncio.ensure_future(self._ask_to_stop()), asyncio.ensure_future(self._until_silent())
         try:
@@ -167,7 +172,9 @@ class TrainerClient:
             await self._request("POST", channel.STOP, None)
 
     async def _until_silent(self) -> None:
-        """Return once the address is silent: a pod that is gone refuses no connection, and a request waits for its time-out."""
+        """Return when the address is silent. The address of a deleted pod refuses no connection, so a request waits for
+        its timeout.
+        """
         self._answered = time.monotonic()
         while True:
             if await self.silence() >= SILENCE_AT_THE_END_SECONDS:
@@ -175,7 +182,7 @@ class TrainerClient:
             await asyncio.sleep(FIRST_PAUSE_SECONDS)
 
     async def shutdown(self) -> None:
-        """Ask the trainer to end because all is done; it may be gone before it answers."""
+        """Request the end of the trainer after the last step. The trainer may end before it answers."""
         try:
             await self._request("POST", channel.SHUTDOWN, None)
         except (*_NO_ANSWER, TrainerGoneError):
@@ -184,7 +191,7 @@ class TrainerClient:
     async def _patiently(
         self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
     ) -> AnswerT:
-        """One request, repeated while the trainer is silent: each of them may be sent twice without harm."""
+        """Send a request and repeat it while the trainer is silent. All requests are idempotent."""
         since, pause = time.monotonic(), FIRST_PAUSE_SECONDS
         while True:
             try:
@@ -197,7 +204,7 @@ class TrainerClient:
                 if time.monotonic() - since > SILENCE_SECONDS:
                     reason = str(error) or type(error).__name__
                     raise RoleError(
-                        f"the trainer at {self._base} has been silent for {SILENCE_SECONDS:g} s: {reason}"
+                        f"the trainer at {self._base} has not answered for {SILENCE_SECONDS:g} s: {reason}"
                     ) from error
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
@@ -216,10 +223,12 @@ class TrainerClient:
             text = await response.text()
             if response.status == 401 and self._lost is None:
                 raise RoleError(
-                    f"the trainer at {self._base} refuses the key: RLRUN_API_KEY must be the same for all roles",
+                    f"the trainer at {self._base} refuses the key; set the same RLRUN_API_KEY for all roles",
                     exit_codes.CONFIGURATION,
                 )
-            if response.status in (channel.GONE, 401) and self._lost is not None:  # 401: another host of that name
+            if (
+                response.status in (channel.GONE, 401) and self._lost is not None
+            ):  # 401: another run has replaced the host
                 if self.ending:
                     raise TrainerGoneError
                 raise await self._lost()
@@ -232,4 +241,4 @@ class TrainerClient:
 
 
 class _Anything(BaseModel):
-    """An answer whose content does not matter."""
+    """Answer with any content."""

@@ -1,4 +1,4 @@
-"""A run in another run's trainer: ask for a slot, wait for it, and say why it was lost."""
+"""Training in another run's trainer: request a slot, wait for it, and report why it was lost."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from rlrun.runtime import exit_codes
 
 LOOK_SECONDS = 0.2
 REMIND_SECONDS = 60.0
-"""Time between two lines in the log about a slot that does not come."""
+"""Interval between two log lines about a slot that is not yet granted."""
 ASK_SECONDS = 2.0
-"""Time between two looks whether the trainer is there at all."""
+"""Interval between two checks whether the trainer exists."""
 ENGINES_FIRST_SECONDS = 7200.0
-"""Longest start of engines that a trainer waits for before it loads anything, as they have the same GPUs."""
+"""Longest start of engines for which a trainer on the same GPUs waits before it loads anything."""
 REASON_SECONDS = 5.0
-"""Longest wait for the reason, once the trainer says that it does not train the run."""
+"""Timeout of the reason after the trainer has reported that it no longer trains the run."""
 
 
 class SharedTrainer:
-    """The guest's view of the host's trainer. It waits for a slot as long as the trainer is there.
+    """Guest's view of the host's trainer. The guest waits for a slot as long as the trainer answers.
 
     Args:
-        config: with `shared_with`.
-        attempt: that asks.
-        api_key: the guest's own.
-        silence: seconds since the trainer last answered anything.
+        config: configuration of the role, with `shared_with`.
+        attempt: number of the requesting attempt.
+        api_key: key of the guest.
+        silence: reader of the seconds since the trainer's last answer.
     """
 
     def __init__(
@@ -49,18 +49,18 @@ class SharedTrainer:
         self._paths = shared.host_paths(self._folder, self.host)
         self.url = config.trainer_url.rstrip("/") + shared.channel_of(config.name)
         self.waiting = f"the trainer of {self.host}"
-        """Description of what is waited for."""
+        """Description of the current wait."""
 
     async def join(self) -> str:
-        """Ask for a slot, and wait until the run is joined; returns the key for the host's trainer and engines.
+        """Request a slot, wait until the run has joined, and return the key for the host's trainer and engines.
 
         Raises:
-            RoleError: it is refused, or the trainer is gone; says why.
+            RoleError: the request is refused or the trainer is gone; the message contains the reason.
         """
         join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key))
-        with storage_errors(self._paths.shared, "ask for a slot"):
+        with storage_errors(self._paths.shared, "request a slot"):
             await asyncio.to_thread(shared.write_request, self._paths, join)
-        logger.info(f"asked for a slot in the trainer of {self.host}")
+        logger.info(f"requested a slot in the trainer of {self.host}")
         asked = reminded = time.monotonic()
         answered = False
         while True:
@@ -75,8 +75,8 @@ class SharedTrainer:
                 answered = answered or silence == 0
                 if silence > (SILENCE_SECONDS if answered else STARTUP_SECONDS):
                     raise RoleError(
-                        f"the trainer of {self.host} has not answered for {silence:.0f} s while this run waited for a slot: "
-                        f"is run {self.host} still there?"
+                        f"the trainer of {self.host} has not answered for {silence:.0f} s while this run waited for a slot; "
+                        f"check that run {self.host} exists and runs"
                     )
             waiting = f"a slot in the trainer of {self.host}" + (f": {state.reason}" if state is not None else "")
             if waiting != self.waiting or time.monotonic() - reminded > REMIND_SECONDS:
@@ -85,16 +85,18 @@ class SharedTrainer:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def lost(self) -> RoleError:
-        """Reason why the trainer does not train the run any more."""
+        """Return the error with the reason why the trainer no longer trains the run."""
         deadline = time.monotonic() + REASON_SECONDS
         while time.monotonic() < deadline:
             if (verdict := await self.verdict()) is not None:
                 return verdict
             await asyncio.sleep(LOOK_SECONDS)
-        return self._failure("does not train the run any more", "it was started again", exit_codes.FAILURE)
+        return self._failure("no longer trains the run", "it was restarted", exit_codes.FAILURE)
 
     async def verdict(self) -> RoleError | None:
-        """Reason why this attempt is over, if the trainer has reported one; the trainer may have ended since."""
+        """Return the error with the reported reason why this attempt is over, or None. The trainer may have ended
+        since.
+        """
         state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
         if state is None or state.state in ("Waiting", "Joined"):
             return None
@@ -102,8 +104,8 @@ class SharedTrainer:
         return self._failure(f"{what} the run's attempt", state.reason, state.exit_code)
 
     def leave(self) -> None:
-        """Ask for no slot any more: the trainer saves the last finished step, and frees the slot."""
-        with storage_errors(self._paths.shared, "leave"):
+        """Withdraw the request for a slot: the trainer saves the last finished step and frees the slot."""
+        with storage_errors(self._paths.shared, "give up the slot"):
             shared.take_back(self._paths, self._run)
 
     def _failure(self, what: str, reason: str, code: int) -> RoleError:
@@ -111,19 +113,19 @@ class SharedTrainer:
 
 
 class Connection:
-    """The way to the trainer, the run's own or another run's: a context that gives a client of it, with a slot where one is needed.
+    """Connection to the run's trainer or to another run's: a context that provides its client, with a slot if needed.
 
     Args:
-        config: of the role.
-        api_key: the run's.
-        attempt: this one.
+        config: configuration of the role.
+        api_key: key of the run.
+        attempt: number of this attempt.
     """
 
     def __init__(self, config: OrchestratorConfig, api_key: str, *, attempt: int) -> None:
         guest = None if config.shared_with is None else SharedTrainer(config, attempt, api_key, self._silence)
         self._shared = guest
         self.api_key = api_key
-        """Key for trainer and engines: the run's own, or the one that a host has confirmed, once it has."""
+        """Key for trainer and engines: the run's key, or the key that a host has confirmed."""
         self._client = TrainerClient(
             config.trainer_url if guest is None else guest.url,
             api_key,
@@ -139,28 +141,30 @@ class Connection:
 
     @property
     def waiting(self) -> str:
-        """Reason why the start waits, in words."""
+        """Description of the reason why the start waits."""
         return f"the trainer at {self._url}" if self._shared is None else self._shared.waiting
 
     def waits(self, since: Since) -> Waiting:
-        """The same by role and phase, as the trainer itself reports once it does."""
+        """Return the reason of the wait by role and phase; from the trainer itself once it reports one."""
         state = self._client.state
         if state is None and self._shared is not None:
             return since.waiting("trainer", "slot", self.waiting)
         if state is None:
-            return since.waiting("trainer", "starting", f"{self.waiting} loads and has not answered yet")
+            return since.waiting(
+                "trainer", "starting", f"{self.waiting} has not answered yet; it is starting or loading"
+            )
         return Waiting("trainer", state.phase.replace("_", " "), state.phase_since)
 
     def leave(self) -> None:
-        """Give up the slot, if there is one, when the run is stopped. A trainer of its own is notified by the caller."""
+        """Give up the slot, if there is one, when the run is stopped. The caller stops the run's own trainer."""
         if self._shared is not None:
             self._shared.leave()
 
     async def __aenter__(self) -> TrainerClient:
-        """The client, once the run's trainer is up and has it.
+        """Return the client after the run's trainer is ready and has joined the run.
 
         Raises:
-            RoleError: it refuses the run, or does not come up in time.
+            RoleError: the trainer refuses the run or does not start in time.
         """
         try:
             if self._shared is not None:

@@ -1,4 +1,6 @@
-"""Reason why the next step waits: the role that works on it, its activity, and since when. Words are stable, numbers come after them."""
+"""Reason why the next step waits: the responsible role, its activity, and the start time. The words are stable; numbers
+come last.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +12,33 @@ from rlrun.protocol.files.paths import Role
 from rlrun.protocol.messages.channel import RankState, TrainerState
 
 SETTLED_SECONDS = 5.0
-"""Ranks that have been apart for less are on their way to the same place."""
+"""Seconds below which a difference between ranks is ignored, because they are about to reach the same phase."""
 _RANKS_SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Reason for waiting at one look."""
+    """Reason for waiting at one moment."""
 
     role: Role
     phase: str
-    """Phase of that role, with the step: `training, step 12`."""
+    """Phase of that role with the step: `training, step 12`."""
     since: float
     """Start of the wait, in seconds since the epoch."""
     detail: str = ""
-    """Further facts about it."""
+    """Additional facts."""
 
     def __str__(self) -> str:
         return f"{self.role}: {self.phase} since {clock_time(self.since)}" + (f"; {self.detail}" if self.detail else "")
 
 
 def clock_time(seconds: float) -> str:
-    """`12:03:04Z`."""
+    """Format a time as `12:03:04Z`."""
     return time.strftime("%H:%M:%SZ", time.gmtime(seconds))
 
 
 class Since:
-    """Remembers since when the same has been waited for. Asked at least every second, by who renews the Lease."""
+    """Start time of the current wait. The renewal of the Lease updates it at least once per second."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
@@ -44,35 +46,35 @@ class Since:
         self._began = 0.0
 
     def waiting(self, role: Role, phase: str, detail: str = "") -> Waiting:
-        """Present reason for waiting."""
+        """Return the current reason for waiting with its start time."""
         if self._known != (role, phase):
             self._known, self._began = (role, phase), self._now()
         return Waiting(role, phase, self._began, detail)
 
 
 def of_trainer(state: TrainerState, step: int, now: float) -> Waiting:
-    """Activity that the trainer reports while it works for `step`."""
-    told = [f"micro-batch {state.part}"] if state.part else []
+    """Return the activity that the trainer reports while it works on `step`."""
+    details = [f"micro-batch {state.part}"] if state.part else []
     if now - state.phase_since >= SETTLED_SECONDS:
-        told += _ranks_apart(state.ranks, state)
-    return Waiting("trainer", _phase_text(state.phase, step), state.phase_since, ", ".join(told))
+        details += _ranks_apart(state.ranks, state)
+    return Waiting("trainer", _phase_text(state.phase, step), state.phase_since, ", ".join(details))
 
 
 def is_idle(state: TrainerState) -> bool:
-    """True if the trainer has no work: other parts of the run produce the next batch."""
+    """Return whether the trainer has no work because other parts of the run produce the next batch."""
     return state.phase == "waiting_for_batch"
 
 
 def _ranks_apart(ranks: Sequence[RankState], state: TrainerState) -> list[str]:
-    """Ranks that are elsewhere than rank 0: they hold the group up, or are ahead and wait for it."""
+    """Describe the ranks in another phase than rank 0: they delay the group, or wait for it."""
     here = (_comparable_phase(state.phase), state.part)
     found = [rank for rank in ranks if (_comparable_phase(rank.phase), rank.part) != here]
-    told = [_rank_text(rank) for rank in found[:_RANKS_SHOWN]]
-    return told + ([f"{len(found) - len(told)} more ranks"] if len(found) > len(told) else [])
+    shown = [_rank_text(rank) for rank in found[:_RANKS_SHOWN]]
+    return shown + ([f"{len(found) - len(shown)} more ranks"] if len(found) > len(shown) else [])
 
 
 def _comparable_phase(phase: str) -> str:
-    """Phase as ranks compare: only rank 0 knows whose turn it is, and whether a batch is there."""
+    """Reduce a phase to the part that ranks share. Only rank 0 has the turn and the presence of a batch."""
     return "waiting" if phase.startswith("waiting_") else phase
 
 
