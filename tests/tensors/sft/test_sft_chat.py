@@ -139,12 +139,12 @@ def test_the_first_token_is_never_learned() -> None:
         (
             "{% for m in messages %}{{ m.content }}</s>{{ messages | length }}{% endfor %}",
             ("q", "a"),
-            "writes what is before message 2 differently",
+            "renders the text before message 2 differently",
         ),
         (TEMPLATES["chatml"].replace("m.content", "m.content | upper"), ("q", "a"), "drops an assistant message"),
         (TEMPLATES["chatml"].replace("m.content", "m.content | replace('a', '')"), ("q", "banana"), "message 2"),
         ("{{ raise_exception('no') }}", ("q", "a"), "refuses the conversation: no"),
-        (TEMPLATES["chatml"], ("q", "a<|im_end|>"), "message 2 holds <|im_end|>"),
+        (TEMPLATES["chatml"], ("q", "a<|im_end|>"), "message 2 contains <|im_end|>"),
     ],
 )
 def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tuple[str, ...], problem: str) -> None:
@@ -155,7 +155,7 @@ def test_a_template_that_does_not_allow_it_is_refused(template: str, texts: tupl
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"text": "x"}, "neither messages nor prompt and completion (columns: text"),
+        ({"text": "x"}, "neither messages nor prompt and completion \\(columns: text"),
         ({"prompt": "x"}, "completion is missing"),
         ({"messages": []}, "messages is \\[\\]; it must be a list of messages"),
         ({"messages": ["x"]}, "messages\\[0\\] is 'x'; it must be a message"),

@@ -220,5 +220,5 @@ def test_a_position_outlives_a_restart_but_not_other_data(jsonl: Write, tmp_path
     with pytest.raises(RoleError, match=r"data.sources\[0\] has other files than when it was saved"):
         base_position(paths, second, other)
     (paths.checkpoint(5, 1) / "orchestrator" / "data.json").write_text("{}")
-    with pytest.raises(RoleError, match=r"orchestrator/data.json cannot be read"):
+    with pytest.raises(RoleError, match=r"orchestrator/data.json is unreadable"):
         base_position(paths, second, fingerprints)

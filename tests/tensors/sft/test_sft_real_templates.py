@@ -93,7 +93,7 @@ def test_thoughts_that_a_template_leaves_out_of_the_last_reply_are_refused(name:
 
 @pytest.mark.parametrize("name", ["deepseek_r1", "exaone4"])
 def test_thoughts_in_the_content_that_a_template_leaves_out_are_refused(name: str) -> None:
-    with pytest.raises(TemplateError, match="leaves out the thoughts of message 2"):
+    with pytest.raises(TemplateError, match="drops the thoughts of message 2"):
         learned(name, user("U1"), said("<think>\nT1\n</think>\n\nR1"))
 
 
@@ -113,7 +113,7 @@ REFUSES_TAGS = ("gemma4", "deepseek_v3", "deepseek_r1", "exaone4")
 def test_thoughts_in_the_content_are_learned_once_or_refused(name: str, tagged: str) -> None:
     rows = [user("U1"), said(tagged.format(1)), user("U2"), said(tagged.format(2))]
     if name in REFUSES_TAGS:
-        with pytest.raises(TemplateError, match="leaves out the thoughts of message 4; remove them from the row"):
+        with pytest.raises(TemplateError, match="drops the thoughts of message 4; remove them from the row"):
             learned(name, *rows)
         return
     first, last = learned(name, *rows)
