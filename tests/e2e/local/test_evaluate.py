@@ -247,7 +247,7 @@ def test_a_run_of_task_eval_measures_another_run_and_goes_on_from_its_answers(
     assert len(first) == (TASKS - 1) * SAMPLES
     out = capsys.readouterr().out
     assert "avg@2" in out
-    assert f"all of it: {folder / 'results.json'}" in out
+    assert f"all results: {folder / 'results.json'}" in out
 
     del spec["policies"]["steps"]
     spec["evaluation"]["numTasks"] = TASKS
@@ -261,4 +261,4 @@ def test_a_run_of_task_eval_measures_another_run_and_goes_on_from_its_answers(
     assert output.paths.attempts_on_disk() == [1, 2]
     assert sorted(path.name for path in (folder / "logs" / "attempt_0002").iterdir()) == ["inference", "orchestrator"]
     assert local("--resume", "--replay", str(folder)) == 78
-    assert "--replay is for task RL: nothing is trained" in capsys.readouterr().err
+    assert "--replay works only for task RL: this task does not train" in capsys.readouterr().err

@@ -175,7 +175,7 @@ PLAYED: dict[str, dict[str, list[Any]]] = {
 REFUSED = {
     "task_column": "row 0 of the train data: task is 't'",
     "group_reward": "rewards whole groups (best_of_group)",
-    "group_reward_within": "b: its rubric rewards whole groups (best_of_group)",
+    "group_reward_within": "b: its rubric scores whole groups (best_of_group)",
     "no_weight": "no reward with a weight other than 0",
     "no_rubric": "no reward with a weight other than 0",
     "completion": "message_type is 'completion'",

@@ -56,7 +56,7 @@ def test_what_is_missing_is_told_and_the_manifest_is_written(
 ) -> None:
     assert main(["convert", str(script), "-o", "run.yaml"]) == 65
     told = capsys.readouterr().err
-    assert "there is no file or folder data/gsm8k" in told
+    assert "no file or folder data/gsm8k" in told
     assert (tmp_path / "run.yaml").is_file()
     assert main(["convert", str(script), "data.train_files=elsewhere/a.parquet"]) == 65
     out, told = capsys.readouterr()

@@ -149,7 +149,7 @@ def test_replies_are_read_from_standard_input(
 
 def test_too_few_replies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*CALCULATOR, "--reply", "calc(1+1)"]) == exit_codes.USAGE
-    assert "the environment asks for reply 2, and 1 were given; add another --reply" in capsys.readouterr().err
+    assert "the environment requests reply 2, but only 1 were given; add another --reply" in capsys.readouterr().err
 
 
 def test_a_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +178,10 @@ def test_a_server_answers(server: Server, monkeypatch: pytest.MonkeyPatch, capsy
 
 @pytest.mark.parametrize(
     ("answer", "said"),
-    [((404, {"error": "no model m"}), "answers status 404"), ((200, {"object": "list"}), "is no chat completion")],
+    [
+        ((404, {"error": "no model m"}), "returned status 404"),
+        ((200, {"object": "list"}), "did not return a chat completion"),
+    ],
 )
 def test_a_server_that_does_not_answer(
     answer: tuple[int, Any], said: str, server: Server, capsys: pytest.CaptureFixture[str]

@@ -123,7 +123,7 @@ def test_a_folder_is_installed_and_what_is_there_is_replaced_only_on_purpose(
     assert found["environment"]["python"] == str(tmp_path / "mine/bin/python")
     (tmp_path / "mine" / "left").touch()
     assert main(ask) == exit_codes.CONFIGURATION
-    assert "mine is there already; --replace makes it anew" in capsys.readouterr().err
+    assert "mine exists; replace it with --replace" in capsys.readouterr().err
     assert main([*ask, "--replace"]) == exit_codes.OK
     assert not (tmp_path / "mine" / "left").exists()
 
@@ -134,7 +134,7 @@ def test_a_folder_of_something_else_is_never_removed(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.jsonl").touch()
     assert main(["env", "install", str(colours(tmp_path)), "--into", "data", "--replace"]) == exit_codes.CONFIGURATION
-    assert "data is there and is no virtual environment; choose another folder" in capsys.readouterr().err
+    assert "data exists and is not a virtual environment; choose another folder" in capsys.readouterr().err
     assert (tmp_path / "data" / "rows.jsonl").exists()
 
 

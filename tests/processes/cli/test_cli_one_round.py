@@ -40,7 +40,7 @@ interval = 0
 RL_FOUND = [
     "run.toml:1: max_stps: unknown field (did you mean max_steps?)",
     'run.toml:2: max_steps: got "10" (a string), expected a whole number',
-    "run.toml:5: model.path: there is no folder nowhere, seen from ",
+    "run.toml:5: model.path: no folder nowhere in ",
     "sampling.maxTokens (4096) must be less than seqLen (512)",
     "run.toml:10: algorithm.advantage.name: advantage no_such_module:best: cannot import",
     "run.toml:12: environments[0].id: environment 'no_such_package:make'",
@@ -70,12 +70,12 @@ replicas = 2
 SFT_FOUND = [
     "run.toml:1: max_stps: unknown field (did you mean max_steps?)",
     'run.toml:2: max_steps: got "10" (a string), expected a whole number',
-    "run.toml:4: model.path: there is no folder nowhere, seen from ",
+    "run.toml:4: model.path: no folder nowhere in ",
     'run.toml:6: data.batch_size: got "4" (a string), expected a whole number',
     "run.toml:8: data.shufle: unknown field (did you mean shuffle?)",
-    "run.toml:10: data.sources[0].path: there is no file or folder gone.jsonl",
+    "run.toml:10: data.sources[0].path: no file or folder gone.jsonl",
     "run.toml:12: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is no JSON",
-    "run.toml:14: data.validation.path: there is no file or folder lost.jsonl",
+    "run.toml:14: data.validation.path: no file or folder lost.jsonl",
     "run.toml:15: data.validation.interval: got 0, expected a whole number",
     "inference.replicas (2) is for task RL",
 ]
@@ -269,7 +269,7 @@ def test_a_family_that_cannot_be_trained_is_refused_beside_a_typo(
 def test_a_reference_of_a_family_that_cannot_be_loaded_is_refused_too(capsys: pytest.CaptureFixture[str]) -> None:
     _model("doge", **DOGE)
     manifest = TRAINED.replace("PATH", _model("qwen", **QWEN3))
-    for folder, told in (("doge", REFUSED), ("gone", "there is no folder")):
+    for folder, told in (("doge", REFUSED), ("gone", "no folder")):
         reference = f"  algorithm: {{reference: {{model: {Path.cwd() / folder}}}, regularizers: {{kl: 0.1}}}}\n"
         Path("run.yaml").write_text(manifest + reference)
         assert main(["local", "run.yaml"]) == 78
@@ -282,7 +282,7 @@ def test_what_only_the_trainer_can_find_out_is_told(capsys: pytest.CaptureFixtur
     told = capsys.readouterr().out.splitlines()[1:]
     assert len(told) == 1
     assert told[0].startswith(
-        "run.yaml: note: spec.model.name Qwen/Qwen3-0.6B is not on this machine: the trainer checks"
+        "run.yaml: note: spec.model.name Qwen/Qwen3-0.6B is not on this machine, so it is not checked here: at the start the trainer checks"
     )
 
 

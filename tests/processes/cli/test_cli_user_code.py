@@ -29,7 +29,7 @@ spec:
   - {id: "deeds:make", name: mine, args: {deed: DEED}, startTimeoutSeconds: SECONDS}
 """
 DEEDS = [
-    ("ends", "exited with code 0 while it loaded"),
+    ("ends", "exited with code 0 while loading"),
     ("exits", "raised SystemExit"),
     ("hangs", "did not load within 4 seconds; it is at"),
     ("computes", "did not load within 4 seconds; it is at"),
@@ -146,7 +146,7 @@ def test_a_loss_of_ones_own_is_looked_at_too(tmp_path: Path, field: str) -> None
 
     where = "spec.algorithm.loss.name" if field == "algorithm" else "spec.environments[0].algorithm.loss.name"
     for loss, said in (
-        ('{name: "ends_at_import:loss"}', "exited with code 0 while it loaded"),
+        ('{name: "ends_at_import:loss"}', "exited with code 0 while loading"),
         ('{name: "deeds:lss"}', "module deeds has no lss"),
         ('{name: "deeds:loss", options: {sharpnes: 2}}', "sharpnes"),
         ('{name: "deeds:loss"}', "option sharpness must be given"),

@@ -265,12 +265,12 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
     Path("model", "config.json").write_text("{")
     assert "config.json cannot be read" in told()
     Path("model", "config.json").write_text("{}")
-    assert "names neither architectures nor model_type" in told()
+    assert "has neither architectures nor model_type" in told()
     Path("model", "config.json").write_text(json.dumps(QWEN3))
     assert "model/model.safetensors is not a safetensors file; copy or download the file again" in told()
     tensor = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
     Path("model", "model.safetensors").write_bytes(len(tensor).to_bytes(8, "little") + tensor + bytes(7))
-    assert f"has {15 + len(tensor)} bytes, but its header promises {16 + len(tensor)}" in told()
+    assert f"has {15 + len(tensor)} bytes, but its header requires {16 + len(tensor)}" in told()
     Path("model", "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
     assert main(["validate", write(text)]) == 0, "the trainer can train this family"
     out, err = capsys.readouterr()
@@ -283,7 +283,7 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_folder_of_the_pods_is_a_note_for_validate_and_a_problem_here(capsys: pytest.CaptureFixture[str]) -> None:
     file = write(RUN + "  model: {path: /data/models/m}\n  environments: [{id: reverse-text}]\n")
     assert main(["validate", file]) == 0
-    assert "note: spec.model.path is not checked on this machine: there is no folder /data/models/m here" in (
+    assert "note: spec.model.path is not checked on this machine: it has no folder /data/models/m" in (
         capsys.readouterr().out
     )
     assert main(["local", file]) == 65

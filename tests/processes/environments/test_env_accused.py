@@ -164,7 +164,7 @@ async def test_the_deadline_of_an_accused_episode_runs_on() -> None:
     environment, left = await restarting()
     environment._record.accused.add(DEADLY[0])
     model: Any = None
-    with pytest.raises(EpisodeError, match=r"did not come back within 0\.0") as caught:
+    with pytest.raises(EpisodeError, match=r"did not restart within 0\.0") as caught:
         await environment.play(DEADLY[0], model, timeout_seconds=0.05, reward_seconds=1.0)
     assert (caught.value.kind, left) == ("timeout", [])
 
@@ -173,6 +173,6 @@ async def test_an_episode_does_not_wait_longer_than_a_restart_may_take(monkeypat
     monkeypatch.setattr(isolated, "MAX_BACKOFF_SECONDS", 0.02)
     environment, left = await restarting(Limits(start_seconds=0.03))
     model: Any = None
-    with pytest.raises(EpisodeError, match=r"did not come back within 0\.1 ") as caught:
+    with pytest.raises(EpisodeError, match=r"did not restart within 0\.1 ") as caught:
         await environment.play(INNOCENT[0], model, timeout_seconds=0.05, reward_seconds=1.0)
     assert (caught.value.kind, left) == ("timeout", [])

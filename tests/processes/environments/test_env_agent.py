@@ -144,12 +144,12 @@ async def test_errors_are_openais() -> None:
             await ask(client, [user("a")])
         assert refused.value.code == "context_length_exceeded"
         assert served.overflowed
-        with pytest.raises(openai.NotFoundError, match="is not served"):
+        with pytest.raises(openai.NotFoundError, match="is not supported"):
             await client.responses.create(model="gpt", input="a")
         assert [model.id async for model in client.models.list()] == ["policy"]
         stranger = AsyncOpenAI(base_url=served.endpoint.base_url.replace("episodes/", "episodes/x"), api_key="x")
         async with stranger:
-            with pytest.raises(openai.NotFoundError, match="no such episode"):
+            with pytest.raises(openai.NotFoundError, match="the episode does not exist"):
                 await ask(stranger, [user("a")])
 
 

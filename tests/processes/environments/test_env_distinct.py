@@ -48,7 +48,7 @@ def refused(train: Sequence[Task], held_out: Sequence[Task]) -> str:
 def test_equal_ids_of_one_split_are_named_with_their_places() -> None:
     message = refused([task("a"), task("b"), task("a", "other")], [task("c")])
     assert message == (
-        "1 task of the train split has an id that names another task too: 'a' (train[0], train[2]); "
+        "1 task of the train split shares its id with another task: 'a' (train[0], train[2]); "
         "give each task an id of its own"
     )
     assert "'c' (eval[0], eval[1])" in refused([task("a")], [task("c"), task("c")])
@@ -56,7 +56,7 @@ def test_equal_ids_of_one_split_are_named_with_their_places() -> None:
 
 @pytest.mark.parametrize("ids", [(1, "1"), ("x" * 150 + "1" + "x" * 100, "x" * 150 + "2" + "x" * 100)])
 def test_ids_that_are_equal_in_files_are_equal(ids: tuple[Any, Any]) -> None:
-    assert "names another task too" in refused([task(id) for id in ids], [])
+    assert "shares its id with another task" in refused([task(id) for id in ids], [])
 
 
 def test_at_most_ten_are_named() -> None:
@@ -74,7 +74,7 @@ def test_at_most_ten_are_named() -> None:
 def test_tasks_that_ask_the_same_under_other_ids_are_shared() -> None:
     train = [task(f"train-{i}", f"what is {i}?", str(i)) for i in range(5)]
     message = refused(train, [task("eval-0", "what is 9?", "9"), task("eval-1", "what is 3?", "3")])
-    assert "share 1 task: 'eval-1' (eval[1], which asks the same as 'train-3', train[3])" in message
+    assert "share 1 task: 'eval-1' (eval[1], same content as 'train-3', train[3])" in message
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_process_reports_notices_and_the_digest_of_the_tasks(tmp_path: Path) -> 
     ) == [None]
     assert [index for index, _ in noticed] == [0, 0]
     assert noticed[0][1].startswith("1 of 31 rows of ")
-    assert noticed[1][1].startswith("the column 'tools' is not read")
+    assert noticed[1][1].startswith("the column 'tools' is ignored")
 
     async def start() -> str:
         stage = IsolatedEnvironment("rows", command, Limits(start_seconds=UNREACHED_SECONDS), [Log(None)])
@@ -227,7 +227,7 @@ def test_rows_without_a_uid_are_distinct_in_both_files(tmp_path: Path) -> None:
     [
         (({"uid": 7, "prompt": "a"}, {"uid": "7", "prompt": "b"}), ({"prompt": "c"},), "'7' (train[0], train[1])"),
         (({"uid": "x", "prompt": "a"},), ({"uid": "x", "prompt": "c"},), "share 1 task: 'x' (train[0], eval[0])"),
-        (({"prompt": "a"}, {"prompt": "a"}), ({"prompt": "a"},), "'eval-0' (eval[0], which asks the same as 'train-0'"),
+        (({"prompt": "a"}, {"prompt": "a"}), ({"prompt": "a"},), "'eval-0' (eval[0], same content as 'train-0'"),
     ],
 )
 def test_rows_that_are_not_distinct_are_refused(
@@ -243,7 +243,7 @@ def test_rows_that_are_not_distinct_are_refused(
 def test_a_single_row_is_shared_too(tmp_path: Path) -> None:
     for name in ("train", "test"):
         write(tmp_path / f"{name}.jsonl", [{"prompt": "a"}])
-    with pytest.raises(SharedTaskError, match=r"'eval-0' .*asks the same as 'train-0'"):
+    with pytest.raises(SharedTaskError, match=r"'eval-0' .*same content as 'train-0'"):
         check_distinct(tasks_of(tmp_path))
 
 
@@ -255,7 +255,7 @@ def test_shared_rows_are_left_out_on_request(tmp_path: Path, capsys: pytest.Capt
     assert [task.id for task in splits["train"]] == ["train-1", "train-4"]
     assert "3 rows of the train split are left out" in capsys.readouterr().out
     write(tmp_path / "train.jsonl", [{"prompt": "a"}])
-    with pytest.raises(ValueError, match="the eval split asks all that the train split asks"):
+    with pytest.raises(ValueError, match="the eval split contains all prompts of the train split"):
         tasks_of(tmp_path, leave_out_shared=True)
 
 

@@ -46,7 +46,7 @@ ONE_ROLLOUT: dict[str, tuple[str, str]] = {
     "raises_base_exception": (ENV, r"run\(\) raised OwnBaseException: all is lost"),
     "raises_generator_exit": (ENV, r"run\(\) raised GeneratorExit"),
     "raises_keyboard_interrupt": (ENV, r"run\(\) raised KeyboardInterrupt"),
-    "raises_cancelled_error": (ENV, r"run\(\) raised CancelledError, though nobody had cancelled"),
+    "raises_cancelled_error": (ENV, r"run\(\) raised CancelledError, although the episode was not cancelled"),
     "raises_system_exit": (ENV, r"run\(\) raised SystemExit\(4\)"),
     "raises_stop_iteration": (ENV, r"run\(\) raised RuntimeError: coroutine raised StopIteration"),
     "raises_group": (ENV, r"ExceptionGroup: two .*: ValueError: row 9; KeyError: 'k'"),
@@ -63,14 +63,14 @@ ONE_ROLLOUT: dict[str, tuple[str, str]] = {
     "recurses": (ENV, r"run\(\) raised RecursionError"),
     "score_exits": (REWARD, r"score\(\) raised SystemExit\(4\)"),
     "score_raises_base_exception": (REWARD, r"score\(\) raised OwnBaseException: all is lost"),
-    "score_raises_cancelled_error": (REWARD, r"score\(\) raised CancelledError, though nobody"),
+    "score_raises_cancelled_error": (REWARD, r"score\(\) raised CancelledError, although the episode"),
     "awaited_task_exits": (ENV, r"run\(\) raised SystemExit\(4\)"),
     "interrupts_itself": (ENV, r"run\(\) raised KeyboardInterrupt"),
     "swallows_its_end": ("timeout", r"the episode's 1 seconds were over"),
     "takes_memory": (ENV, "run\\(\\) raised MemoryError"),
     "fills_the_disk": (ENV, "run\\(\\) raised OSError: .*No space left"),
     "nests_deeply": (ENV, r"info\['x'\]\[0\].* is nested deeper than 64 levels"),
-    "holds_itself": (ENV, r"info\['self'\]\['self'\].* is nested deeper than 64 levels, or holds itself"),
+    "holds_itself": (ENV, r"info\['self'\]\['self'\].* is nested deeper than 64 levels, or contains itself"),
     "brings_much_text": (ENV, r"info\['x'\] .* more than 16777216 characters"),
     "brings_many_values": (ENV, r"info\['x'\].* more than 1000000 values"),
     "brings_many_messages": (ENV, r"messages has 20000 entries \(at most 10000\)"),
@@ -107,10 +107,10 @@ ONE_ROLLOUT: dict[str, tuple[str, str]] = {
     "asks_with_much_text": (ENV, r"messages\[0\]\['content'\] .* more than 16777216 characters"),
     "asks_for_no_tokens": (ENV, r"max_tokens must be a whole number of at least 1"),
     "asks_for_half_a_token": (ENV, r"max_tokens must be a whole number of at least 1"),
-    "asks_to_stop_at_letters": (ENV, r"stop must be a list of texts"),
-    "asks_to_stop_at_nothing": (ENV, r"stop must be a list of texts that are not empty"),
+    "asks_to_stop_at_letters": (ENV, r"stop must be a list of non-empty texts"),
+    "asks_to_stop_at_nothing": (ENV, r"stop must be a list of non-empty texts"),
     "asks_with_strange_tools": (ENV, r"tools\[0\] is of type builtin_function_or_method, which is not JSON"),
-    "asks_without_end": (ENV, r"the episode has asked the model 300 times"),
+    "asks_without_end": (ENV, r"the episode has sent 300 requests to the model"),
 }
 """Kind and message of what costs its own rollout alone: its neighbours never notice."""
 if os.geteuid() == 0 and platform.machine() == "x86_64":  # else the kernel asks for a price, see `process.guard`
@@ -135,7 +135,7 @@ NOTHING = (
     *("changes_settings", "replaces_json", "replaces_the_clock", "replaces_asyncio"),
 )
 """What costs nothing, in this order: the last ones leave something that the next process has not."""
-HELD_UP = r"did not answer for \d+\.\d s: something in it computes or waits without awaiting; it is at File .* in "
+HELD_UP = r"did not answer for \d+\.\d s: code in it computes or waits without awaiting; it is at File .* in "
 WHOLE_PROCESS: dict[str, tuple[str, str]] = {
     "exits_at_once": ("crash", "its process exited with code 3"),
     "exits_as_if_all_were_well": ("crash", "its process exited with code 0"),
@@ -146,8 +146,8 @@ WHOLE_PROCESS: dict[str, tuple[str, str]] = {
     "kills_its_parent": ("crash", "was killed by SIGKILL"),
     "terminates_its_parents_group": ("crash", "was killed by SIGTERM"),
     "sets_an_alarm": ("crash", "was killed by SIGALRM"),
-    "closes_all_descriptors": ("crash", "closed (descriptors that are not its own|its connection)"),
-    "garbles_its_connection": ("crash", r"broke the protocol \(it sent what is no message"),
+    "closes_all_descriptors": ("crash", "closed (descriptors of the process|its connection)"),
+    "garbles_its_connection": ("crash", r"broke the protocol \(it sent an invalid message"),
     "sends_what_is_malformed": ("crash", r"broke the protocol \(its message 'played' is malformed \(OverflowError"),
     "closes_its_connection": ("crash", "closed its connection"),
     "shuts_its_connection": ("crash", "closed its connection"),
@@ -158,9 +158,9 @@ WHOLE_PROCESS: dict[str, tuple[str, str]] = {
     "stops_itself": ("hang", r"did not answer for \d+\.\d s: it was stopped by a signal"),
     "holds_the_interpreters_lock": (
         "hang",
-        r"did not answer for \d+\.\d s: something in it holds the interpreter's lock",
+        r"did not answer for \d+\.\d s: code in it holds the interpreter's lock",
     ),
-    "takes_questions_for_its_end": ("hang", r"did not answer for \d+\.\d s: something in it computes"),
+    "takes_questions_for_its_end": ("hang", r"did not answer for \d+\.\d s: code in it computes"),
     "leaks": ("memory", r"used 0\.\d+ GiB, more than memoryGib allows"),
     "leaves_a_child_without_environment": ("crash", "exited with code 3"),
     "leaves_a_child_and_kills_its_parent": ("crash", "was killed by SIGKILL"),

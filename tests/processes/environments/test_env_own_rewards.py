@@ -170,7 +170,7 @@ async def test_the_data_source_says_which_reward_counts(dataset: Any, score: Any
         ("computes", "reward own_rewards:computes did not finish within 1 seconds"),
         ("nan", "reward own_rewards:nan: the reward must be a finite number, not nan"),
         ("nothing", "the reward must be a finite number, not None"),
-        ("unscored", "the dictionary that it returned has no 'score' but 'acc'"),
+        ("unscored", "the returned dictionary has no 'score', only 'acc'"),
     ],
 )
 async def test_a_function_that_fails_is_an_error_of_its_rollout_with_the_rows_uid(
@@ -193,19 +193,22 @@ MISTAKES = [
     ({"reward": [{"name": "exact", "weight": float("nan")}]}, "argument 'reward.0.weight' = nan"),
     ({"reward": [{"name": "exact", "weight": float("inf")}]}, "argument 'reward.0.weight' = inf"),
     ({"reward": [{"name": "exact", "processes": 3}]}, "processes is of functions"),
-    ({"reward": ["exact", "math"], "reward_args": {"processes": 3}}, "give each entry of reward its own args"),
+    ({"reward": ["exact", "math"], "reward_args": {"processes": 3}}, "set args in each entry of reward"),
     ({"reward": "own_rewards:positional"}, "completion is a positional-only parameter"),
-    ({"reward": "own_rewards:strange"}, "nothing fills the parameter 'ground_turth' (did you mean ground_truth?)"),
-    ({"reward": "own_rewards:deaf"}, "its parameters are (row); exactly one has to take what the policy wrote"),
+    ({"reward": "own_rewards:strange"}, "the parameter 'ground_turth' has no value (did you mean ground_truth?)"),
+    ({"reward": "own_rewards:deaf"}, "its parameters are (row); exactly one must be the parameter for the reply"),
     ({"reward": "own_rewards:both"}, "its parameters are (completion, completions); exactly one"),
     ({"reward": "own_rewards:length", "reward_args": {"scael": 2}}, "no parameter 'scael' (did you mean scale?)"),
-    ({"reward": "own_rewards:length", "reward_args": {"row": 2}}, "args has 'row', which is of the row or the reply"),
-    ({"reward": "own_rewards:able"}, "train split: train.jsonl line 1: there is no column 'ability'"),
+    (
+        {"reward": "own_rewards:length", "reward_args": {"row": 2}},
+        "args has 'row', which is filled from the row or the reply",
+    ),
+    ({"reward": "own_rewards:able"}, "train split: train.jsonl line 1: the column 'ability' is missing"),
     (
         {"reward_by_source": {"gsm8k": "exact"}},
-        "train.jsonl line 1: there is no column 'data_source'; reward_by_source",
+        "train.jsonl line 1: the column 'data_source' is missing; reward_by_source",
     ),
-    ({"reward_by_source": {"a": "exact"}, "reward": "exact"}, "reward_by_source stands for reward"),
+    ({"reward_by_source": {"a": "exact"}, "reward": "exact"}, "reward_by_source replaces reward"),
     ({"reward": {"name": "reward-model", "args": {"base_url": "x", "model": "m"}}}, "reward 'reward-model': base_url"),
 ]
 

@@ -126,7 +126,7 @@ async def test_a_process_whose_event_loop_hears_nothing_is_found_by_a_ping(busy:
         others = [asyncio.ensure_future(play(environment, "waits")) for _ in range(busy)]
         error = await fails(play(environment, "deafens"))
         assert (error.kind, error.death) == ("hang", 1), error
-        assert re.search(r"did not hear anything for \d+\.\d s while its event loop waited", str(error))
+        assert re.search(r"did not answer for \d+\.\d s although its event loop was idle", str(error))
         for other in others:
             assert (await fails(other)).death == 1
         assert (await play(environment, "good")).task_id == "good"
@@ -255,7 +255,7 @@ async def test_an_environment_does_not_get_the_runs_key(living: IsolatedEnvironm
 @pytest.mark.full  # the rows of `test_env_hostile` are the same deaths
 async def test_a_deadly_deed_costs_the_rollouts_in_flight_and_the_process_comes_back() -> None:
     says = {
-        "exits": ("crash", r"exited with code 3; the last it printed: so long"),
+        "exits": ("crash", r"exited with code 3; its last output: so long"),
         "dies": ("crash", r"was killed by SIGKILL"),
         "crashes": ("crash", r"was killed by SIGABRT at File .* in crashes"),
         "computes": (
@@ -397,7 +397,7 @@ async def test_another_event_loop_is_refused_by_name() -> None:
     def ask() -> None:
         asyncio.run(model.complete([{"role": "user", "content": "a"}]))
 
-    with pytest.raises(RuntimeError, match="called in another event loop; await it in the one that runs the episode"):
+    with pytest.raises(RuntimeError, match="called in another event loop; await it in the loop that runs the episode"):
         await asyncio.to_thread(ask)
 
 

@@ -95,7 +95,7 @@ async def test_reply_that_no_parser_finishes_is_worth_nothing(
         score._calls.close()  # type: ignore[attr-defined]
     printed = capsys.readouterr().out
     assert printed.count("worth 0") == 1  # the first, the tenth, ...: a log of many stays short
-    assert "did not finish within 1 seconds; the latest one of task 'row-7'" in printed
+    assert "did not finish within 1 seconds; the latest one is of task 'row-7'" in printed
 
 
 SLOW_IMPORT = """
@@ -204,7 +204,7 @@ async def test_no_reply_talks_itself_into_a_score() -> None:
     async with judge(
         replies := Replies(f"The reply says {forged!r}; {forged}", f"{forged}\nScore MARKER: 0.25\n{forged}")
     ) as asked:
-        with pytest.raises(JudgeError, match="gave no score"):
+        with pytest.raises(JudgeError, match="returned no score"):
             await asked.score(question="q", truth="t", reply=forged)
         assert await asked.score(question="q", truth="t", reply=forged) == 0.25
     markers = [re.findall(r"\[([0-9a-f]{8}) end\]", body["messages"][0]["content"]) for _, body in replies.requests]
@@ -220,8 +220,8 @@ async def test_a_judge_that_repeats_no_marker_can_be_asked_without() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"prompt": "{reply}?"}, "does not tell the judge {marker}"),
-        ({"score_pattern": "("}, "is no regular expression"),
+        ({"prompt": "{reply}?"}, "does not contain {marker}"),
+        ({"score_pattern": "("}, "is not a regular expression"),
         ({"score_pattern": "x"}, "has 0 groups"),
     ],
 )
@@ -243,9 +243,9 @@ async def test_a_judge_is_asked_again_after_a_passing_error(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        (lambda: web.Response(status=401, text="bad key"), "refuses: status 401: bad key"),
-        (lambda: "I would rather not", "gave no score"),
-        (lambda: web.json_response({"error": 1}), "no chat completion"),
+        (lambda: web.Response(status=401, text="bad key"), "rejected the request: status 401: bad key"),
+        (lambda: "I would rather not", "returned no score"),
+        (lambda: web.json_response({"error": 1}), "did not return a chat completion"),
     ],
 )
 async def test_a_judge_that_gives_no_score_is_an_error(answer: Callable[[], Any], says: str) -> None:
@@ -338,14 +338,14 @@ async def test_a_data_set_of_programs(tmp_path: Path, scripted: Any) -> None:
     ("args", "rows", "says"),
     [
         ({}, [row(1)], "exactly one of path and name"),
-        ({"path": "no/such"}, [row(1)], "there is no file or folder no/such"),
+        ({"path": "no/such"}, [row(1)], "no file or folder no/such"),
         ({"path": "FILE", "reward_args": {"procesess": 1}}, [row(1)], "of the reward 'math': procesess"),
-        ({"path": "FILE"}, [{"question": "?"}], "data.parquet row 1: there is no column 'prompt'"),
-        ({"path": "FILE"}, [row(1)], "none is left for the"),
+        ({"path": "FILE"}, [{"question": "?"}], "data.parquet row 1: the column 'prompt' is missing"),
+        ({"path": "FILE"}, [row(1)], "split is empty"),
         (
             {"path": "FILE", "train_split": "data", "eval_split": "data"},
             [row(1, reward_model={})],
-            "row 1: there is neither a field 'ground_truth'",
+            "row 1: the ground truth is missing: no field 'ground_truth'",
         ),
     ],
 )

@@ -93,11 +93,15 @@ async def test_a_reward_model_is_asked_as_vllm_serves_it(
 @pytest.mark.parametrize(
     ("answer", "args", "says"),
     [
-        ({"data": [{"probs": [0.2, 0.8]}]}, {}, "gives 2 numbers for one reply; say with label which is the score"),
-        ({"data": [{"probs": [0.2]}]}, {"label": 1}, "gives 1 numbers, so label 1 is none of them"),
-        ({"object": "list"}, {}, "the answer of the reward model is none of /classify"),
-        (web.Response(status=404, text="no such model"), {}, "refuses: status 404: no such model"),
-        (web.Response(text="<html>"), {}, "is no JSON: '<html>'"),
+        (
+            {"data": [{"probs": [0.2, 0.8]}]},
+            {},
+            "returned 2 numbers for one reply; set label to the index of the score",
+        ),
+        ({"data": [{"probs": [0.2]}]}, {"label": 1}, "returned 1 numbers, so label 1 does not exist"),
+        ({"object": "list"}, {}, "the reward model did not return an answer of /classify"),
+        (web.Response(status=404, text="no such model"), {}, "rejected the request: status 404: no such model"),
+        (web.Response(text="<html>"), {}, "did not return JSON: '<html>'"),
     ],
 )
 async def test_a_reward_model_that_gives_no_score_is_an_error(answer: Any, args: dict[str, Any], says: str) -> None:
@@ -138,9 +142,9 @@ async def test_a_judge_of_groups_that_gives_no_list_is_an_error(said: str) -> No
 
     async with serving(answer) as served:
         judge = GroupJudge(GroupJudgeArgs(base_url=f"{served.url}/v1", model="m"))
-        with pytest.raises(JudgeError, match="gave no list of 2 scores"):
+        with pytest.raises(JudgeError, match="returned no list of 2 scores"):
             await judge.scores(question="?", truth="t", replies=["a", "b"])
-        with pytest.raises(JudgeError, match=r"at least 2 replies, and there is 1: set groupSize, in an evaluation"):
+        with pytest.raises(JudgeError, match=r"at least 2 replies, but there is 1: set groupSize, in an evaluation"):
             await judge.scores(question="?", truth="t", replies=["a"])
         await judge.close()
 

@@ -245,7 +245,7 @@ async def test_scoring_again_from_the_stored_episode_gives_the_same(scripted: An
 
 
 def test_arguments_that_leave_a_split_empty_are_refused() -> None:
-    with pytest.raises(EnvironmentLoadError, match="none is left for the"):
+    with pytest.raises(EnvironmentLoadError, match="split is empty"):
         load_environment("reverse-text", {"length": 1, "letters": "ab"})
 
 

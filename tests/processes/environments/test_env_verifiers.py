@@ -117,7 +117,7 @@ async def test_tools_run_in_process_with_state_that_rewards_see(scripted: Any) -
     results = [m["content"] for m in rest if m["role"] == "tool"]
     assert results[0] == "five", "@intercept rewrites what the model sees"
     assert "no apple today" in results[1]
-    assert results[2] == "error: there is no function 'nosuch'; known: prices_of, buy"
+    assert results[2] == "error: no function 'nosuch'; available functions: prices_of, buy"
     assert results[3] == "2 fig"
     assert score.reward == 1.0
     assert model.seen[-1] == episode.messages[:-1]
@@ -177,7 +177,7 @@ async def test_a_failing_model_client_is_not_the_environments_fault(scripted: An
 @pytest.mark.parametrize(
     ("id", "args", "says"),
     [
-        ("verifiers:no-such-taskset", {}, "finds no taskset 'no-such-taskset'"),
+        ("verifiers:no-such-taskset", {}, "cannot load the taskset 'no-such-taskset'"),
         ("verifiers:vf-guess", {}, "set the argument 'limit'"),
         ("verifiers:vf-boxed", {}, "need a container"),
         ("verifiers:vf-capitals", {"taskset": {"polit": True}}, "polit"),

@@ -80,7 +80,7 @@ async def test_tools_go_through_the_chat_template_and_the_engines_parser() -> No
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [("{fig", "are no JSON"), ('["fig"]', "must be a JSON object"), ('{"fruit": "kiwi"}', "kiwi")],
+    [("{fig", "are not JSON"), ('["fig"]', "must be a JSON object"), ('{"fruit": "kiwi"}', "kiwi")],
 )
 async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(arguments: str, says: str) -> None:
     chat = chat_tokens()

@@ -68,11 +68,11 @@ async def ask(api: ChatApi, env: dict[str, str] | None = None, **client: Any) ->
         (status(402, "pay"), "RoleError: client.base_url: URL/chat/completions answers status 402: pay; what was answered is"),
         (status(404, "gone"), "RoleError: client.base_url: URL/chat/completions answers status 404: gone; what was"),
         (status(307, **{"Location": "https://x"}), "RefusedError: URL/chat/completions answers status 307: it redirects to https://x"),
-        (text("<html>login</html>", "text/html"), "RefusedError: URL/chat/completions answers with no JSON: <html>login</html>"),
-        (text('{"choices": []}'), 'RefusedError: the answer of URL/chat/completions is no chat completion: {"choices": []}'),
+        (text("<html>login</html>", "text/html"), "RefusedError: URL/chat/completions did not return JSON: <html>login</html>"),
+        (text('{"choices": []}'), 'RefusedError: URL/chat/completions did not return a chat completion: {"choices": []}'),
         (text('{"choices": [{"message": {"content": 3}}]}'), "RefusedError: the answer of URL/chat/completions is no"),
-        (text("[1]"), "RefusedError: the answer of URL/chat/completions is no chat completion: [1]"),
-        (text("NaN"), "RefusedError: the answer of URL/chat/completions is no chat completion: NaN"),
+        (text("[1]"), "RefusedError: URL/chat/completions did not return a chat completion: [1]"),
+        (text("NaN"), "RefusedError: URL/chat/completions did not return a chat completion: NaN"),
     ],
 )  # fmt: skip
 async def test_each_failure_of_a_server_is_tried_again_or_says_why_not(answer: Answer, said: str) -> None:

@@ -72,15 +72,15 @@ def test_a_folder_holds_files_of_the_split(jsonl: Write, tmp_path: Path) -> None
     rows = Rows(DataSetConfig(path=str(tmp_path / "set"), split="train"), "data.sources[0]")
     assert [rows.row(i) for i in range(len(rows))] == CHATS[:5]
     assert rows.describe_place(3) == "train-00001-of-00002.jsonl line 2"
-    with pytest.raises(RoleError, match=r"holds no .jsonl, .csv, .parquet or .arrow file of split 'dev'"):
+    with pytest.raises(RoleError, match=r"has no .jsonl, .csv, .parquet or .arrow file of split 'dev'"):
         Rows(DataSetConfig(path=str(tmp_path / "set"), split="dev"), "data.sources[0]")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("none.jsonl", None, "there is no file or folder"),
-        ("data.xlsx", "a,b", "data.xlsx is none of .jsonl, .csv, .parquet and .arrow"),
+        ("none.jsonl", None, "no file or folder"),
+        ("data.xlsx", "a,b", "data.xlsx is not a .jsonl, .csv, .parquet or .arrow file"),
         ("data.csv", "a,b", "has no rows"),
         ("empty.jsonl", "\n\n", "has no rows"),
         ("broken.parquet", "no parquet", "cannot read"),

@@ -22,7 +22,7 @@ def spec(**blocks: Any) -> RLRunSpec:
 def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
     (notice,) = autoscale_notice(spec())
     assert (notice.key, notice.notice) == (("inference", "autoscale"), True)
-    assert "autoscale.min (2) engines throughout" in notice.message
+    assert "always has autoscale.min (2) engines" in notice.message
     assert list(autoscale_notice(spec(inference={"replicas": 2}))) == []
     engines = resolve_spec(spec(), name="run", uid="uid", output_dir="/out").inference
     assert engines is not None

@@ -43,11 +43,11 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, writt
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is empty; its first line has to name the columns"),
-        ("a,,b\n", "names column 2 ''; give each column a name"),
-        ("a,a\n", "names the column 'a' twice"),
-        ("a,a.b\n", "names the column 'a' twice"),
-        ('a,b\n"1,2\n', "line 2: it is no CSV"),
+        ("", "the file is empty; its first line has to name the columns"),
+        ("a,,b\n", "column 2 of the first line has the name ''; give each column a name"),
+        ("a,a\n", "contains the column 'a' twice"),
+        ("a,a.b\n", "contains the column 'a' twice"),
+        ('a,b\n"1,2\n', "line 2: it is not CSV"),
     ],
 )
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path, text: str, says: str) -> None:
@@ -64,5 +64,5 @@ def test_a_row_of_another_width_is_refused_by_its_line(tmp_path: Path) -> None:
 
 def test_a_file_in_another_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_bytes(b"a\n\xe9\n")
-    with pytest.raises(ValueError, match="line 2: it is no UTF-8"):
+    with pytest.raises(ValueError, match="line 2: it is not UTF-8"):
         CsvTable(tmp_path / "rows.csv")

@@ -28,16 +28,16 @@ def write(folder: Path, rows: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("truth", "reward", "says"),
     [
-        ({"target": ["Author 3"]}, "math", 'ground_truth is {"target": ["Author 3"]}, and the reward math compares'),
+        ({"target": ["Author 3"]}, "math", 'ground_truth is {"target": ["Author 3"]}, but the reward math compares'),
         (["3"], "math", 'ground_truth is ["3"]'),
         (None, "math", "ground_truth is null"),
         (True, "math", "ground_truth is true"),
         ("  ", "math", 'ground_truth is "  "'),
-        ({"target": "a"}, "exact", "and the reward exact compares texts"),
+        ({"target": "a"}, "exact", "but the reward exact compares texts"),
         (None, "exact", "ground_truth is null"),
-        (None, "code", "the ground truth holds no test cases"),
+        (None, "code", "the ground truth contains no test cases"),
         ([], "code", "ground_truth has no test case"),
-        ("a\ud800", "exact", "ground_truth holds a lone surrogate at character 1"),
+        ("a\ud800", "exact", "ground_truth contains a lone surrogate at character 1"),
     ],
 )
 def test_ground_truth_that_the_reward_cannot_compare_with_is_refused(
@@ -86,7 +86,7 @@ def test_value_that_is_no_number_of_mathematics_is_refused(truth: object) -> Non
         ({"prompt": ""}, "the prompt is empty"),
         ({"prompt": []}, "the prompt is empty"),
         ({"prompt": 5}, "prompt is neither a text nor a list of messages"),
-        ({"prompt": "a\ud800"}, "prompt[0].content holds a lone surrogate at character 1"),
+        ({"prompt": "a\ud800"}, "prompt[0].content contains a lone surrogate at character 1"),
         (
             {"prompt": [{"role": "user", "content": [{"type": "image"}]}]},
             "prompt[0].content[0] has content of type 'image'",
@@ -126,7 +126,7 @@ def test_columns_for_tools_and_agents_are_named_once(tmp_path: Path) -> None:
 def test_images_that_a_layout_leaves_out_are_named_once(tmp_path: Path) -> None:
     rows = [{"images": [{"bytes": "..."}], "problem": f"<image>Find {i}.", "answer": "3"} for i in range(40)]
     notices = InProcessStage(load_environment("dataset", write(tmp_path, rows) | {"layout": "geometry3k"})).notices
-    assert notices == ["the column 'images' is not read: this environment offers neither tools nor images"]
+    assert notices == ["the column 'images' is ignored: this environment offers neither tools nor images"]
 
 
 class Questions(SingleTurnEnvironment):
@@ -144,7 +144,7 @@ class Questions(SingleTurnEnvironment):
         return Score(0.0)
 
 
-@pytest.mark.parametrize(("content", "says"), [("", "the prompt is empty"), ("\udc00", "holds a lone surrogate")])
+@pytest.mark.parametrize(("content", "says"), [("", "the prompt is empty"), ("\udc00", "contains a lone surrogate")])
 def test_prompt_of_an_own_environment_is_checked_when_it_is_loaded(content: str, says: str) -> None:
     good = [{"role": "user", "content": "?"}]
     InProcessStage(Questions(good)).check_tasks()

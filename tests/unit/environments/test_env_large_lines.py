@@ -195,7 +195,7 @@ async def test_what_breaks_the_protocol_is_reported_once_and_nothing_after_it_is
         await wait_until_async(lambda: end.lost)
         await asyncio.sleep(0)
         assert len(end.lost) == 1
-        assert "no message" in str(end.lost[0])
+        assert "invalid message" in str(end.lost[0])
         assert end.received == []
 
 

@@ -47,8 +47,8 @@ def test_files_and_folders_are_named_by_themselves(tmp_path: Path, monkeypatch: 
         ("ann/word-chain", None, "--hub 'https://HUB/{owner}/simple/' or in RLRUN_ENVIRONMENT_HUB"),
         ("ann/word-chain", "https://hub.example.org/simple", "expected an address with {owner}"),
         ("ann/word-chain", "hub/{owner}", "expected an address with {owner}"),
-        ("./word-chain", HUB, "got './word-chain', and there is no such file or folder"),
-        ("word_chain-1.2-py3-none-any.whl", HUB, "no such file or folder"),
+        ("./word-chain", HUB, "no file or folder './word-chain'"),
+        ("word_chain-1.2-py3-none-any.whl", HUB, "no file or folder"),
         ("word chain", HUB, "got 'word chain', expected a wheel"),
         ("--index-url=x", HUB, "got '--index-url=x', expected a wheel"),
         ("", HUB, "got '', expected a wheel"),
@@ -65,7 +65,7 @@ def test_what_cannot_be_a_source_names_the_fix(
 
 def test_a_project_without_a_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("[tool]\n")
-    with pytest.raises(InstallError, match="names no project"):
+    with pytest.raises(InstallError, match="does not name its project"):
         source_of(f"{tmp_path}/", None)
 
 

@@ -49,11 +49,11 @@ def test_what_a_set_brings_beside_is_kept() -> None:
     ("name", "row", "says"),
     [
         ("gsm8k", {"question": "?", "answer": "12"}, "no final line '#### ...'"),
-        ("gsm8k", ROWS["deepscaler"], r"no column 'question' .*; it looks like layout: math"),
+        ("gsm8k", ROWS["deepscaler"], r"column 'question' is missing .*;  it looks like layout: math"),
         ("math", {"problem": "?", "solution": "It is 7."}, "no .boxed"),
-        ("math", {"problem": " ", "solution": "\\boxed{1}"}, "the problem is no text"),
+        ("math", {"problem": " ", "solution": "\\boxed{1}"}, "the problem is not a text"),
         ("dapo", ROWS["dapo"] | {"reward_model": {}}, "reward_model has no field 'ground_truth'"),
-        ("geometry3k", ROWS["deepscaler"], r"no column 'images'"),
+        ("geometry3k", ROWS["deepscaler"], r"column 'images' is missing"),
     ],
 )
 def test_a_row_of_another_layout_is_refused(name: Any, row: dict[str, Any], says: str) -> None:

@@ -118,7 +118,7 @@ def test_instruction_follows_the_text_of_parts() -> None:
         ([{"role": "user", "content": " \n"}], "the prompt is empty"),
         ([{"role": "user", "content": [{"type": "text", "text": ""}]}], "the prompt is empty"),
         ([{"role": "system", "content": "Be brief."}], "the prompt is empty"),
-        ([{"role": "user", "content": "a\ud800b"}], r"prompt\[0\].content holds a lone surrogate at character 1"),
+        ([{"role": "user", "content": "a\ud800b"}], r"prompt\[0\].content contains a lone surrogate at character 1"),
     ],
 )
 def test_prompt_that_no_model_can_be_asked_is_refused(prompt: list[dict[str, Any]], says: str) -> None:

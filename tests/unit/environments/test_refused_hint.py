@@ -10,7 +10,7 @@ import pytest
 from rlrun.environments.process.containment import private_folder
 from rlrun.environments.process.containment.private_folder import refused_hint
 
-WRITES = "writes only in its home folder and TMPDIR"
+WRITES = "can write only in its home folder and TMPDIR"
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_a_refused_read_names_the_file_and_its_mode(tmp_path: Path, refused: set
     file.write_text("{}")
     refused.add(file)
     hint = refused_hint(f"PermissionError: [Errno 13] Permission denied: '{file}'")
-    assert f"owner and mode of {file} refuse it to user {os.getuid()}" in hint
+    assert f"owner and mode of {file} deny access to user {os.getuid()}" in hint
     assert WRITES not in hint
 
 
@@ -49,13 +49,13 @@ def test_a_folder_that_cannot_be_passed_is_named(tmp_path: Path, refused: set[Pa
     (tmp_path / "data").mkdir()
     refused.add(tmp_path / "data")
     hint = refused_hint(f"PermissionError: [Errno 13] Permission denied: '{tmp_path}/data/rows.jsonl'")
-    assert f"owner and mode of {tmp_path}/data refuse it" in hint
+    assert f"owner and mode of {tmp_path}/data deny access" in hint
 
 
 def test_a_refused_credential_is_no_refused_write(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("x")
     hint = refused_hint(f"[Errno 13] Permission denied: '{tmp_path}/token'", closed=[str(tmp_path)])
-    assert "does not read the pod's credentials" in hint
+    assert "cannot read the pod's credentials" in hint
     assert WRITES not in hint
 
 

@@ -71,7 +71,7 @@ def test_a_set_that_holds_its_rows_many_times_is_read_once(tmp_path: Path, capsy
 def test_a_question_that_is_no_text_is_named(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", [{"question": 7, "answer": "#### 7"}, *gsm8k(1)])
     write(tmp_path / "test.jsonl", gsm8k(2))
-    with pytest.raises(EnvironmentLoadError, match=r"train\.jsonl line 1: the question is no text: '7'"):
+    with pytest.raises(EnvironmentLoadError, match=r"train\.jsonl line 1: the question is not a text: '7'"):
         load_environment("gsm8k", {"path": str(tmp_path)})
 
 
@@ -87,16 +87,21 @@ def test_csv_is_read_where_a_folder_has_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "words", "says", "code"),
     [
-        (gsm8k(1), [], "rows.jsonl line 1: there is no column 'prompt' (columns: question, answer)", exit_codes.DATA),
-        (gsm8k(1), ["--layout", "dapo"], "no column 'prompt'", exit_codes.DATA),
+        (
+            gsm8k(1),
+            [],
+            "rows.jsonl line 1: the column 'prompt' is missing (columns: question, answer)",
+            exit_codes.DATA,
+        ),
+        (gsm8k(1), ["--layout", "dapo"], "column 'prompt' is missing", exit_codes.DATA),
         (
             [{"prompt": "?", "ground_truth": "1", "uid": "a"}] * 2,
             [],
-            "its uid 'a' is that of rows.jsonl",
+            "its uid 'a' is also the uid of rows.jsonl",
             exit_codes.DATA,
         ),
         ([{"prompt": 3, "ground_truth": "1"}], [], "prompt is neither a text nor a list", exit_codes.DATA),
-        ([{"prompt": "?"}], [], "there is neither a field 'ground_truth'", exit_codes.DATA),
+        ([{"prompt": "?"}], [], "the ground truth is missing: no field 'ground_truth'", exit_codes.DATA),
         (gsm8k(1), ["--revision", "x"], "--revision: revision (x) needs name", exit_codes.USAGE),
     ],
 )
@@ -116,7 +121,7 @@ def test_what_cannot_be_converted_is_told_with_its_line(
 
 
 def test_a_known_layout_is_named_where_none_is_set(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentLoadError, match="these are of layout: gsm8k"):
+    with pytest.raises(EnvironmentLoadError, match="these columns have layout: gsm8k"):
         load_environment("dataset", {"path": str(write(tmp_path / "rows.jsonl", gsm8k(1, 2)))})
 
 

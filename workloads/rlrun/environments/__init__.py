@@ -1,8 +1,8 @@
-"""Environments: tasks, one episode with a model, and its score.
+"""Environments: they provide tasks, play an episode with a model and score it.
 
-`protocol` is the contract, `registry.load_environment` finds an environment by id, `episode.run_episode` plays one with a deadline;
-`agent` and `openai_*` serve programs that are written for OpenAI's client; the rest are the shipped environments and the adapter for
-`verifiers` tasksets. Nothing here imports torch or vllm.
+`protocol` is the interface that every environment implements, `registry.load_environment` loads an environment by id and
+`episode.run_episode` plays one episode with a deadline. `adapters` runs `verifiers` tasksets and programs that are written for
+OpenAI's client; `bundled` contains the shipped environments. This package does not import torch or vllm.
 """
 
 from rlrun.environments.adapters.agent import AgentEnvironment, run_program

@@ -1,7 +1,7 @@
-"""Bounds on what one episode may bring, held in the environment's own process, where only that episode pays.
+"""Limits on the size and the values of one episode, checked in the environment's own process.
 
-Everything here works on exact built-in types: whatever an object of the environment overrides (`__repr__`, `__iter__`, `__float__`,
-`items`) is not called, or its failure is reported as one of the environment.
+A value above a limit fails only its own episode. The functions work on exact built-in types: they do not call methods that an
+environment's class overrides (`__repr__`, `__iter__`, `__float__`, `items`), or they report the failure as an error of the environment.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from rlrun.environments.protocol import Episode, Message, Score
 from rlrun.runtime.printable import printable
 
 MAX_REWARD = 1e9
-"""Largest absolute reward: in float32, in which advantages are trained on, squares and sums over a batch stay finite."""
+"""Largest absolute reward. Advantages are float32 in training; up to this value their squares and sums over a batch stay finite."""
 MAX_METRIC = 3.4028234663852886e38
 """Largest absolute metric: the largest float32; sums over a batch stay finite in float64."""
 MAX_METRICS = 256
 MAX_NAME_CHARACTERS = 200
-"""Characters of a task's id and of a metric's name."""
+"""Longest task id and longest name of a metric, in characters."""
 MAX_TEXT_CHARACTERS = 16 * 1024 * 1024
-"""Characters of all texts together, in one request to the model and in one episode."""
+"""Characters of all texts together, per request to the model and per episode."""
 MAX_VALUES = 1_000_000
-"""JSON values in one request and in one episode."""
+"""JSON values per request and per episode."""
 MAX_DEPTH = 64
-"""Nesting of JSON values."""
+"""Deepest nesting of JSON values."""
 MAX_MESSAGES = 10_000
-"""Messages in one request and in one episode."""
+"""Messages per request and per episode."""
 MAX_REQUESTS = 10_000
-"""Requests to the model in one episode."""
+"""Requests to the model per episode."""
 MAX_ERROR_CHARACTERS = 2_000
-"""Characters of one error's text."""
+"""Longest text of one error, in characters."""
 _MAX_INTEGER_BITS = 1024
 
 
 class BoundsError(ValueError):
-    """Error for a value of an episode that is above a bound or no JSON; names the place, the value and the bound."""
+    """Error for a value of an episode that is not JSON or exceeds a limit. The message contains the path, the value and the limit."""
 
 
 def clip_text(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
-    """A text that any file can hold and any terminal show (see `printable`), its middle left out where it is longer than `limit`."""
+    """Return a text that every file and terminal can show (see `printable`), with its middle cut out if it exceeds `limit` characters."""
     plain = str.__str__(text)
     if len(plain) > limit:
         head = limit * 3 // 4
@@ -49,7 +49,7 @@ def clip_text(text: str, limit: int = MAX_ERROR_CHARACTERS) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception in words, whatever its class does when it is looked at; the leaves of a group one by one. Never raises."""
+    """Return a text that describes an exception, including up to four members of an exception group. Never raises."""
     try:
         return _exception_text(error)
     except BaseException:
@@ -70,7 +70,7 @@ def _exception_text(error: BaseException) -> str:
 def _text_of(error: BaseException) -> str:
     try:
         return clip_text(str(error))
-    except BaseException as failure:  # its __str__ is the environment's code as well
+    except BaseException as failure:  # `__str__` is code of the environment, too
         return f"(its text cannot be read: {type.__getattribute__(type(failure), '__name__')})"
 
 
@@ -78,7 +78,7 @@ _id = attrgetter("id")
 
 
 def name_of(owner: object) -> str:
-    """`owner.id` as printable text, for any value."""
+    """Return `owner.id` as printable text, for any object."""
     try:
         return clip_text(str(_id(owner)), MAX_NAME_CHARACTERS)
     except BaseException as error:
@@ -89,17 +89,17 @@ def name_of(owner: object) -> str:
 
 
 class _Left:
-    """Remainder of the bounds."""
+    """Values and characters that may still be used."""
 
     def __init__(self) -> None:
         self.values, self.characters = MAX_VALUES, MAX_TEXT_CHARACTERS
 
 
 class _FaultError(Exception):
-    """A value that is refused.
+    """A rejected value.
 
     Attributes:
-        path: keys and indices that lead to it, innermost first.
+        path: keys and indices that lead to the value, innermost first.
     """
 
     def __init__(self, problem: str) -> None:
@@ -108,10 +108,10 @@ class _FaultError(Exception):
 
 
 def plain_json(value: object, where: str) -> object:
-    """A copy of a JSON value in plain dicts, lists, texts and numbers; tuples become lists.
+    """Return a copy of a JSON value that consists of plain dicts, lists, texts and numbers. Tuples become lists.
 
     Raises:
-        BoundsError: it is none, or above a bound.
+        BoundsError: the value is not JSON or exceeds a limit.
     """
     try:
         return _plain_value(value, _Left(), 0)
@@ -122,7 +122,7 @@ def plain_json(value: object, where: str) -> object:
 def _plain_value(value: object, left: _Left, depth: int) -> object:
     left.values -= 1
     if left.values < 0:
-        raise _FaultError(f"holds more than {MAX_VALUES} values; bring fewer")
+        raise _FaultError(f"holds more than {MAX_VALUES} values; return fewer")
     kind = type(value)
     if issubclass(kind, str):
         return _plain_text(str.__str__(value), left)
@@ -133,10 +133,10 @@ def _plain_value(value: object, left: _Left, depth: int) -> object:
     if issubclass(kind, float):
         number = float.__float__(value)  # type: ignore[arg-type]
         if not math.isfinite(number):
-            raise _FaultError(f"is {number}, which is not JSON; bring a finite number or None")
+            raise _FaultError(f"is {number}, which is not JSON; use a finite number or None")
         return number
     if depth >= MAX_DEPTH:
-        raise _FaultError(f"is nested deeper than {MAX_DEPTH} levels, or holds itself; bring less")
+        raise _FaultError(f"is nested deeper than {MAX_DEPTH} levels, or contains itself; use fewer levels")
     if issubclass(kind, dict):
         return _plain_dict(value, left, depth)  # type: ignore[arg-type]
     if issubclass(kind, list):
@@ -144,7 +144,7 @@ def _plain_value(value: object, left: _Left, depth: int) -> object:
     if issubclass(kind, tuple):
         return _plain_items(tuple.__iter__(value), left, depth)  # type: ignore[arg-type]
     name = clip_text(type.__getattribute__(kind, "__name__"), MAX_NAME_CHARACTERS)
-    raise _FaultError(f"is of type {name}, which is not JSON; bring texts, numbers, lists and dictionaries")
+    raise _FaultError(f"is of type {name}, which is not JSON; use texts, numbers, lists and dictionaries")
 
 
 def _plain_items(items: Iterable[object], left: _Left, depth: int) -> list[object]:
@@ -183,7 +183,7 @@ def _plain_key(key: object, left: _Left) -> str:
 def _plain_text(text: str, left: _Left) -> str:
     left.characters -= len(text)
     if left.characters < 0:
-        raise _FaultError(f"and what comes before it have more than {MAX_TEXT_CHARACTERS} characters; bring less")
+        raise _FaultError(f"and the values before it have more than {MAX_TEXT_CHARACTERS} characters; return less text")
     if not text.isascii():
         try:
             text.encode()
@@ -195,7 +195,7 @@ def _plain_text(text: str, left: _Left) -> str:
 def _plain_integer(number: int) -> int:
     if number.bit_length() > _MAX_INTEGER_BITS:
         raise _FaultError(
-            f"is an integer of {number.bit_length()} bits (at most {_MAX_INTEGER_BITS}); bring it as a text"
+            f"is an integer of {number.bit_length()} bits (at most {_MAX_INTEGER_BITS}); return it as a text"
         )
     return number
 
@@ -204,10 +204,10 @@ def _plain_integer(number: int) -> int:
 
 
 def plain_episode(episode: Episode) -> Episode:
-    """An episode within the bounds, in plain types.
+    """Return a copy of an episode in plain types.
 
     Raises:
-        BoundsError: names what is not.
+        BoundsError: a value is not JSON or exceeds a limit.
     """
     if not issubclass(type(episode.messages), list | tuple):
         raise BoundsError("messages must be a list of dictionaries")
@@ -218,16 +218,16 @@ def plain_episode(episode: Episode) -> Episode:
 
 
 def plain_messages(messages: object) -> list[Message]:
-    """A conversation within the bounds, in plain types.
+    """Return a copy of a conversation in plain types.
 
     Raises:
-        BoundsError: names what is not.
+        BoundsError: a value is not JSON or exceeds a limit, or a message has no role.
     """
     if not issubclass(type(messages), list | tuple):
         raise BoundsError(f"messages must be a list of dictionaries, not {_show_value(messages)}")
     count = list.__len__(messages) if isinstance(messages, list) else tuple.__len__(messages)  # type: ignore[arg-type]
     if count > MAX_MESSAGES:
-        raise BoundsError(f"messages has {count} entries (at most {MAX_MESSAGES}); bring fewer")
+        raise BoundsError(f"messages has {count} entries (at most {MAX_MESSAGES}); return fewer")
     found = plain_json(messages, "messages")
     assert isinstance(found, list)
     for index, message in enumerate(found):
@@ -237,10 +237,10 @@ def plain_messages(messages: object) -> list[Message]:
 
 
 def plain_dict(value: object, where: str) -> dict[str, object]:
-    """A dictionary of JSON values within the bounds.
+    """Return a copy of a dictionary of JSON values.
 
     Raises:
-        BoundsError: names what is not.
+        BoundsError: the value is not a dictionary, or a part of it is not JSON or exceeds a limit.
     """
     if not issubclass(type(value), dict):
         raise BoundsError(f"{where} must be a dictionary, not {_show_value(value)}")
@@ -250,10 +250,10 @@ def plain_dict(value: object, where: str) -> dict[str, object]:
 
 
 def plain_score(score: Score) -> Score:
-    """A score whose numbers are floats that training and metrics can hold.
+    """Return a copy of a score whose numbers are finite floats.
 
     Raises:
-        BoundsError: names the number that is not.
+        BoundsError: a number is not finite or exceeds its limit, or a metric's name is unusable.
     """
     reward, metrics = score.reward, score.metrics
     if not isinstance(metrics, Mapping):
@@ -265,25 +265,25 @@ def plain_score(score: Score) -> Score:
                 f"a metric's name must be a text of at most {MAX_NAME_CHARACTERS} characters, not {_show_value(name)}"
             )
         if len(found) >= MAX_METRICS:
-            raise BoundsError(f"there are more than {MAX_METRICS} metrics; bring fewer")
+            raise BoundsError(f"there are more than {MAX_METRICS} metrics; return fewer")
         found[str.__str__(name)] = bounded_number(metrics[name], f"metric {clip_text(name)!r}", MAX_METRIC)
     return Score(bounded_number(reward, "reward", MAX_REWARD), found)
 
 
 def bounded_number(value: object, what: str, limit: float) -> float:
-    """A finite number of at most `limit`, in either direction, as a float.
+    """Return a number as a finite float between `-limit` and `limit`.
 
     Raises:
-        BoundsError: it is none.
+        BoundsError: the value is not such a number.
     """
     found = math.nan
     if not isinstance(value, str | bytes | bytearray | None):
         try:
             found = float.__float__(float(value))  # type: ignore[arg-type]
         except OverflowError:
-            found = math.inf  # an integer beyond float64
+            found = math.inf  # an integer that float64 cannot hold
         except (TypeError, ValueError):
-            pass  # no number, or more than one
+            pass  # not a number, or an array of several numbers
     if math.isnan(found) or (math.isinf(found) and not issubclass(type(value), int)):
         raise BoundsError(f"the {what} must be a finite number, not {_show_value(value)}")
     if abs(found) > limit:
@@ -294,7 +294,7 @@ def bounded_number(value: object, what: str, limit: float) -> float:
 
 
 def _show_value(value: object) -> str:
-    """A value in words; of one whose text is the environment's own, its type."""
+    """A value as text. A value whose `__repr__` is code of the environment is shown by its type."""
     kind = type(value)
     if value is None or kind in (float, bool) or (kind is int and int.bit_length(value) <= 128):  # type: ignore[arg-type]
         return repr(value)

@@ -1,7 +1,7 @@
-"""Requests to any server with OpenAI's chat API, as it is hosted or as vLLM, SGLang or llama.cpp serve it: messages in, a message out.
+"""Client for servers with OpenAI's chat API, such as hosted services, vLLM, SGLang and llama.cpp.
 
-Such a server gives neither token ids nor log-probs, and its weights are its own: what it answers can be measured and kept as messages,
-never trained on as rollouts.
+These servers return no token ids and log-probs, and their weights are not the run's weights. Their replies can be scored and stored as
+messages, but they are never trained on as rollouts.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 from rlrun.environments.protocol import Reply
 
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
-"""Statuses after which the same request may be answered."""
+"""HTTP statuses after which a retry of the same request can succeed."""
 _BYTES_MAX = 64 * 1024**2
 _CHARACTERS = 300
-"""Characters of a server's own words in a message."""
+"""Longest part of a server's own message that an error quotes, in characters."""
 _KEPT_KEY = "***"
 
 
@@ -27,11 +27,11 @@ class ServerError(Exception):
     """Failure of one request.
 
     Args:
-        message: names the URL and what happened, without the key.
-        status: of the answer; None: there was none, or none that can be read.
-        passing: whether the same request may be answered later.
-        retry_after: seconds to wait first, as the server asks; None: it does not say.
-        said: the server's own words.
+        message: the URL and the failure, without the key.
+        status: HTTP status of the answer, or None if there was no readable answer.
+        passing: whether a retry can succeed.
+        retry_after: seconds to wait before a retry, from the server's `Retry-After` header, or None.
+        said: message of the server.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class ServerError(Exception):
 
 
 class ChatServer:
-    """One server.
+    """Client of one server.
 
     Args:
-        base_url: such as `https://api.openai.com/v1`.
-        api_key: sent as a bearer token; empty: none.
-        headers: of every request.
-        timeout_seconds: of one request with its connection.
+        base_url: address such as `https://api.openai.com/v1`.
+        api_key: bearer token, or an empty text for none.
+        headers: additional headers of every request.
+        timeout_seconds: time limit of one request, including its connection.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class ChatServer:
         self._session: Any = None
 
     async def models(self) -> list[str] | None:
-        """Names of the models that it serves; None: it does not say.
+        """Return the names of the served models, or None if the server does not list them.
 
         Raises:
-            ServerError: it cannot be asked, or refuses the key.
+            ServerError: the server cannot be reached, or refuses the key.
         """
         try:
             document = await self._request("GET", "models", None)
@@ -83,20 +83,20 @@ class ChatServer:
             raise
 
     async def chat(self, body: Mapping[str, object]) -> Reply:
-        """Reply to a request of `/chat/completions`.
+        """Send a request to `/chat/completions` and return the reply.
 
         Raises:
-            ServerError: there is none.
+            ServerError: the server did not return a chat completion.
         """
         document = await self._request("POST", "chat/completions", body)
         try:
             return _read_reply(document)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
             said = self._short(json.dumps(document))
-            raise ServerError(f"the answer of {self._url('chat/completions')} is no chat completion: {said}") from None
+            raise ServerError(f"{self._url('chat/completions')} did not return a chat completion: {said}") from None
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -107,7 +107,7 @@ class ChatServer:
         import aiohttp
 
         if self._session is None:
-            # A proxy of the environment is used as by other programs: hosted servers are often reached through one.
+            # `trust_env` makes aiohttp use the proxy variables of the environment: hosted servers are often reached through a proxy.
             unlimited = aiohttp.TCPConnector(limit=0)
             never = aiohttp.ClientTimeout(total=None)
             self._session = aiohttp.ClientSession(trust_env=True, connector=unlimited, timeout=never)
@@ -121,20 +121,22 @@ class ChatServer:
                 async for chunk in response.content.iter_any():
                     data += chunk
                     if len(data) > _BYTES_MAX:
-                        raise ServerError(f"{url} answers with more than {_BYTES_MAX // 1024**2} MiB")
+                        raise ServerError(f"{url} returned more than {_BYTES_MAX // 1024**2} MiB")
         except TimeoutError:
-            raise ServerError(f"{url} gave no answer within {self._timeout:g} s", passing=True) from None
+            raise ServerError(f"{url} did not answer within {self._timeout:g} s", passing=True) from None
         except aiohttp.InvalidURL:
-            raise ServerError(f"{url} is no URL") from None
+            raise ServerError(f"{url} is not a URL") from None
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError) as error:
-            raise ServerError(f"{url} broke off its answer ({type(error).__name__})", passing=True) from None
+            raise ServerError(
+                f"{url} stopped in the middle of its answer ({type(error).__name__})", passing=True
+            ) from None
         except aiohttp.ClientSSLError as error:
-            raise ServerError(f"{url} has no certificate that is trusted here: {self._short(str(error))}") from None
+            raise ServerError(f"the certificate of {url} is not trusted: {self._short(str(error))}") from None
         except (aiohttp.ClientError, OSError) as error:
             why = str(error).replace(" ssl:default", "")
             raise ServerError(f"{url} cannot be reached: {self._short(why)}", passing=True) from None
-        except ValueError as error:  # a header that is none
-            raise ServerError(f"{url} cannot be asked: {self._short(str(error))}") from None
+        except ValueError as error:  # an invalid header
+            raise ServerError(f"cannot send a request to {url}: {self._short(str(error))}") from None
         if response.status != 200:
             raise self._refused(url, response, bytes(data))
         try:
@@ -142,15 +144,17 @@ class ChatServer:
         except (ValueError, RecursionError):
             text = data.decode(errors="replace")
             if text.lstrip().startswith("{"):
-                raise ServerError(f"{url} broke off its answer after {len(data)} bytes", passing=True) from None
-            raise ServerError(f"{url} answers with no JSON: {self._short(text)}") from None
+                raise ServerError(
+                    f"{url} stopped in the middle of its answer after {len(data)} bytes", passing=True
+                ) from None
+            raise ServerError(f"{url} did not return JSON: {self._short(text)}") from None
 
     def _refused(self, url: str, response: Any, data: bytes) -> ServerError:
         said, status = self._short(_error_message(data)), response.status
         if status in (301, 302, 303, 307, 308):
-            said = f"it redirects to {response.headers.get('Location', 'nowhere')}"
+            said = f"redirect to {response.headers.get('Location', 'nowhere')}"
         return ServerError(
-            f"{url} answers status {status}{f': {said}' if said else ''}",
+            f"{url} returned status {status}{f': {said}' if said else ''}",
             status=status,
             passing=status in PASSING or status >= 500,
             retry_after=_retry_seconds(response.headers.get("Retry-After")),
@@ -158,14 +162,14 @@ class ChatServer:
         )
 
     def _short(self, text: str) -> str:
-        """A server's words in one line, without the key, which some servers repeat."""
+        """Return a server's text in one line. Some servers repeat the key in their errors, so it is replaced."""
         for secret in self._secrets:
             text = text.replace(secret, _KEPT_KEY)
         return " ".join(text.split())[:_CHARACTERS]
 
 
 def chat_body(model: str, messages: Sequence[object], **fields: object) -> dict[str, object]:
-    """Body of a request; fields without a value are left out."""
+    """Return the body of a chat request, without the fields that have no value."""
     given = {name: value for name, value in fields.items() if value is not None and value != [] and value != {}}
     return {"model": model, "messages": list(messages), **given}
 
@@ -189,7 +193,7 @@ def _read_reply(document: Any) -> Reply:
 
 
 def _error_message(data: bytes) -> str:
-    """Message of an error's body, in any of the forms that servers have."""
+    """Return the message in an error's body, for the different forms that servers use."""
     text = data.decode(errors="replace")
     try:
         document = json.loads(text)
@@ -203,7 +207,7 @@ def _error_message(data: bytes) -> str:
 
 
 def _retry_seconds(text: str | None) -> float | None:
-    """Seconds of a `Retry-After` header, which is a number or a date."""
+    """Return the seconds of a `Retry-After` header, which contains a number or a date."""
     if not text:
         return None
     if text.strip().replace(".", "", 1).isdecimal():

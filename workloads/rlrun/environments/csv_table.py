@@ -1,4 +1,7 @@
-"""A CSV file as rows by number: UTF-8, commas, a first line with the names of the columns, values that may hold line breaks in quotes."""
+"""Random access to the rows of a CSV file.
+
+The file is UTF-8 with commas; its first line names the columns. Quoted values may contain line breaks.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ _BOM = b"\xef\xbb\xbf"
 
 
 class CsvTable:
-    """A CSV file; every value is a text, and an empty one is no value. Only the positions of its rows are kept.
+    """Rows of a CSV file. Every value is a text; empty values are left out of the row. Only the rows' positions are kept in memory.
 
-    A column `a.b` is the field `b` of the column `a`, so `reward_model.ground_truth` is what it is in JSON.
+    A column `a.b` becomes the field `b` of the field `a`, so `reward_model.ground_truth` gives the same row as nested JSON.
 
     Args:
-        path: the file.
+        path: CSV file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is no CSV file, or has no usable first line.
+        OSError: the file cannot be read.
+        ValueError: the file is not CSV, or its first line does not name the columns.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,9 +47,9 @@ class CsvTable:
                     self._lines.append(before[1])
                 before = counted.position, counted.lines + 1
         except csv.Error as error:
-            raise ValueError(f"line {counted.lines}: it is no CSV: {error}") from None
+            raise ValueError(f"line {counted.lines}: it is not CSV: {error}") from None
         if self._columns is None:
-            raise ValueError("it is empty; its first line has to name the columns")
+            raise ValueError("the file is empty; its first line has to name the columns")
         self._end = before[0]
 
     def __len__(self) -> int:
@@ -77,7 +80,7 @@ class CsvTable:
 
 
 class _Counted:
-    """The lines of a file as texts; knows how many bytes and lines it has given."""
+    """Lines of a file as texts, with the number of bytes and lines that were read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.position, self.lines = file, 0, 0
@@ -94,15 +97,15 @@ class _Counted:
         try:
             return (line.removeprefix(_BOM) if self.lines == 1 else line).decode()
         except UnicodeDecodeError:
-            raise ValueError(f"line {self.lines}: it is no UTF-8; save the file as UTF-8") from None
+            raise ValueError(f"line {self.lines}: it is not UTF-8; save the file as UTF-8") from None
 
 
 def _read_header(cells: list[str]) -> list[str]:
-    """Names of the columns. Raises ValueError: one is empty, or there twice."""
+    """Return the column names. Raises ValueError if a name is empty or occurs twice."""
     names = [cell.strip() for cell in cells]
     for i, name in enumerate(names):
         if not name or "" in name.split("."):
-            raise ValueError(f"the first line names column {i + 1} {name!r}; give each column a name")
+            raise ValueError(f"column {i + 1} of the first line has the name {name!r}; give each column a name")
         if name in names[:i] or any(other.startswith(f"{name}.") for other in names):
-            raise ValueError(f"the first line names the column {name!r} twice; give each column a name of its own")
+            raise ValueError(f"the first line contains the column {name!r} twice; give each column a different name")
     return names

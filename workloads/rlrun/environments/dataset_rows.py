@@ -1,4 +1,7 @@
-"""Rows of one data set by number: JSONL, CSV, parquet, and what `datasets` saves or the hub holds. Random access, nothing tokenised yet."""
+"""Random access to the rows of one data set: JSONL, CSV, parquet, Arrow files of `datasets`, and data sets of the hub.
+
+Rows are returned as read; nothing is tokenized here.
+"""
 
 from __future__ import annotations
 
@@ -21,32 +24,32 @@ from rlrun.runtime import exit_codes
 
 _SUFFIXES = (".jsonl", ".parquet", ".arrow")
 PATTERNS = (*(f"*{suffix}" for suffix in _SUFFIXES), "*.csv")
-"""Files of rows; CSV counts in a folder only where there is no other: many data sets have it beside these."""
+"""Patterns of data files. A folder's CSV files count only if it has no other data file: many data sets contain the same rows as CSV."""
 _EDGE_BYTES = 65536
 _READ_AHEAD = 64
-"""Rows of a columnar file that are read at once by a reader that reads them in order."""
+"""Rows that are read from a columnar file at once if the reader reads rows in order."""
 
 
 class RowError(ValueError):
-    """A row cannot be used; the message names file and line."""
+    """Error for an unusable row. The message contains its file and line."""
 
 
 class Table(Protocol):
-    """The rows of one file."""
+    """Rows of one file."""
 
     def __len__(self) -> int: ...
 
     def row(self, index: int) -> dict[str, object]:
-        """Row `index`. Raises ValueError: it is no row."""
+        """Return row `index`. Raises ValueError if it is not a row."""
         ...
 
     def describe_place(self, index: int) -> str:
-        """Name of the row in messages: `line 3`, `row 3`."""
+        """Return the name of a row for messages: `line 3` or `row 3`."""
         ...
 
 
 _LOOKED_AT = 64
-"""Bytes of a broken line that are looked at."""
+"""Bytes of a broken line that are read to find the mistake."""
 _KINDS: Mapping[type, str] = {
     list: "a list",
     int: "a number",
@@ -57,13 +60,13 @@ _KINDS: Mapping[type, str] = {
 
 
 class JsonLines:
-    """A JSONL file. Only the positions of its lines are kept, 8 bytes each; empty lines are no rows.
+    """Rows of a JSONL file. Only the positions of the lines are kept in memory, 8 bytes each; empty lines are skipped.
 
     Args:
-        path: the file.
+        path: JSONL file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +93,7 @@ class JsonLines:
         except ValueError as error:
             line = os.pread(self._file.fileno(), min(end - start, _LOOKED_AT), start).lstrip()
             fix = "; write names and texts in double quotes" if line.startswith(b"{'") else ""
-            raise ValueError(f"it is no JSON: {error}{fix}") from None
+            raise ValueError(f"it is not JSON: {error}{fix}") from None
         if not isinstance(found, dict):
             kind = _KINDS.get(type(found), "a text")
             raise ValueError(
@@ -103,14 +106,15 @@ class JsonLines:
 
 
 class ArrowTable:
-    """A parquet file, or an Arrow file as `datasets` saves it.
+    """Rows of a parquet file, or of an Arrow file that `datasets` saved.
 
     Args:
-        path: the file; an Arrow file is mapped into memory, a parquet file is read.
+        path: data file. An Arrow file is mapped into memory, a parquet file is read.
 
     Raises:
-        OSError: it cannot be read, or is damaged.
-        ValueError: the same.
+        OSError: the file cannot be read, or is damaged.
+        ValueError: the file is damaged.
+        RoleError: the package pyarrow is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -119,13 +123,13 @@ class ArrowTable:
             import pyarrow.parquet as pq
         except ImportError as error:
             raise RoleError(
-                f"{path} needs the package pyarrow, which this image lacks; install it, or turn the data into JSONL",
+                f"{path} needs the package pyarrow, which this image does not have; install it, or convert the data to JSONL",
                 exit_codes.CONFIGURATION,
             ) from error
         self._ahead: list[dict[str, object]] = []
-        """Rows that were read with the one before them, last one first."""
+        """Rows that were read ahead, last row first."""
         self._next = -1
-        """Row that follows the latest one."""
+        """Index of the row after the most recent one."""
         if path.suffix == ".parquet":
             self._table = pq.read_table(path)
             return
@@ -139,7 +143,7 @@ class ArrowTable:
         return int(self._table.num_rows)
 
     def row(self, index: int) -> dict[str, object]:
-        # A slice costs more than its rows, so a reader of one row after the other gets several with each slice.
+        # A slice costs more than its rows, so a reader that reads rows in order gets several rows per slice.
         if index != self._next or not self._ahead:
             count = _READ_AHEAD if index == self._next else 1
             self._ahead = self._table.slice(index, count).to_pylist()[::-1]
@@ -152,21 +156,21 @@ class ArrowTable:
 
 
 def _without_nulls(value: object) -> object:
-    """Value without null fields: columnar files give every struct all fields, and those were never there."""
+    """Value without null fields: columnar files give every struct all fields, including the absent ones."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 class Rows:
-    """All rows of a data set, its files one after the other.
+    """All rows of a data set, file after file.
 
     Args:
-        config: where it is.
-        field: what messages call the block, such as `data.sources[0]`.
+        config: location of the data set.
+        field: manifest field of the data set, for messages, such as `data.sources[0]`.
 
     Raises:
-        RoleError: there is no such data set, it cannot be read, or has no row.
+        RoleError: the data set is missing, unreadable or empty.
     """
 
     def __init__(self, config: DataSetConfig, field: str) -> None:
@@ -178,16 +182,16 @@ class Rows:
         if not self._ends[-1]:
             raise RoleError(f"{field}: {self.label} has no rows", exit_codes.DATA)
         self.fingerprint = _files_fingerprint(files, self._ends)
-        """Digest by which the files are recognized as those of an earlier attempt."""
+        """Digest that later attempts compare to detect changed files."""
 
     def __len__(self) -> int:
         return self._ends[-1]
 
     def row(self, index: int) -> dict[str, object]:
-        """Row `index`.
+        """Return row `index`.
 
         Raises:
-            RowError: it is no row; names file and line.
+            RowError: the line is not a row; the message contains file and line.
         """
         table, inner = self._find(index)
         try:
@@ -196,7 +200,7 @@ class Rows:
             raise RowError(f"{self.describe_place(index)}: {error}") from None
 
     def describe_place(self, index: int) -> str:
-        """File and line of a row."""
+        """Return the file and line of a row."""
         table, inner = self._find(index)
         return f"{self._names[table]} {self._tables[table].describe_place(inner)}"
 
@@ -222,20 +226,20 @@ def _list_files(config: DataSetConfig, field: str) -> list[Path]:
         if root.is_file():
             if root.suffix not in (*_SUFFIXES, ".csv"):
                 raise RoleError(
-                    f"{field}.path: {root.name} is none of .jsonl, .csv, .parquet and .arrow; turn it into one of them",
+                    f"{field}.path: {root.name} is not a .jsonl, .csv, .parquet or .arrow file; convert it to one of them",
                     exit_codes.CONFIGURATION,
                 )
             return [root]
         if not root.is_dir():
-            absent = FileNotFoundError(root) if root.is_absolute() else None  # a pod's volume may have it
-            raise RoleError(f"{field}.path: there is no file or folder {root}", exit_codes.DATA) from absent
+            absent = FileNotFoundError(root) if root.is_absolute() else None  # the file may be on a pod's volume
+            raise RoleError(f"{field}.path: no file or folder {root}", exit_codes.DATA) from absent
     else:
         root = download_set(config.name or "", field, config.revision)
     found = sorted(
         path
         for pattern in PATTERNS
         for path in root.rglob(pattern)
-        # `datasets` leaves files of its own computations beside a saved data set.
+        # `datasets` keeps results of its own computations (`cache-*`) next to a saved data set.
         if _in_split(path, root, config.split) and not path.name.startswith("cache-")
     )
     if any(path.suffix != ".csv" for path in found):
@@ -243,7 +247,7 @@ def _list_files(config: DataSetConfig, field: str) -> list[Path]:
     if not found:
         of_split = f" of split {config.split!r}" if config.split else ""
         raise RoleError(
-            f"{field}: {config.label} holds no .jsonl, .csv, .parquet or .arrow file{of_split}", exit_codes.DATA
+            f"{field}: {config.label} has no .jsonl, .csv, .parquet or .arrow file{of_split}", exit_codes.DATA
         )
     return found
 
@@ -258,22 +262,22 @@ def _plain_words(text: str) -> list[str]:
 
 
 def download_set(name: str, field: str, revision: str | None = None) -> Path:
-    """The folder with a data set of the hub, fetched unless it is in the hub's cache.
+    """Return the folder of a data set of the hub. Download it unless it is in the hub's cache.
 
     Args:
-        name: of the data set.
-        field: that names it, for errors.
-        revision: branch, tag or commit; None: the main branch, as it was when the run first asked.
+        name: name of the data set.
+        field: manifest field with the name, for errors.
+        revision: branch, tag or commit. None: the main branch, at the commit that the run resolved first.
 
     Raises:
-        RoleError: it is not there, or cannot be fetched; names the field and the fix.
+        RoleError: the data set does not exist or cannot be downloaded. The message contains the field and a fix.
     """
     repository = Repository("dataset", name, revision, f"{field}.name", f"{field}.revision")
     return fetch_rows(repository, PATTERNS)
 
 
 def _files_fingerprint(files: Sequence[Path], ends: Sequence[int]) -> str:
-    """Over names, rows, sizes, and the first and last 64 KiB of every file."""
+    """Return a digest of the names, numbers of rows, sizes, and first and last 64 KiB of all files."""
     digest = hashlib.sha256()
     for path, end in zip(files, ends, strict=True):
         size = path.stat().st_size

@@ -1,7 +1,7 @@
-"""Demonstrations of an environment as a file: for a tiny model's warm-up.
+"""Demonstrations of an environment in a file, for the warm-up of a tiny model.
 
-In a pod the environment's code runs in an init container of its own, which holds no secret of the run. The container that makes the model
-reads this file and imports nothing of the environment.
+In a pod, the environment's code runs in its own init container, which has no secret of the run. The container that creates the model
+reads the file and does not import the environment.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from rlrun.environments.registry import load_environment
 from rlrun.protocol.files.durable import write_bytes
 
 WARMUP_BATCH = 64
-"""Demonstrations of one supervised step."""
+"""Demonstrations per supervised step."""
 MAX_BYTES = 256 * 1024**2
-"""Largest file that is read: code of the environment can write it."""
+"""Largest file that is read. The limit is needed because code of the environment can write the file."""
 
 
 def collect_demonstrations(environment_id: str, args: Mapping[str, object], count: int) -> list[list[Message]]:
-    """Return ideal conversations of tasks, from the end of the train split backwards: RL starts with those at the beginning.
+    """Return ideal conversations of the last tasks of the train split. RL starts with the first tasks of that split.
 
     Args:
         environment_id: environment to load.
-        args: its arguments.
-        count: most conversations; each task has one.
+        args: arguments of the environment.
+        count: largest number of conversations; each task has one.
 
     Raises:
         ValueError: the environment has no demonstrations.
-        rlrun.environments.registry.EnvironmentLoadError: there is no such environment, or it refuses its arguments.
+        rlrun.environments.registry.EnvironmentLoadError: the environment does not exist, or rejects its arguments.
     """
     environment = load_environment(environment_id, dict(args))
     if not isinstance(environment, Demonstrates):
-        raise ValueError(f"model.tiny.warmupEnvironment {environment_id} has no demonstrations to learn from")
+        raise ValueError(f"model.tiny.warmupEnvironment: {environment_id} has no demonstrations to learn from")
     tasks = environment.tasks("train")
     found = []
     for number in range(min(count, len(tasks))):
@@ -47,7 +47,7 @@ def collect_demonstrations(environment_id: str, args: Mapping[str, object], coun
 
 
 def write_demonstrations(file: Path, conversations: list[list[Message]]) -> None:
-    """Write conversations to a file that appears only when it is complete."""
+    """Write conversations to a file, which becomes visible only after it is complete."""
     plain = [plain_messages(conversation) for conversation in conversations]
     write_bytes(file, json.dumps({"conversations": plain}).encode())
 
@@ -56,17 +56,17 @@ def read_demonstrations(file: Path) -> list[list[Message]]:
     """Return the conversations of a file that untrusted code may have written.
 
     Raises:
-        ValueError: the file is missing, too large, not an ordinary file, or holds something else. The message quotes no content.
+        ValueError: the file is missing, too large, not a regular file, or has other content. The message quotes no content.
     """
     try:
-        # Without following links: one could lead to a file that its writer cannot read. Without waiting: it could be a pipe.
+        # O_NOFOLLOW: a link could lead to a file that its writer cannot read. O_NONBLOCK: the path could be a pipe.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ValueError(f"cannot read the demonstrations {file}: {error.strerror}") from None
     try:
         facts = os.fstat(descriptor)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_BYTES:
-            raise ValueError(f"the demonstrations {file} are not an ordinary file of at most {MAX_BYTES} bytes")
+            raise ValueError(f"the demonstrations {file} are not a regular file of at most {MAX_BYTES} bytes")
         with os.fdopen(descriptor, "rb", closefd=False) as opened:
             text = opened.read(MAX_BYTES)
     finally:
@@ -75,7 +75,7 @@ def read_demonstrations(file: Path) -> list[list[Message]]:
         document = json.loads(text)
         conversations = [plain_messages(conversation) for conversation in document["conversations"]]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"the demonstrations {file} hold something else than conversations") from None
+        raise ValueError(f"the demonstrations {file} do not contain conversations") from None
     if not all(isinstance(m.get("content"), str) for c in conversations for m in c):
-        raise ValueError(f"the demonstrations {file} hold a message without text")
+        raise ValueError(f"the demonstrations {file} contain a message without text")
     return conversations

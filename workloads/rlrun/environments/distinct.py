@@ -1,8 +1,8 @@
-"""Distinct tasks: an id names one task of an environment, and no task of the train split is held out in the eval split as well.
+"""Checks that tasks are distinct: no two tasks of a split have the same id, and the train and eval splits share no task.
 
-What is at hand is checked when the environment is loaded: lists and tuples, and rows of data files. Any other sequence makes its
-tasks by the environment's code when it is asked for them, which costs time and may fail; its ids are compared as its tasks are
-played (`InProcessStage`). Generated tasks are distinct by construction.
+Lists, tuples and rows of data files are checked when the environment is loaded. Other sequences create a task by the environment's
+code at each access, which costs time and may fail; the ids of such tasks are compared when the tasks are played (`InProcessStage`).
+Generated tasks are distinct by construction.
 """
 
 from __future__ import annotations
@@ -19,40 +19,40 @@ from rlrun.environments.protocol import Split, Task
 from rlrun.environments.splits import GeneratedTasks
 
 CHECKED = 200_000
-"""Tasks of each split that are checked, the first ones: some seconds of reading rows."""
+"""Number of tasks of each split that are checked, from the first one. Reading them takes a few seconds."""
 NAMED = 10
-"""Most tasks that one message names."""
+"""Largest number of tasks in one message."""
 _NAME_CHARACTERS = 80
 
 
 class SharedTaskError(ValueError):
-    """Tasks that are not distinct; names up to `NAMED` of them with their places and the fix."""
+    """Error for tasks that are not distinct. The message contains up to `NAMED` of them with their positions, and the fix."""
 
 
 class PromptError(ValueError):
-    """Prompts that no model can be asked."""
+    """Error for prompts that cannot be sent to a model."""
 
 
 @runtime_checkable
 class AtHand(Protocol):
-    """A sequence of tasks that is read without code of an environment."""
+    """Sequence of tasks that is read without running code of an environment."""
 
     identified_by_content: bool
-    """True if prompt, answer and info are all of a task, so that two tasks in which these are equal are the same."""
+    """Whether prompt, answer and info define a task, so that two tasks with equal contents are the same task."""
 
 
 def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
-    """Refuse prompts that no model can be asked, of tasks at hand whose prompt is the only request.
+    """Reject prompts that cannot be sent to a model. Only lists and tuples of tasks are checked.
 
     Args:
-        splits: all tasks of an environment of single turns.
+        splits: all tasks of a single-turn environment, in which the prompt is the only request.
 
     Raises:
-        PromptError: contains up to `NAMED` tasks and the reason of each.
+        PromptError: contains up to `NAMED` tasks and the reason for each.
     """
     refused: list[str] = []
     for split, tasks in splits.items():
-        if type(tasks) not in (list, tuple):  # rows are checked where tasks are made of them
+        if type(tasks) not in (list, tuple):  # rows of data files are checked when tasks are created from them
             continue
         for index, task in enumerate(islice(tasks, CHECKED)):
             try:
@@ -64,22 +64,22 @@ def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
 
 
 def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
-    """Refuse tasks with the id of another one, and tasks of both splits.
+    """Reject tasks that share an id, and tasks that occur in both splits.
 
-    Two tasks of different splits are the same where their ids are equal, and where prompt, answer and info are: this only if no other
-    task of either split has these, since an environment may know by the id alone what a task asks. A task that cannot be read is
-    passed over: it fails where it is played.
+    Two tasks of different splits are the same if their ids are equal, or if prompt, answer and info are equal. The second rule applies
+    only if no other task of either split has the same content, because an environment may derive a task's question from the id.
+    A task that cannot be read is skipped: it fails when it is played.
 
     Args:
         splits: all tasks of an environment.
 
     Returns:
-        Digest of the tasks of each split, by which a later attempt recognizes another data set: number, ids, prompts and answers.
-        `info` does not count, because it may name folders of one process. Of tasks that are not at hand only the number counts, and of
-        generated tasks the first and the last.
+        Digest of the tasks of each split, by which a later attempt detects a different data set. It covers the number, ids, prompts
+        and answers of the tasks; `info` is left out because it may contain folders of one process. For tasks that only code of the
+        environment can create it covers only the number, and for generated tasks the number, the first and the last task.
 
     Raises:
-        SharedTaskError: two are the same.
+        SharedTaskError: two tasks are the same.
     """
     digests = {split: hashlib.blake2b(f"{len(tasks)}".encode(), digest_size=8) for split, tasks in splits.items()}
     known = {
@@ -98,11 +98,11 @@ def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
 
 
 _Known = tuple[str, str, bytes]
-"""Place, id, and a digest of the task's content; b"": it is no JSON."""
+"""Position, id, and a digest of the task's content (b"" if the content is not JSON)."""
 
 
 def needs_proof(tasks: Sequence[Task]) -> bool:
-    """True if the ids of a sequence have to be compared as its tasks are played."""
+    """Return whether the ids of a sequence have to be compared when its tasks are played."""
     return not _at_hand(tasks) and not isinstance(tasks, GeneratedTasks)
 
 
@@ -123,10 +123,10 @@ def _readable_tasks(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b
 
 
 def _digest_value(*values: object) -> bytes:
-    """16 bytes over JSON values; b"" if they are not JSON."""
+    """16 bytes over JSON values, or b"" if they are not JSON."""
     try:
         text = json.dumps(values, sort_keys=True)
-    except Exception:  # whatever the environment has put there; it fails where it is played
+    except Exception:  # the environment can put any object into a task; such a task fails when it is played
         return b""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
@@ -138,8 +138,8 @@ def _refuse_equal_ids(split: Split, found: Sequence[_Known]) -> None:
     shared = [_name_tasks(id, own) for id, own in places.items() if len(own) > 1]
     if shared:
         raise SharedTaskError(
-            f"{_show_tasks(len(shared))} of the {split} split {'have' if len(shared) > 1 else 'has'} an id that names another task too: "
-            f"{_list_ids(shared)}; give each task an id of its own"
+            f"{_show_tasks(len(shared))} of the {split} split {'share their ids' if len(shared) > 1 else 'shares its id'} with another "
+            f"task: {_list_ids(shared)}; give each task a different id"
         )
 
 
@@ -152,17 +152,17 @@ def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, stric
         if id in ids:
             shared.append(_name_tasks(id, [ids[id], place]))
         elif (same := contents.get(content)) is not None and content in asked and (strict or len(contents) > 1):
-            shared.append(f"{_quote_id(id)} ({place}, which asks the same as {_quote_id(same[1])}, {same[0]})")
+            shared.append(f"{_quote_id(id)} ({place}, same content as {_quote_id(same[1])}, {same[0]})")
     if shared:
         raise SharedTaskError(
             f"the train and the eval split share {_show_tasks(len(shared))}: {_list_ids(shared)}; "
-            "evaluation would ask what was trained on: "
-            "leave them out of one split (or, where they only look the same, give them different ids and say in info how they differ)"
+            "evaluation would use tasks of the training. "
+            "Remove them from one split (or, if they only look the same, give them different ids and state the difference in info)"
         )
 
 
 def _by_content(found: Sequence[_Known], *, strict: bool) -> dict[bytes, _Known]:
-    """Tasks by what they say; without those of which there are several, unless it is `strict`."""
+    """Tasks by content. Unless `strict`, contents that several tasks share are left out."""
     first: dict[bytes, _Known] = {}
     several: set[bytes] = {b""}
     for known in found:

@@ -1,4 +1,4 @@
-"""One episode with a deadline, and its failures sorted by who is to blame."""
+"""Play one episode with a deadline, and classify its failures by their cause."""
 
 from __future__ import annotations
 
@@ -21,21 +21,23 @@ from rlrun.environments.protocol import (
 )
 
 ErrorKind = Literal["timeout", "model", "environment", "reward", "task", "crash", "hang", "memory"]
-"""`timeout`: the deadline passed. `model`: the model client raised. `environment`: `run` raised or returned no episode.
-`reward`: `score` raised or its numbers are unusable. `task`: the task's own data cannot be read, played or scored.
-The others are the end of the environment's process, which takes all its episodes with it: `crash` (it exited or was killed), `hang`
-(it stopped answering), `memory` (it took too much)."""
+"""Cause of a failed episode.
+
+`timeout`: the deadline passed. `model`: the model client raised. `environment`: `run` raised, or did not return an episode.
+`reward`: `score` raised, or its numbers are unusable. `task`: the task's own data cannot be read, played or scored.
+The other kinds mean that the environment's process ended together with all its episodes: `crash` (the process exited or was killed),
+`hang` (it stopped answering), `memory` (it used too much memory)."""
 
 
 class EpisodeError(Exception):
-    """An episode that yields nothing to train on. The cause, when there is one, is chained.
+    """Failure of an episode, which then cannot be trained on. The original exception is chained if there is one.
 
     Args:
-        kind: what went wrong.
-        env_id: the environment.
-        task_id: the task, or its position where its id is not known.
-        message: what happened.
-        death: which end of the environment's process took the episode along, counted from 1; 0: none.
+        kind: cause of the failure.
+        env_id: environment of the episode.
+        task_id: id of the task, or its position if the id is unknown.
+        message: description of the failure.
+        death: number of the end of the environment's process that ended this episode, counted from 1; 0 if the process did not end.
         bystander: whether the code of another episode was running when the process ended.
     """
 
@@ -54,18 +56,18 @@ class EpisodeError(Exception):
 async def run_episode(
     env: Environment, task: Task, model: ModelClient, *, timeout_seconds: float, reward_seconds: float | None = None
 ) -> tuple[Episode, Score]:
-    """Play one episode and score it, both within `timeout_seconds` of wall-clock time, the score within `reward_seconds`.
+    """Play one episode and score it within `timeout_seconds` of wall-clock time, and score it within `reward_seconds`.
 
-    Whatever the environment raises, `SystemExit` and its own `CancelledError` included, is an error of this episode. The deadline
-    interrupts an environment where it awaits; one that computes without awaiting holds up its whole event loop, so heavy work belongs
-    into a thread or a process.
+    Every exception of the environment becomes an error of this episode, including `SystemExit` and a `CancelledError` of its own.
+    The deadline can interrupt an environment only at an `await`. Code that computes without awaiting blocks the whole event loop, so
+    heavy work belongs into a thread or a process.
 
     Returns:
-        Episode and score within `bounds`, in plain types.
+        Episode and score in plain types, within the limits of `bounds`.
 
     Raises:
-        EpisodeError: there is nothing to train on.
-        CancelledError: the task that plays was cancelled.
+        EpisodeError: the episode failed and cannot be trained on.
+        CancelledError: the caller's task was cancelled.
     """
     watched = _WatchedModel(model)
     doing: _Doing = "run()"
@@ -101,11 +103,11 @@ async def compare_group(
     """Compare the scored episodes of one group, within `reward_seconds` of wall-clock time.
 
     Returns:
-        The scores that count, one for each episode, within `bounds`.
+        Final scores, one for each episode, within the limits of `bounds`.
 
     Raises:
-        EpisodeError: of kind `reward` or `timeout`; the group has no rewards.
-        CancelledError: the task that compares was cancelled.
+        EpisodeError: the group has no rewards; kind `reward` or `timeout`.
+        CancelledError: the caller's task was cancelled.
     """
     doing: _Doing = "compare()"
     deadline = timeout(reward_seconds)
@@ -131,14 +133,14 @@ _Doing = Literal["run()", "episode", "score()", "compare()", "numbers"]
 def _sort_exception(
     error: BaseException, doing: _Doing, late: float | None, *, of_score: bool, of_model: bool
 ) -> tuple[ErrorKind, str]:
-    """Kind of an exception by its cause, and the message to report.
+    """Return the kind of a failure and its message.
 
     Args:
-        error: the exception.
-        doing: where it was raised.
-        late: seconds of the deadline that has passed; None: none has.
-        of_score: whether that deadline is of the score alone.
-        of_model: whether the model client raised it.
+        error: exception of the environment.
+        doing: step that raised it.
+        late: seconds of the deadline that has passed, or None.
+        of_score: whether the passed deadline is the one of the score.
+        of_model: whether the model client raised the exception.
     """
     if late is not None and isinstance(error, TimeoutError):
         if of_score:
@@ -154,9 +156,9 @@ def _sort_exception(
     if doing in ("episode", "numbers"):
         return kind, str(error) if isinstance(
             error, BoundsError
-        ) else f"what it returned raised {describe_exception(error)}"
+        ) else f"the returned value raised {describe_exception(error)}"
     if isinstance(error, CancelledError):
-        return kind, f"{doing} raised CancelledError, though nobody had cancelled the episode"
+        return kind, f"{doing} raised CancelledError, although the episode was not cancelled"
     return kind, f"{doing} raised {describe_exception(error)}"
 
 
@@ -168,7 +170,7 @@ def _check_result(episode: Episode) -> None:
 
 
 class _WatchedModel:
-    """Remembers what the model client raised, so that a failing engine is not held against the environment."""
+    """Model client that records the wrapped client's exception, so that a failing engine is not reported as the environment's fault."""
 
     def __init__(self, model: ModelClient) -> None:
         self._model = model
@@ -182,23 +184,23 @@ class _WatchedModel:
         stop: Sequence[str] = (),
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
-        # Only what was asked for, so that a client that knows no tools serves environments that use none.
+        # `tools` is passed only if the environment uses tools, so that clients without that parameter work for other environments.
         offered = {} if tools is None else {"tools": tools}
         try:
             return await self._model.complete(messages, max_tokens=max_tokens, stop=stop, **offered)
         except BoundsError:
-            raise  # the request was refused before it reached the client
+            raise  # the request was rejected before it reached the client
         except Exception as error:
             self._error = error
             raise
 
     def raised_in(self, error: BaseException) -> bool:
-        """True if `error` is the client's own exception, was raised because of it, or is a group with it inside."""
+        """Return whether `error` is the client's exception, was caused by it, or is a group that contains it."""
         return self._error is not None and any(cause is self._error for cause in _exception_causes(error))
 
 
 def _exception_causes(error: BaseException) -> Iterator[BaseException]:
-    """An exception and all that led to it, each once: user code can chain exceptions in a circle."""
+    """Yield an exception and its causes, each once: user code can chain exceptions in a circle."""
     waiting: list[BaseException | None] = [error]
     seen: set[int] = set()
     while waiting:

@@ -1,7 +1,8 @@
-"""Installation of an environment's package into a Python of its own, which `environments[].python` then names.
+"""Installation of an environment's package into its own virtual environment, which `environments[].python` then selects.
 
-Pip does it, with its own configuration (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, ...). Of a hub, the environment itself comes from the owner's
-index and nothing else does: with two indexes together pip would take the higher version of any name, whoever has published it.
+Pip installs it with the user's pip configuration (`PIP_INDEX_URL`, `PIP_FIND_LINKS`, ...). For a package of an environment hub, pip
+downloads the environment itself only from its owner's index: with two indexes, pip would take the higher version of any name,
+regardless of its publisher.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 WORKER_REQUIREMENT = "pydantic>=2.12,<3"
-"""Package that RLRun's part of an environment's process imports; the rest of RLRun need not be there."""
+"""Requirement of RLRun's code in an environment's process. The other dependencies of RLRun are not needed there."""
 OWNER = "{owner}"
-"""Stands for the owner's name in the address of a hub's index."""
+"""Placeholder for the owner's name in the address of a hub's index."""
 _OF_HUB = re.compile(r"(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*)(?:@(?P<version>[\w.+!-]+))?")
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?)\s*(?:\[[^]]*\])?\s*(?:[<>=!~;@].*)?")
 _OTHER_PLACES = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX")
@@ -37,7 +38,7 @@ print(json.dumps({"version": own.version, "modules": modules, "verifiers": there
 
 
 class InstallError(Exception):
-    """It cannot be installed; the message says why and what to do."""
+    """Error of an installation. The message contains the reason and a fix."""
 
 
 @dataclass(frozen=True)
@@ -45,57 +46,57 @@ class Source:
     """Origin of an environment's package."""
 
     name: str
-    """Name of the package."""
+    """Package name."""
     requirement: str
-    """Requirement that pip is asked for."""
+    """Requirement for pip."""
     index: str | None = None
-    """Index that alone may have it; None: pip's own."""
+    """Only index from which the package may come. None: pip's configured indexes."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment's package in its Python."""
+    """An installed environment's package."""
 
     name: str
     version: str
     python: Path
-    """The interpreter, as `environments[].python` names it."""
+    """Interpreter for `environments[].python`."""
     modules: tuple[str, ...]
-    """Its top-level modules."""
+    """Top-level modules of the package."""
     verifiers: str | None
-    """Version of verifiers beside it, if any."""
+    """Version of the verifiers package in the same virtual environment, if any."""
 
     @property
     def module(self) -> str:
-        """The module of the package's own name, or the first one."""
+        """Module with the package's name, or else the first module."""
         own = re.sub(r"[-_.]+", "_", self.name).lower()
         return own if own in self.modules else self.modules[0]
 
     @property
     def id(self) -> str:
-        """Id of the environment in a manifest; of another package than one of verifiers its function is for the user to name."""
+        """Id of the environment for a manifest. Without verifiers, the user has to replace `FUNCTION`."""
         return f"verifiers:{self.module.replace('_', '-')}" if self.verifiers else f"{self.module}:FUNCTION"
 
 
 def source_of(text: str, hub: str | None) -> Source:
-    """The package that a text names: a wheel, a folder, `owner/name@version` of a hub, or a requirement of pip's.
+    """Return the package that a user's text names: a wheel, a folder, `owner/name@version` of a hub, or a pip requirement.
 
     Args:
-        text: as a user writes it.
+        text: argument of the user.
         hub: address of the hub's index, with `{owner}`.
 
     Raises:
-        InstallError: it names none of these, or a hub that is not known.
+        InstallError: the text is not a package, or the hub's address is unknown.
     """
     path = Path(text).expanduser()
     if path.exists() and (path.is_file() or "/" in text or text in (".", "..")):
         return Source(_name_at(path), str(path.resolve()))
     if text.startswith((".", "/", "~")) or (text.endswith((".whl", ".tar.gz", ".zip")) and "://" not in text):
-        raise InstallError(f"got {text!r}, and there is no such file or folder")
+        raise InstallError(f"no file or folder {text!r}; give the path of a wheel or of a folder with pyproject.toml")
     if (found := _OF_HUB.fullmatch(text)) is not None:
         if hub is None:
             raise InstallError(
-                f"{text} is of a hub, whose address is not known; give its index with --hub 'https://HUB/{OWNER}/simple/' or in "
+                f"the address of the hub for {text} is unknown; give its index with --hub 'https://HUB/{OWNER}/simple/' or in "
                 "RLRUN_ENVIRONMENT_HUB"
             )
         if OWNER not in hub or not hub.startswith(("https://", "http://")):
@@ -113,16 +114,16 @@ def source_of(text: str, hub: str | None) -> Source:
 
 
 def _name_at(path: Path) -> str:
-    """Name of the package in a file or a folder."""
+    """Package name of a file or a folder."""
     if path.is_file():
         return path.name.partition("-")[0]
     project = path / "pyproject.toml"
     try:
         name = tomllib.loads(project.read_text())["project"]["name"]
     except FileNotFoundError:
-        raise InstallError(f"{path} has no pyproject.toml, and so is no package; name its folder or a wheel") from None
+        raise InstallError(f"{path} has no pyproject.toml; give a folder that has one, or a wheel") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise InstallError(f"{project} names no project ({error}); set [project] name") from None
+        raise InstallError(f"{project} does not name its project ({error}); set [project] name") from None
     return str(name)
 
 
@@ -135,18 +136,18 @@ def install_environment(
     replace: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Installed:
-    """Make a virtual environment in `folder` with the package in it. Where that fails, the folder is not there.
+    """Create a virtual environment in `folder` and install the package. If a step fails, the folder is deleted.
 
     Args:
-        source: the package.
-        folder: new; an existing one is refused, or with `replace` removed if it is a virtual environment.
-        python: the interpreter to make it with.
-        beside: more requirements of pip's.
-        replace: see `folder`.
-        say: gets a line for each part that takes time.
+        source: package to install.
+        folder: new folder. An existing folder is an error; with `replace`, an existing virtual environment is deleted first.
+        python: interpreter that creates the virtual environment.
+        beside: additional requirements for pip.
+        replace: whether to replace an existing virtual environment.
+        say: function that receives one line before each slow step.
 
     Raises:
-        InstallError: the folder is there, or a part fails; the message has pip's own words.
+        InstallError: the folder exists, or a step fails. The message contains pip's error.
     """
     _make_way(folder, replace=replace)
     interpreter = folder / "bin" / "python"
@@ -155,7 +156,7 @@ def install_environment(
         has_pip = importlib.util.find_spec("pip") is not None
         _run_installer(
             [python, "-I", "-m", "venv", *(["--without-pip"] if has_pip else []), str(folder)],
-            f"{python} makes no venv",
+            f"{python} cannot create a virtual environment",
         )
         pip = (
             [sys.executable, "-I", "-m", "pip", "--python", str(interpreter)]
@@ -182,17 +183,17 @@ def _make_way(folder: Path, *, replace: bool) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not (folder / "pyvenv.cfg").is_file():
-        raise InstallError(f"{folder} is there and is no virtual environment; choose another folder with --into")
+        raise InstallError(f"{folder} exists and is not a virtual environment; choose another folder with --into")
     if not replace:
-        raise InstallError(f"{folder} is there already; --replace makes it anew, --into names another folder")
+        raise InstallError(f"{folder} exists; replace it with --replace, or choose another folder with --into")
     shutil.rmtree(folder)
 
 
 def _fetch_wheel(pip: Sequence[str], source: Source, folder: Path) -> str:
-    """The package's wheel, from its index alone."""
+    """Download the package's wheel from its index only, and return the path."""
     index = ["--index-url", str(source.index), "--no-deps", "--only-binary", ":all:"]
     failed = f"{source.index} has no wheel of {source.requirement}"
-    # Other places that pip is set to look at must not offer the name. Variables such as PIP_CERT stay.
+    # Other configured indexes must not offer the package. Variables such as PIP_CERT are kept.
     environ = {name: value for name, value in os.environ.items() if name not in _OTHER_PLACES}
     environ["PIP_CONFIG_FILE"] = os.devnull
     _run_installer([*pip, "download", "--quiet", *index, "--dest", str(folder), source.requirement], failed, environ)
@@ -202,18 +203,18 @@ def _fetch_wheel(pip: Sequence[str], source: Source, folder: Path) -> str:
 
 def _looked_at(name: str, interpreter: Path) -> Installed:
     said = _run_installer(
-        [str(interpreter), "-c", _PROBE, name], f"{interpreter} does not find {name} after it was installed"
+        [str(interpreter), "-c", _PROBE, name], f"{interpreter} cannot find {name} after the installation"
     )
     found = json.loads(said)
     modules = tuple(map(str, found["modules"]))
     if not modules:
-        raise InstallError(f"the package {name} has no Python module, and so is no environment")
+        raise InstallError(f"the package {name} has no Python module; it cannot be an environment")
     verifiers = found["verifiers"]
     return Installed(name, str(found["version"]), interpreter, modules, None if verifiers is None else str(verifiers))
 
 
 def _run_installer(command: Sequence[str], failed: str, environ: Mapping[str, str] | None = None) -> str:
-    """Standard output of a command."""
+    """Run a command and return its standard output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=environ)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Layouts of the public sets of problems, and each one's rows as rows of `dataset`.
+"""Layouts of public problem sets, and their conversion to rows of the `dataset` environment.
 
-A row of `dataset` is one of verl's: `prompt`, `reward_model` with `ground_truth`, and optionally `data_source`, `ability`, `extra_info`
+A row of `dataset` has verl's format: `prompt`, `reward_model` with `ground_truth`, and optionally `data_source`, `ability`, `extra_info`
 and `uid`.
 """
 
@@ -18,56 +18,56 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Layout:
-    """One set's layout."""
+    """Layout of one public set."""
 
     columns: tuple[str, ...]
-    """Columns that each row has."""
+    """Columns that identify the layout; every row has them."""
     convert: Callable[[Row], dict[str, object]]
-    """A row in the format of `dataset`. Raises ValueError: it is none of the layout."""
+    """Conversion of a row to a row of `dataset`. Raises ValueError if the row does not have this layout."""
     repeats: bool = False
-    """True if the set holds its rows several times."""
+    """Whether the set contains each row several times."""
 
 
 def convert_row(name: LayoutName, row: Row) -> dict[str, object]:
-    """A row of a public set as one of `dataset`.
+    """Convert a row of a public set to a row of `dataset`.
 
     Raises:
-        ValueError: it is none of this layout; names the column.
+        ValueError: the row does not have this layout; the message contains the column.
     """
     layout = LAYOUTS[name]
     if missing := [column for column in layout.columns if row.get(column) is None]:
         hint = f"; it looks like layout: {found}" if (found := recognize_layout(row)) else ""
         raise ValueError(
-            f"layout {name}: there is no column {missing[0]!r} (columns: {', '.join(row) or 'none'}){hint}"
+            f"layout {name}: the column {missing[0]!r} is missing (columns: {', '.join(row) or 'none'}){hint}"
         )
     return layout.convert(row)
 
 
 def recognize_layout(columns: Collection[str]) -> LayoutName | None:
-    """The one layout that has these columns, if there is one; the most columns decide."""
+    """Return the layout that matches these columns, or None. If several match, the one with the most columns is returned."""
     fitting = [name for name, layout in LAYOUTS.items() if set(layout.columns) <= set(columns)]
     return max(fitting, key=lambda name: len(LAYOUTS[name].columns), default=None)
 
 
 def no_prompt(columns: Collection[str]) -> str:
-    """The problem of a row without the column `prompt`, in words."""
-    hint = f"; these are of layout: {found}" if (found := recognize_layout(columns)) else ""
-    return f"there is no column 'prompt' (columns: {', '.join(columns) or 'none'}){hint}"
+    """Return an error message for rows without the column `prompt`."""
+    hint = f"; these columns have layout: {found}" if (found := recognize_layout(columns)) else ""
+    return f"the column 'prompt' is missing (columns: {', '.join(columns) or 'none'}){hint}"
 
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(\{|[^\s{}.,;:!?)\]`'\"$*])")
-"""Start of a box: a brace, or the first character of a box without braces. Before punctuation the command is only mentioned."""
+"""Start of a box: a brace, or the first character of a box without braces. A command before punctuation is only mentioned in the text."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-"""A brace, or a character behind a backslash: the second backslash of a line break escapes nothing."""
+"""A brace, or a backslash with the character after it, so that an escaped brace and the line break `\\\\` do not count as braces."""
 
 
 def has_box(text: str) -> bool:
-    r"""True if a `\boxed` or `\fbox` starts in a text, closed or not."""
+    r"""Return whether a text contains the start of a `\boxed` or `\fbox`, closed or not."""
     return _BOX.search(text) is not None
 
 
 def boxed_content(text: str) -> str | None:
-    r"""The content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution; None: there is none that is closed."""
+    r"""Return the content of the last `\boxed{...}` (or `\fbox{...}`, `\boxed x`) of a solution, or None if it is not closed or missing."""
     starts = list(_BOX.finditer(text))
     if not starts:
         return None
@@ -84,7 +84,7 @@ def boxed_content(text: str) -> str | None:
 
 
 def final_answer(answer: str) -> str:
-    """The number after `####` in an answer of GSM8K, without separators of thousands. Raises ValueError: there is none."""
+    """Return the number after `####` in an answer of GSM8K, without thousands separators. Raises ValueError if there is no such number."""
     found = re.search(r"####\s*(.+?)\s*$", answer)
     if found is None:
         raise ValueError("the answer has no final line '#### ...'")
@@ -93,7 +93,7 @@ def final_answer(answer: str) -> str:
 
 def _make_row(source: str, question: object, truth: object, extra: Mapping[str, object]) -> dict[str, object]:
     if not isinstance(question, str) or not question.strip():
-        raise ValueError(f"the problem is no text: {str(question)[:80]!r}")
+        raise ValueError(f"the problem is not a text: {str(question)[:80]!r}")
     return {
         "prompt": [{"role": "user", "content": question.strip()}],
         "data_source": source,
@@ -104,7 +104,7 @@ def _make_row(source: str, question: object, truth: object, extra: Mapping[str, 
 
 
 def _with_own(row: Row, made: dict[str, object]) -> dict[str, object]:
-    """A converted row with the columns that it has already in this project's format."""
+    """Add to a converted row the columns that the original row already has in the format of `dataset`."""
     return made | {name: row[name] for name in ("data_source", "ability", "uid") if row.get(name) is not None}
 
 
@@ -116,7 +116,7 @@ def _convert_gsm8k(row: Row) -> dict[str, object]:
 def _convert_math(row: Row) -> dict[str, object]:
     truth = row.get("answer") or boxed_content(str(row["solution"]))
     if truth is None:
-        raise ValueError("the solution has no \\boxed{...}, and there is no column 'answer'")
+        raise ValueError("the solution has no \\boxed{...}, and the column 'answer' is missing")
     extra = {name: row[name] for name in ("solution", "level", "type", "subject", "unique_id") if name in row}
     return _with_own(row, _make_row("DigitalLearningGmbH/MATH-lighteval", row["problem"], truth, extra))
 
@@ -126,7 +126,7 @@ def _convert_dapo(row: Row) -> dict[str, object]:
     if truth is None:
         raise ValueError("reward_model has no field 'ground_truth'")
     extra = row.get("extra_info") or {}
-    # Its `index` names a problem, and repeats with it.
+    # `index` identifies a problem, so repeated rows of a problem get the same uid.
     index = {"uid": str(extra["index"])} if isinstance(extra, Mapping) and extra.get("index") is not None else {}
     return index | dict(row)
 

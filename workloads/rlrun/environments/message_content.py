@@ -1,7 +1,7 @@
-"""Content of chat messages: one reading for all rows and requests.
+"""Contents of chat messages, read in the same way for all rows and requests.
 
-A content is a text, or a list of parts as OpenAI's API, Hugging Face's data sets and verl's rows have them. Chat templates of text models
-and judges get a text: some templates write the Python representation of a list into the prompt, and others drop it.
+A content is a text, or a list of parts as in OpenAI's API, Hugging Face data sets and verl's rows. Chat templates of text models and
+judges get a text: some templates would write the Python representation of a list into the prompt, and others would drop the list.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from collections.abc import Mapping, Sequence
 from rlrun.runtime.printable import printable
 
 _TEXT_TYPES = (None, "text", "input_text", "output_text")
-"""Types of parts whose field `text` is all of them; the last two are of OpenAI's Responses API."""
+"""Types of parts that consist only of the field `text`; the last two are types of OpenAI's Responses API."""
 MEDIA = (
     *("image", "images", "image_url", "video", "videos", "video_url"),
     *("audio", "audios", "audio_url", "input_audio", "file"),
 )
-"""Names of columns, and of fields of messages and parts, that hold what a text model cannot read."""
+"""Names of columns, and of fields of messages and parts, with content that a text model cannot read."""
 AGENT_COLUMNS = ("tools", "agent_name", "need_tools_kwargs", "tools_kwargs", "interaction_kwargs")
-"""Columns, and fields of `extra_info`, by which other trainers choose an agent loop or offer tools."""
+"""Columns, and fields of `extra_info`, with which other trainers select an agent loop or offer tools."""
 _SHOWN_CHARACTERS = 60
 
 
 class ContentError(ValueError):
-    """A message whose content is not text; names the place, the value and the fix."""
+    """Error for a message whose content is not text. The message of the error contains the field, the value and the fix."""
 
 
 def content_text(content: object, where: str = "content") -> str:
-    """Return the text of a message's content: the texts of its parts one after the other, as chat templates write them.
+    """Return the text of a message's content. The texts of several parts are joined without a separator, as chat templates do it.
 
     Args:
-        content: text, list of parts, one part, or None (empty).
+        content: text, list of parts, one part, or None for an empty content.
         where: name of the content in errors, such as `messages[0].content`.
 
     Raises:
@@ -43,7 +43,7 @@ def content_text(content: object, where: str = "content") -> str:
     if isinstance(content, Mapping):
         return _part_text(content, where)
     if not isinstance(content, list | tuple):
-        raise ContentError(f"{where} is {_show_value(content)}; it must be a text, or parts of type text")
+        raise ContentError(f"{where} is {_show_value(content)}; it must be a text or a list of parts of type text")
     return "".join(_part_text(part, f"{where}[{index}]") for index, part in enumerate(content))
 
 
@@ -64,14 +64,14 @@ def _part_text(part: object, where: str) -> str:
 
 
 def refuse_media(fields: Mapping[str, object], what: str) -> None:
-    """Refuse a row or message with images, videos, sound or files beside its text.
+    """Reject a row or message that contains images, videos, sound or files in addition to its text.
 
     Args:
         fields: columns of the row, or fields of the message.
-        what: what they are, in errors: `column` or `field`.
+        what: name for one of the fields in errors: `column` or `field`.
 
     Raises:
-        ContentError: names the first one.
+        ContentError: contains the name of the first such field.
     """
     for name in media_columns(fields):
         raise ContentError(
@@ -81,46 +81,46 @@ def refuse_media(fields: Mapping[str, object], what: str) -> None:
 
 
 def unread_columns(row: Mapping[str, object]) -> list[str]:
-    """Return the columns of a row that ask for tools or for an agent, which no environment of rows offers."""
+    """Return the columns of a row that request tools or an agent, which environments of data rows do not offer."""
     extra = row.get("extra_info")
     inner = [name for name in AGENT_COLUMNS if isinstance(extra, Mapping) and not _is_empty(extra.get(name))]
     return [name for name in AGENT_COLUMNS if not _is_empty(row.get(name))] + [f"extra_info.{name}" for name in inner]
 
 
 def media_columns(row: Mapping[str, object]) -> list[str]:
-    """Return the columns of a row that hold images, videos, sound or files."""
+    """Return the columns of a row that contain images, videos, sound or files."""
     return [name for name in MEDIA if not _is_empty(row.get(name))]
 
 
 def check_prompt(messages: Sequence[Mapping[str, object]]) -> None:
-    """Refuse a prompt that no model can be asked.
+    """Reject a prompt that cannot be sent to a model.
 
     Args:
-        messages: the prompt, contents as texts or parts.
+        messages: prompt, whose contents are texts or lists of parts.
 
     Raises:
-        ContentError: no message has any text, or a text is not Unicode.
+        ContentError: no message has text except system messages, or a text is not Unicode.
     """
     texts = [content_text(message.get("content"), f"prompt[{i}].content") for i, message in enumerate(messages)]
     asked = [text for text, message in zip(texts, messages, strict=True) if message.get("role") != "system"]
     if not any(text.strip() for text in asked):
-        raise ContentError("the prompt is empty; write what is asked, or remove the row")
+        raise ContentError("the prompt is empty; write a question into it, or remove the row")
     for index, text in enumerate(texts):
         refuse_surrogates(text, f"prompt[{index}].content")
 
 
 def refuse_surrogates(text: str, where: str) -> None:
-    """Refuse a text with half of a surrogate pair: tokenizers and files take UTF-8 only.
+    """Reject a text that contains half of a surrogate pair: tokenizers and files accept only valid Unicode.
 
     Raises:
-        ContentError: names the character's position.
+        ContentError: contains the character's position.
     """
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise ContentError(
-                f"{where} holds a lone surrogate at character {error.start}, which is not Unicode text; replace it with U+FFFD"
+                f"{where} contains a lone surrogate at character {error.start}, which is not Unicode text; replace it with U+FFFD"
             ) from None
 
 

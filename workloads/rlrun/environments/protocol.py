@@ -1,8 +1,8 @@
-"""Contract between an environment and its caller.
+"""Interface between an environment and its caller.
 
-An environment sees messages, never tokens: it hands the whole conversation to `ModelClient.complete`, and the client
-recognises the part it already holds (same prefix, its own replies verbatim) and appends only the new messages' tokens.
-So a reply must be put back exactly as it came (`Reply.message`).
+An environment works with messages, not with tokens. It passes the whole conversation to `ModelClient.complete`; the client detects the
+part of it that it already has as tokens (same prefix, with its own replies unchanged) and tokenizes only the new messages. Therefore a
+reply must be put back into the conversation unchanged (`Reply.message`).
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from typing import Any, ClassVar, Literal, Protocol, get_args, runtime_checkable
 from rlrun.environments.message_content import content_text
 
 Message = dict[str, Any]
-"""One chat message, shaped like OpenAI's: `role` and `content`; a reply may carry `tool_calls`, a tool result `tool_call_id` and `name`."""
+"""One chat message in OpenAI's format: `role` and `content`; a reply may have `tool_calls`, a tool result `tool_call_id` and `name`."""
 
 Tool = dict[str, Any]
-"""A function that the model may call, shaped like OpenAI's: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
+"""A function that the model may call, in OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 Split = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 class UnplayableTaskError(ValueError):
-    """Error for a task that can never be played or scored: a fault of its data, which another rollout meets again.
+    """Error for a task that can never be played or scored because its data is faulty, so that another rollout would fail, too.
 
-    `run`, `score` and reward functions raise it. The group is given up at once and its task is not played again; the error does not count
-    among those that end a run.
+    `run`, `score` and reward functions raise it. The group is dropped immediately and the task is not played again. The error does not
+    count towards the number of errors that ends a run.
     """
 
 
 @dataclass(frozen=True)
 class Task:
-    """One problem. Two processes that load the same environment with the same arguments hold equal tasks.
+    """One problem. Processes that load the same environment with the same arguments must have equal tasks.
 
-    `id` names the task in journals, traces and metrics: unique within the environment and stable across restarts.
-    `prompt` opens the conversation; `answer` is what scoring compares with, when there is one such thing;
-    `info` is whatever else scoring needs, JSON values only. Each episode gets a copy of its own.
+    Attributes:
+        id: name of the task in journals, traces and metrics; unique within the environment and stable across restarts.
+        prompt: first messages of the conversation.
+        answer: expected answer, if there is one.
+        info: other data for scoring, as JSON values. Each episode gets its own copy.
     """
 
     id: str
@@ -52,14 +54,14 @@ class Reply:
     """Reply of the model.
 
     Attributes:
-        text: all of it.
-        finish_reason: the engine's word ("stop", "length", ...).
-        truncated: whether a token limit cut it off, and not the model ended it.
-        tool_calls: the calls in it, if tools were offered, as OpenAI's messages have them.
-        content: the text without calls and thoughts, if the reply was taken apart; None: `text`.
-        prompt_tokens: tokens that the model read.
-        completion_tokens: tokens that it sampled.
-        reasoning: the thoughts, if they were kept apart; None: there are none.
+        text: complete text of the reply.
+        finish_reason: reason of the engine ("stop", "length", ...).
+        truncated: whether a token limit ended the reply, not the model.
+        tool_calls: calls in the reply, if tools were offered, in OpenAI's format.
+        content: text without calls and reasoning, if the reply was parsed. None: same as `text`.
+        prompt_tokens: number of prompt tokens.
+        completion_tokens: number of sampled tokens.
+        reasoning: reasoning text, if it was separated from the reply; otherwise None.
     """
 
     text: str
@@ -73,7 +75,7 @@ class Reply:
 
     @property
     def message(self) -> Message:
-        """The reply as the conversation must carry it: verbatim."""
+        """The unchanged reply as a message of the conversation."""
         message: Message = {"role": "assistant", "content": self.text if self.content is None else self.content}
         if self.reasoning is not None:
             message["reasoning_content"] = self.reasoning
@@ -81,7 +83,7 @@ class Reply:
 
 
 class ModelClient(Protocol):
-    """One episode's access to the policy. Calls of one episode are sequential."""
+    """Access of one episode to the policy. Calls of one episode are sequential."""
 
     async def complete(
         self,
@@ -93,17 +95,27 @@ class ModelClient(Protocol):
     ) -> Reply:
         """Sample the next assistant message.
 
-        `messages` is the whole conversation so far. `max_tokens` bounds this reply (None: the run's own bound);
-        `stop` are strings that end it; `tools` are described to the model, and its calls are found in its reply (None:
-        replies are plain text). Raises whatever the transport raises; environments let that through.
+        Args:
+            messages: whole conversation so far.
+            max_tokens: limit of this reply. None: the run's limit.
+            stop: texts that end the reply.
+            tools: functions that are described to the model and whose calls are parsed from the reply. None: the reply is plain text.
+
+        Raises:
+            Exception: any exception of the transport; environments must not catch it.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Episode:
-    """A finished conversation: `messages` from the prompt to the last message, `replies` of them from the model
-    (at least one), and `info` for scoring and for people who read traces, JSON values only."""
+    """A finished conversation.
+
+    Attributes:
+        messages: messages from the prompt to the last one.
+        replies: number of messages from the model, at least 1.
+        info: data for scoring and for readers of traces, as JSON values.
+    """
 
     messages: list[Message]
     replies: int
@@ -111,7 +123,7 @@ class Episode:
 
     @property
     def last_reply(self) -> str:
-        """The text of the last assistant message ("" when there is none)."""
+        """Text of the last assistant message, or "" if there is no such message."""
         for message in reversed(self.messages):
             if message["role"] == "assistant":
                 return content_text(message.get("content"), "content of the last assistant message")
@@ -120,7 +132,7 @@ class Episode:
 
 @dataclass(frozen=True)
 class Score:
-    """Score of an episode: `reward` is trained on; `metrics` are only reported, as `env/<name>`. All finite."""
+    """Score of an episode: `reward` is used for training; `metrics` are only reported, as `env/<name>`. All numbers are finite."""
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -128,13 +140,13 @@ class Score:
 
 @runtime_checkable
 class Environment(Protocol):
-    """Environment of `registry.load_environment`. One instance plays many episodes at once: an episode's state is local to `run`."""
+    """Environment of `registry.load_environment`. One instance plays many episodes at once, so `run` keeps an episode's state local."""
 
     id: str
     """Name of the environment in errors, metrics and journals."""
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """The split's tasks, random access, the same on every call and in every process. Splits share no problem."""
+        """Return the tasks of a split, the same on every call and in every process. The splits share no task."""
         ...
 
     async def run(self, task: Task, model: ModelClient) -> Episode:
@@ -142,59 +154,59 @@ class Environment(Protocol):
         ...
 
     async def score(self, task: Task, episode: Episode) -> Score:
-        """Judge an episode. A pure function of its arguments wherever possible: it may run again after a restart."""
+        """Score an episode. The result should depend only on the arguments, because scoring may run again after a restart."""
         ...
 
 
 @runtime_checkable
 class Demonstrates(Protocol):
-    """An environment that can show the ideal episode, so that a model that knows nothing can be warmed up on it."""
+    """Environment with ideal episodes, on which an untrained model can be warmed up."""
 
     def demonstration(self, task: Task) -> list[Message]:
-        """Messages that follow the prompt in an ideal episode: assistant messages and the environment's answers between."""
+        """Return the messages after the prompt in an ideal episode: assistant messages and the environment's answers between them."""
         ...
 
 
 @runtime_checkable
 class TellsTurns(Protocol):
-    """An environment that knows whether its episodes have one turn; of one that does not say, any number is expected."""
+    """Environment that states whether its episodes have one turn. Other environments may have any number of turns."""
 
     @property
     def single_turn(self) -> bool:
-        """True if every episode asks the model once, and with the task's prompt as it is."""
+        """Whether every episode sends one request to the model, with the unchanged prompt of the task."""
         ...
 
 
 @runtime_checkable
 class ComparesGroups(Protocol):
-    """An environment that pays for what only the episodes of one group together show, such as the better of two replies."""
+    """Environment whose rewards need all episodes of a group, such as a preference between two replies."""
 
     @property
     def compares(self) -> bool:
-        """True if `compare` gives the scores that count; what `score` gave is a part of them."""
+        """Whether the scores of `compare` replace the ones of `score`."""
         ...
 
     async def compare(self, task: Task, episodes: Sequence[Episode], scores: Sequence[Score]) -> Sequence[Score]:
-        """Judge all episodes of one group, when the last of them has been scored.
+        """Score all episodes of one group, after the last of them has been scored by `score`.
 
         Args:
-            task: of the group.
-            episodes: `messages` and `replies`; `info` is empty.
-            scores: what `score` gave, one for each episode.
+            task: task of the group.
+            episodes: episodes with `messages` and `replies`; `info` is empty.
+            scores: results of `score`, one for each episode.
 
         Returns:
-            The scores that count, in the order of the episodes. It may run again after a restart.
+            Final scores in the order of the episodes. The call may be repeated after a restart.
         """
         ...
 
 
 @runtime_checkable
 class ReportsNotices(Protocol):
-    """An environment that found something in its data which a person should read once."""
+    """Environment that reports notices about its data, for a person to read once."""
 
     @property
     def notices(self) -> Sequence[str]:
-        """One sentence each, such as columns that nothing reads and rows that are left out."""
+        """Notices of one sentence each, such as unused columns and rows that were left out."""
         ...
 
 

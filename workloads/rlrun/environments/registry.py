@@ -24,14 +24,14 @@ VERIFIERS = "verifiers:"
 
 
 class EnvironmentLoadError(ValueError):
-    """Error for an environment that cannot be loaded; the message has its name, the attempts and the fix."""
+    """Error for an environment that cannot be loaded. The message contains its name, the reason and the fix."""
 
 
 ArgsT = TypeVar("ArgsT", bound="BaseModel")
 
 
 class _Bundled(Protocol):
-    """A bundled environment, whatever its arguments are."""
+    """A bundled environment, with arguments of any type."""
 
     @property
     def args(self) -> type[BaseModel]: ...
@@ -49,11 +49,11 @@ class _Shipped(Generic[ArgsT]):
 
     @property
     def title(self) -> str:
-        """One line with its task and its reward."""
+        """One line about the task and the reward."""
         return (inspect.getdoc(self.build) or "").split("\n")[0]
 
     def load(self, id: str, args: Mapping[str, object]) -> Environment:
-        """The environment with checked arguments, both splits of which have a task. Raises `EnvironmentLoadError`."""
+        """Create the environment with validated arguments, and check that both splits have a task. Raises `EnvironmentLoadError`."""
         checked = check_args(id, self.args, args)
         try:
             environment = self.build(checked)
@@ -101,19 +101,23 @@ SHIPPED: Mapping[str, Callable[[], _Bundled]] = {
     "gsm8k": _make_gsm8k,
     "dataset": _make_dataset,
 }
-"""Bundled environments by id. Each is imported when it is used: the process of an environment loads one, most often none of these."""
+"""Bundled environments by id. Each one is imported only when used: an environment's process loads one, usually none of these."""
 
 
 def known_environments() -> dict[str, str]:
-    """Bundled environments: id -> one line with its task and its reward."""
+    """Return one line about the task and the reward of each bundled environment, by id."""
     return {id: bundled().title for id, bundled in SHIPPED.items()}
 
 
 def load_environment(id: str, args: Mapping[str, object]) -> Environment:
-    """The environment that `id` names, made with `args`.
+    """Load an environment.
 
-    A shipped id; `package.module:function`, called as `function(**args)`; or `verifiers:<taskset id>`, run in process
-    by the adapter. Raises `EnvironmentLoadError` for an id that leads nowhere and for arguments that are refused.
+    Args:
+        id: id of a bundled environment; `package.module:function`, called as `function(**args)`; or `verifiers:<taskset id>`.
+        args: arguments of the environment.
+
+    Raises:
+        EnvironmentLoadError: the environment does not exist, or its arguments are invalid.
     """
     if id.startswith(VERIFIERS):
         return _load_verifiers(id, args)
@@ -123,13 +127,13 @@ def load_environment(id: str, args: Mapping[str, object]) -> Environment:
     if bundled is None:
         raise EnvironmentLoadError(
             f"unknown environment {id!r}{did_you_mean(id, SHIPPED)}. Shipped: {', '.join(SHIPPED)}. "
-            "Others are named 'package.module:function' (your own) or 'verifiers:<taskset id>'"
+            "Other ids are 'package.module:function' (your own environment) or 'verifiers:<taskset id>'"
         )
     return bundled().load(id, args)
 
 
 def _missing_here(error: Exception) -> BaseException | None:
-    """The cause, where a run's pods may have what is missing here: a package, or data of an absolute path or of a hub out of reach."""
+    """Return the cause if the pods of a run may have the missing part: a package, a file with an absolute path, or data of a hub."""
     if isinstance(error.__cause__, ImportError):
         return error.__cause__
     data = isinstance(error, RoleError) and (
@@ -139,8 +143,10 @@ def _missing_here(error: Exception) -> BaseException | None:
 
 
 def check_args(id: str, model: type[ArgsT], args: Mapping[str, object]) -> ArgsT:
-    """`args` as the environment's argument model; `EnvironmentLoadError` names each bad one and the known ones."""
-    from pydantic import ValidationError  # here: the process of a user's own environment has no other use for it
+    """Validate arguments. Raises `EnvironmentLoadError` with each invalid argument and the valid names."""
+    from pydantic import (
+        ValidationError,
+    )  # imported here because the process of a user's own environment does not need it
 
     try:
         return model.model_validate(dict(args))
@@ -165,7 +171,7 @@ def _load_function(id: str, args: Mapping[str, object]) -> Environment:
     except BaseException as error:
         raise EnvironmentLoadError(
             f"environment {id!r}: importing {module_name!r} failed with {describe_exception(error)}. "
-            "The package must be installed where the environment runs"
+            "Install the package in the Python that runs the environment"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -190,13 +196,13 @@ def _load_function(id: str, args: Mapping[str, object]) -> Environment:
         lacking = [name for name in ("id", "tasks", "run", "score") if not hasattr(environment, name)]
         raise EnvironmentLoadError(
             f"environment {id!r}: {function_name}() returned {type(environment).__name__}, which lacks "
-            f"{', '.join(lacking)}: return an object like rlrun.environments.Environment"
+            f"{', '.join(lacking)}: return an object with the interface rlrun.environments.Environment"
         )
     return environment
 
 
 def _load_verifiers(id: str, args: Mapping[str, object]) -> Environment:
-    """Load with the adapter for the generation of verifiers that is installed here."""
+    """Load with the adapter for the installed version of verifiers: 0.1 and later versions have different interfaces."""
     from importlib import metadata
 
     name = id.removeprefix(VERIFIERS)
@@ -211,7 +217,7 @@ def _load_verifiers(id: str, args: Mapping[str, object]) -> Environment:
         return VerifiersEnvironment(id, name, check_args(id, VerifiersArgs, args))
     except ImportError as error:
         raise EnvironmentLoadError(
-            f"environment {id!r} needs the package verifiers 0.4.0 or 0.1.14, which does not import here ({error}). "
+            f"environment {id!r} needs the package verifiers 0.4.0 or 0.1.14, which cannot be imported ({error}). "
             f"Install it, for example with: {install_extras('orchestrator')}"
         ) from error
     except VerifiersLoadError as error:

@@ -1,6 +1,6 @@
-"""Generated tasks: lazily made, random access, and split by what they ask.
+"""Generated tasks: created on access and split by a hash of their text.
 
-A problem belongs to a split by a hash of its text, so no problem can be in both, whatever the seed and the size.
+The hash of a problem's text determines its split, so no problem can occur in both splits, for any seed and size.
 """
 
 from __future__ import annotations
@@ -13,26 +13,32 @@ from typing import overload
 from rlrun.environments.protocol import Split, Task
 
 EVAL_ONE_IN = 8
-"""Problems of which one is held out for evaluation."""
+"""Share of the problems that are held out for evaluation: one in 8."""
 
 MAX_DRAWS = 10_000
-"""Draws before a split counts as empty; a split that has any problem is hit far sooner."""
+"""Draws after which a split counts as empty. A split with any problem needs far fewer draws."""
 
 
 class EmptySplitError(ValueError):
-    """The arguments leave no problem for one of the splits."""
+    """Error for arguments that leave one of the splits without problems."""
 
 
 def split_of(problem: str) -> Split:
-    """The split that a problem belongs to: a function of its text alone."""
+    """Return the split of a problem, which depends only on the problem's text."""
     return "eval" if hashlib.sha256(problem.encode()).digest()[0] % EVAL_ONE_IN == 0 else "train"
 
 
 class GeneratedTasks(Sequence[Task]):
-    """`count` tasks of one split; task `i` is a function of `(seed, split, i)` and made when asked for.
+    """`count` tasks of one split. Task `i` depends only on `(seed, split, i)` and is created on access.
 
-    `draw(rng)` samples a problem's text from the whole space; `make(id, problem)` turns it into a task. Problems repeat
-    once `count` exceeds the space. Raises `EmptySplitError` when the space holds no problem of this split.
+    Problems repeat if `count` exceeds the number of different problems. Access raises `EmptySplitError` if the split has no problem.
+
+    Args:
+        split: split of the tasks.
+        count: number of tasks.
+        seed: seed of the drawings.
+        draw: function that samples a problem's text from all problems.
+        make: function that creates a task from an id and a problem's text.
     """
 
     def __init__(
@@ -64,17 +70,17 @@ class GeneratedTasks(Sequence[Task]):
         task = self._make(id := f"{self._split}-{position}-{digest}", problem)
         if task.id != id:
             raise ValueError(
-                f"make() gave the task {id!r} the id {task.id!r}; it has to keep it, for ids are distinct so"
+                f"make() gave the task {id!r} the id {task.id!r}; it has to use the given id, which makes tasks distinct"
             )
         return task
 
     def _problem(self, position: int) -> str:
-        # Seeding with a string hashes it with SHA-512, so PYTHONHASHSEED does not reach the tasks.
+        # A text as seed is hashed with SHA-512, so the tasks do not depend on PYTHONHASHSEED.
         rng = random.Random(f"{self._seed}/{self._split}/{position}")
         for _ in range(MAX_DRAWS):
             problem = self._draw(rng)
             if split_of(problem) == self._split:
                 return problem
         raise EmptySplitError(
-            f"these arguments allow so few problems that none is left for the {self._split} split; allow more of them"
+            f"these arguments allow so few problems that the {self._split} split is empty; allow more problems"
         )

@@ -1,6 +1,6 @@
-"""Interface of an environment for the orchestrator, wherever the environment's code runs.
+"""Interface through which the orchestrator plays an environment, in this process or in another one.
 
-The orchestrator holds no task, only references to them: the tasks themselves stay with the environment's code.
+The orchestrator has only references to tasks; the tasks themselves stay in the process with the environment's code.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from rlrun.environments.protocol import (
 )
 
 MAX_NOTICES = 20
-"""Most notices of one environment."""
+"""Largest number of notices of one environment."""
 
 
 @dataclass(frozen=True)
 class TaskRef:
-    """The task at a position of a split."""
+    """Reference to the task at a position of a split."""
 
     split: Split
     index: int
@@ -66,7 +66,7 @@ class TaskRefs(Sequence[TaskRef]):
 
 @dataclass(frozen=True)
 class Played:
-    """An episode that can be trained on."""
+    """A successful episode with its score."""
 
     task_id: str
     episode: Episode
@@ -74,7 +74,7 @@ class Played:
 
 
 class Stage(Protocol):
-    """Plays the episodes of one environment, many at once."""
+    """Interface that plays the episodes of one environment, many at once."""
 
     @property
     def id(self) -> str:
@@ -83,11 +83,11 @@ class Stage(Protocol):
 
     @property
     def single_turn(self) -> bool:
-        """True if every episode asks the model once, and with the task's prompt as it is."""
+        """Whether every episode sends one request to the model, with the unchanged prompt of the task."""
         ...
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
-        """The split's tasks."""
+        """Return references to the tasks of a split."""
         ...
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
@@ -96,35 +96,36 @@ class Stage(Protocol):
 
     @property
     def compares(self) -> bool:
-        """True if the rewards of a group are those that `compare` gives."""
+        """Whether `compare` returns the final rewards of a group."""
         ...
 
     async def compare(
         self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
     ) -> list[Score]:
-        """Compare the played episodes of a group: the scores that count, in their order.
+        """Compare the played episodes of a group and return their final scores, in the order of the episodes.
 
         Args:
-            task: of the group.
-            group: its episodes and scores; only `messages` and `replies` of the episodes are looked at.
-            timeout_seconds: until the comparison is done, its turn included; a restart of the environment's process by others is not.
-            reward_seconds: for the comparison alone.
+            task: task of the group.
+            group: episodes and scores; only `messages` and `replies` of the episodes are used.
+            timeout_seconds: limit for the comparison, including the wait for its turn. Restarts of the environment's process that
+                other episodes cause do not count.
+            reward_seconds: limit for the comparison itself.
 
         Raises:
-            EpisodeError: the group has no rewards.
+            EpisodeError: the comparison failed, so the group has no rewards.
         """
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the place itself, by short names."""
+        """Return metrics of the stage itself, by short names."""
         ...
 
 
 class InProcessStage:
-    """Plays in this process and event loop: the inside of an environment's own process, see `process.worker`.
+    """Stage in this process and event loop. The worker process of an environment uses it, see `process.worker`.
 
     Raises:
-        Exception: whatever the environment raises when it is asked for its tasks.
+        Exception: any exception of the environment's `tasks`.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -132,7 +133,7 @@ class InProcessStage:
         self._tasks = {split: environment.tasks(split) for split in SPLITS}
         self._id = name_of(environment)
         self._played: dict[str, TaskRef] = {}
-        """Tasks that were not at hand to be checked, by id."""
+        """First reference to each played task whose id cannot be checked in advance, by id."""
         self._digests: dict[Split, str] = {}
         self._sizes = {split: len(tasks) for split, tasks in self._tasks.items()}
         self._single_turn = isinstance(environment, TellsTurns) and environment.single_turn is True
@@ -157,22 +158,22 @@ class InProcessStage:
 
     @property
     def digests(self) -> dict[Split, str]:
-        """Digest of each split's tasks, see `check_distinct`; empty before `check_tasks`."""
+        """Digest of each split's tasks, see `check_distinct`. Empty before `check_tasks`."""
         return self._digests
 
     @property
     def notices(self) -> list[str]:
-        """Notices of the environment about its data."""
+        """Notices of the environment about its data, at most `MAX_NOTICES`."""
         if not isinstance(self._environment, ReportsNotices):
             return []
         return [clip_text(str(notice)) for notice in islice(self._environment.notices, MAX_NOTICES)]
 
     def check_tasks(self) -> None:
-        """Check the tasks that are at hand.
+        """Check the tasks that can be read without running code of the environment.
 
         Raises:
             SharedTaskError: tasks are not distinct.
-            PromptError: a task of single turns has a prompt that no model can be asked.
+            PromptError: a single-turn task has a prompt that cannot be sent to a model.
         """
         self._digests = check_distinct(self._tasks)
         if self._single_turn:
@@ -192,13 +193,13 @@ class InProcessStage:
     ) -> list[Score]:
         problem = self._problem(task)
         if self._comparing is None:
-            raise EpisodeError("reward", self.id, name_of(problem), "it compares no groups")
+            raise EpisodeError("reward", self.id, name_of(problem), "this environment does not compare groups")
         episodes, scores = [played.episode for played in group], [played.score for played in group]
         seconds = min(timeout_seconds, reward_seconds)
         return await compare_group(self._comparing, problem, episodes, scores, reward_seconds=seconds)
 
     def _problem(self, task: TaskRef) -> Task:
-        """Return a copy of the task: an environment may append to the prompt, and the rollouts of a group run at the same time."""
+        """Return a copy of the task: an environment may append to the prompt, and the episodes of a group run at the same time."""
         doing = "reading"
         try:
             problem = self._tasks[task.split][task.index]
@@ -206,13 +207,13 @@ class InProcessStage:
             return deepcopy(problem)
         except BaseException as error:
             message = f"{doing} the task raised {describe_exception(error)}"
-            # Rows that cannot be used raise ValueError; other errors, such as those of a network, may pass.
+            # Unusable rows raise ValueError and fail again. Other errors, such as those of a network, may be temporary.
             kind: ErrorKind = "task" if doing == "reading" and issubclass(type(error), ValueError) else "environment"
             raise EpisodeError(kind, self.id, str(task), message) from error
 
     def _refuse_known_id(self, task: TaskRef, id: str) -> None:
         if (first := self._played.setdefault(id, task)) != task:
-            message = f"{first} and {task} have this id; give each task an id of its own, in both splits together"
+            message = f"{first} and {task} have the same id; give each task a different id, across both splits"
             raise EpisodeError("environment", self.id, id, message)
 
     def metrics(self) -> dict[str, float]:

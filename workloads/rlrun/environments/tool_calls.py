@@ -1,8 +1,8 @@
-"""Calls of functions as text, for models whose engine or chat template knows no form of their own:
+"""Tool calls as text, for models whose engine or chat template has no format for them:
 
     <tool_call>{"name": "...", "arguments": {...}}</tool_call>
 
-It is the form that many models are trained on (Hermes, Qwen). A call that is no such JSON stays in the text.
+Many models are trained on this format (Hermes, Qwen). A call with invalid JSON stays in the text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ To call one, write <tool_call>{{"name": ..., "arguments": {{...}}}}</tool_call>.
 
 
 def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, object]]]]:
-    """A reply as its text without the calls, and the calls: (name, arguments)."""
+    """Split a reply into its text without the calls, and the calls as (name, arguments)."""
     calls: list[tuple[str, dict[str, object]]] = []
 
     def take(match: re.Match[str]) -> str:
@@ -40,10 +40,10 @@ def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict[str, object]]
 
 
 def describe_tools(functions: Sequence[dict[str, object]]) -> str:
-    """Descriptions of callable functions for a model.
+    """Return a text that describes callable functions for a model.
 
     Args:
-        functions: `name`, `description` and `parameters` (a JSON schema) of each.
+        functions: functions with `name`, `description` and `parameters` (a JSON schema).
     """
     return _DESCRIPTION.format(tools="\n".join(_dump_json(function) for function in functions))
 
@@ -51,14 +51,14 @@ def describe_tools(functions: Sequence[dict[str, object]]) -> str:
 def without_tools(
     messages: Sequence[Message], tools: Sequence[Tool], *, described_in: str = "system", results_as: str = "tool"
 ) -> list[Message]:
-    """Return the same conversation for a chat template that cannot write tools: calls are text.
+    """Return the same conversation with tools and calls as text, for a chat template that does not support tools.
 
     Args:
-        messages: the conversation, each content a text.
-        tools: functions that are offered.
-        described_in: role of the message that describes the tools, "system" or "user"; it is the first one of this role.
-        results_as: role of a message with results. As "user", neighboring results and questions are one message, because such
-            templates demand that user and assistant alternate.
+        messages: conversation, in which each content is a text.
+        tools: offered functions.
+        described_in: role of the message that describes the tools, "system" or "user"; the first message of the result has this role.
+        results_as: role of messages with results of calls. With "user", adjacent user messages are merged, because templates without
+            tools require that user and assistant alternate.
     """
     plain = [_as_text(message) for message in messages]
     if results_as != "tool":
@@ -73,7 +73,7 @@ def without_tools(
 
 
 def _as_user(message: Message) -> Message:
-    """Return the result of a call as the user's words, in the form that goes with `<tool_call>`."""
+    """Return a tool's result as a user message, in the format that belongs to `<tool_call>`."""
     if message["role"] != "tool":
         return message
     return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
@@ -101,7 +101,7 @@ def _as_text(message: Message) -> Message:
 
 
 def arguments_of(function: dict[str, object]) -> object:
-    """The arguments of a call: OpenAI's messages have them as a text of JSON, chat templates want the value."""
+    """Return the arguments of a call as a value. OpenAI's messages contain them as JSON text, but chat templates need the value."""
     arguments = function.get("arguments") or {}
     if isinstance(arguments, str):
         try:
@@ -112,5 +112,5 @@ def arguments_of(function: dict[str, object]) -> object:
 
 
 def _dump_json(value: object) -> str:
-    """Write JSON as models do: letters that are not ASCII as they are."""
+    """Return JSON as models write it: with non-ASCII letters unescaped."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""One episode of an environment, played for somebody who looks at it: in a process of its own, as a run plays it, with any model."""
+"""Play one episode of an environment for inspection, in its own process as in a run, with any model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rlrun.runtime import exit_codes
 
 _PRINTED_LINES = 20
 _REPLY_SECONDS = 3600.0
-"""Longest wait for a reply; the episode's deadline is the one that counts."""
+"""Longest wait for a reply. In practice the deadline of the episode ends the wait earlier."""
 
 
 class TryError(Exception):
-    """Error for an episode that cannot be played as asked; names the option and the fix.
+    """Error for an episode that cannot be played with the given options. The message contains the option and the fix.
 
     Args:
-        message: for people.
+        message: error message.
         code: exit code of the command.
     """
 
@@ -35,7 +35,7 @@ class TryError(Exception):
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Most seconds for an episode with its score, and for the score."""
+    """Time limits in seconds: for an episode with its score, and for the score."""
 
     episode: float = 600.0
     score: float = 60.0
@@ -43,21 +43,21 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class Tried:
-    """A played episode."""
+    """Result of `play_once`."""
 
     played: Played
     sizes: dict[Split, int]
-    """Tasks of each split."""
+    """Number of tasks of each split."""
     printed: Sequence[str]
-    """The last lines that the environment's code printed."""
+    """Last lines that the environment's code printed."""
 
 
 class WrittenReplies:
-    """A model whose replies somebody writes. Where functions are offered, `<tool_call>` in a reply is a call, as in a run without a parser
-    of the engine.
+    """Model whose replies are given by the caller. If tools are offered, `<tool_call>` in a reply is parsed as a call, as in a run whose
+    engine has no parser for calls.
 
     Args:
-        next_reply: gives the next one; None: there is none. Takes the whole conversation.
+        next_reply: function that gets the whole conversation and returns the next reply, or None if there are no more replies.
     """
 
     def __init__(self, next_reply: Callable[[Sequence[Message]], str | None]) -> None:
@@ -71,21 +71,21 @@ class WrittenReplies:
         stop: Sequence[str] = (),
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
-        """See `ModelClient.complete`; lengths are not counted.
+        """Return the next reply; see `ModelClient.complete`. Token limits are ignored.
 
         Raises:
-            TryError: no reply is left.
+            TryError: there are no more replies.
         """
         text = await asyncio.to_thread(self._next, messages)
         if text is None:
             raise TryError(
-                f"the environment asks for reply {self._given + 1}, and {self._given} were given; add another --reply"
+                f"the environment requests reply {self._given + 1}, but only {self._given} were given; add another --reply"
             )
         self._given += 1
         content, found = parse_tool_calls(text) if tools else (text, [])
         if not found:
             return Reply(text)
-        # Nine letters and digits, as the strictest chat templates want them.
+        # Ids of nine letters and digits, which the strictest chat templates require.
         calls = [
             {
                 "id": f"call{self._calls + number:05d}",
@@ -99,14 +99,14 @@ class WrittenReplies:
 
 
 class ServedModel:
-    """A model behind an OpenAI-style server.
+    """Model of an OpenAI-compatible server.
 
     Args:
-        base_url: such as `http://localhost:8000/v1`.
-        model: its name there.
-        api_key: of the server; empty: none.
-        temperature: of the sampling.
-        max_tokens: of a reply, where the environment does not say.
+        base_url: address such as `http://localhost:8000/v1`.
+        model: name of the model on the server.
+        api_key: key of the server, or an empty text for none.
+        temperature: sampling temperature.
+        max_tokens: limit of a reply if the environment sets none.
     """
 
     def __init__(self, base_url: str, model: str, *, api_key: str, temperature: float, max_tokens: int) -> None:
@@ -121,10 +121,10 @@ class ServedModel:
         stop: Sequence[str] = (),
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
-        """See `ModelClient.complete`.
+        """Send the conversation to the server; see `ModelClient.complete`.
 
         Raises:
-            TryError: the server refuses, or answers something else.
+            TryError: the server rejected the request or returned something else than a reply.
         """
         body = chat_body(
             self._model,
@@ -144,18 +144,18 @@ class ServedModel:
 
 
 async def play_once(command: Command, task: TaskRef, model: ModelClient, *, deadlines: Deadlines) -> Tried:
-    """Load an environment in a process of its own, play one task, and end the process with all that it has started.
+    """Load an environment in its own process, play one task, and end the process and all its children.
 
     Args:
-        command: the environment.
-        task: which one to play.
-        model: answers.
-        deadlines: of the episode.
+        command: environment to load.
+        task: task to play.
+        model: model that replies.
+        deadlines: time limits of the episode.
 
     Raises:
-        StartError: it does not load.
-        TryError: it has no such task.
-        EpisodeError: the episode gives nothing to train on.
+        StartError: the environment cannot be loaded.
+        TryError: the task does not exist.
+        EpisodeError: the episode failed.
     """
     log = Log(None)
     life = Life(command, Limits(), log)

@@ -127,7 +127,7 @@ OPTIONS: Sequence[Mistake] = (
             "rlrun local run.yaml --resume",
             "--resume",
             "runs/quick",
-            "leave --resume out",
+            "remove --resume",
         ),
     ),
     Mistake(
@@ -163,7 +163,7 @@ OPTIONS: Sequence[Mistake] = (
             "rlrun local run.yaml --replay nowhere",
             "--replay",
             "nowhere",
-            "there is no folder",
+            "no folder",
         ),
         ("no data set", "sft --max-steps 3 --model.tiny '{}'", "data", "is not set", "task SFT needs it"),
     ),

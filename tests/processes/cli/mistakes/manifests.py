@@ -128,7 +128,7 @@ MANIFESTS: Sequence[Mistake] = (
             "{path: nowhere}",
             "spec.model.path",
             "nowhere",
-            "there is no folder",
+            "no folder",
         ),
     ),
     *plain(
@@ -141,7 +141,7 @@ MANIFESTS: Sequence[Mistake] = (
         65,
         "chats.jsonl",
         "line 2",
-        "mend the row, or set data.malformed to Skip",
+        "correct the row, or set data.malformed to Skip",
         {
             "chats.jsonl": '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n{"mess\n'
         },

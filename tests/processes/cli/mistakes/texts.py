@@ -248,10 +248,12 @@ _DATA = (
         "one JSON object per line",
     ),
     _row("a row without messages", '{"text": "a"}\n', "chats.jsonl", "messages", "text"),
-    _row("messages as a text", '{"messages": "a"}\n', "chats.jsonl", "assistant", "nothing would be learned"),
+    _row("messages as a text", '{"messages": "a"}\n', "chats.jsonl", "assistant", "there is nothing to learn"),
     _row("a role that is none", '{"messages": [{"role": "bot", "content": "a"}]}\n', "chats.jsonl", "bot", "assistant"),
     _row("from and value", '{"messages": [{"from": "human", "value": "a"}]}\n', "chats.jsonl", "from", "role"),
-    _row("no reply", '{"messages": [{"role": "user", "content": "a"}]}\n', "chats.jsonl", "assistant", "mend the row"),
+    _row(
+        "no reply", '{"messages": [{"role": "user", "content": "a"}]}\n', "chats.jsonl", "assistant", "correct the row"
+    ),
     _row(
         "content that is a number",
         '{"messages": [{"role": "user", "content": 1}, {"role": "assistant", "content": "b"}]}\n',
@@ -260,7 +262,7 @@ _DATA = (
         "it must be a text",
     ),
     _row("quotes of Python", "{'messages': []}\n", "chats.jsonl", "line 1", "double quotes"),
-    _row("NaN in a row", '{"messages": [{"role": "user", "content": NaN}]}\n', "chats.jsonl", "nan", "mend the row"),
+    _row("NaN in a row", '{"messages": [{"role": "user", "content": NaN}]}\n', "chats.jsonl", "nan", "correct the row"),
     _row("an empty data file", "", "chats.jsonl", "no rows", "row"),
     _row("a binary data file", b"\x93NUMPY\xff\xfe\x00", "chats.jsonl", "UTF-8", "UTF-8"),
     _row("CSV under the name of JSON lines", "question,answer\na,b\n", "chats.jsonl", "line 1", "JSON"),

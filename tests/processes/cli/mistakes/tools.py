@@ -197,7 +197,7 @@ TOOLS: Sequence[Mistake] = (
             "rlrun rows --path nowhere.jsonl --output rows.jsonl",
             "--path",
             "nowhere.jsonl",
-            "there is no file or folder",
+            "no file or folder",
         ),
     ),
     *plain(

@@ -1,4 +1,4 @@
-"""Environments whose episode is a program written for OpenAI's client, which is trained as it is."""
+"""Environments whose episodes are played by a program that is written for OpenAI's client, without changes to the program."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from rlrun.environments.adapters.openai_server import ChatServer, Endpoint
 
 END_SECONDS = 1.0
-"""Time in which an agent that is cancelled may clean up."""
+"""Time that a canceled agent has to clean up."""
 _LAST_CHARACTERS = 500
 
 
 class AgentEnvironment(ABC):
-    """Environment by a program: subclasses define the tasks, the program that plays one, and an episode's score.
+    """Environment that is played by a program. Subclasses define the tasks, the program and the score of an episode.
 
-    The program talks to `endpoint` as often as it likes and keeps the conversation as it likes. What it returns is
+    The program can send any number of requests to `endpoint` and keeps the conversation itself. Its return value becomes
     `Episode.info["result"]`.
     """
 
@@ -34,17 +34,20 @@ class AgentEnvironment(ABC):
 
     @abstractmethod
     async def agent(self, task: Task, endpoint: Endpoint) -> object:
-        """Play one episode; the result must be JSON. Its process has the endpoint for as long as this runs."""
+        """Play one episode and return a JSON value. The endpoint is available only until this method returns."""
 
     @abstractmethod
     async def score(self, task: Task, episode: Episode) -> Score: ...
 
     async def run(self, task: Task, model: ModelClient) -> Episode:
-        """Play one episode. `info`: `result`, `truncated`, and `agent_error`, why the program failed after its conversation had
-        become too long (else None).
+        """Play one episode.
+
+        Returns:
+            Episode with `info`: `result`, `truncated`, and `agent_error` (the failure of the program after the conversation became too
+            long, else None).
 
         Raises:
-            RuntimeError: the program did not ask the model at all.
+            RuntimeError: the program sent no request to the model.
         """
         server = await self._started()
         async with server.episode(model) as served:
@@ -58,19 +61,20 @@ class AgentEnvironment(ABC):
             finally:
                 playing.cancel()
                 await asyncio.wait({playing}, timeout=END_SECONDS)
+            # An episode without a reply has nothing to train on, so it counts as a failure of the program.
             if not served.replies:
                 raise RuntimeError("the program ended without a reply of the model")
             info = {"result": result, "truncated": served.truncated, "agent_error": error}
             return Episode(served.messages, served.replies, info)
 
     async def close(self) -> None:
-        """Stop the server."""
+        """Stop the server if it was started."""
         if (server := getattr(self, "_server", None)) is not None:
             await (await server).close()
 
     async def _started(self) -> ChatServer:
-        """The server, started with the first episode."""
-        if not hasattr(self, "_server"):  # subclasses need not call our constructor
+        """Return the server, which is started with the first episode."""
+        if not hasattr(self, "_server"):  # subclasses do not have to call this class's constructor
             self._server = asyncio.ensure_future(_start_server())
         return await asyncio.shield(self._server)
 
@@ -79,14 +83,16 @@ async def _start_server() -> ChatServer:
     try:
         from rlrun.environments.adapters.openai_server import ChatServer
     except ImportError as error:
-        raise RuntimeError(f"its server needs the package aiohttp ({error}); install it where it runs") from error
+        raise RuntimeError(
+            f"the agent's server needs the package aiohttp ({error}); install it where the environment runs"
+        ) from error
     server = ChatServer()
     await server.start()
     return server
 
 
 async def _contain_exit(playing: Awaitable[object]) -> object:
-    """Let a program that wants to end its process end only its own episode."""
+    """Convert the exit of a program into an error, so that it ends only its own episode and not the process."""
     try:
         return await playing
     except (SystemExit, KeyboardInterrupt) as error:
@@ -94,7 +100,7 @@ async def _contain_exit(playing: Awaitable[object]) -> object:
 
 
 async def _program_outcome(playing: asyncio.Future[object], overflowed: bool) -> tuple[object, str | None]:
-    """The program's return value, and its error or None. A failure for lack of room has played to the end: it is scored."""
+    """Return the program's return value, and its error or None. A failure after the conversation became too long is scored, not raised."""
     try:
         return await playing, None
     except Exception as error:
@@ -106,19 +112,21 @@ async def _program_outcome(playing: asyncio.Future[object], overflowed: bool) ->
 async def run_program(
     command: Sequence[str], endpoint: Endpoint, *, stdin: str = "", variables: Mapping[str, str] | None = None
 ) -> str:
-    """Run a program that finds the policy in its environment variables (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`).
+    """Run a program that reads the policy's address from its environment variables (`OPENAI_BASE_URL`, `OPENAI_API_KEY`, `OPENAI_MODEL`).
+
+    If the call is canceled, the program and all processes of its session are killed.
 
     Args:
-        command: the program and its arguments.
-        endpoint: the policy.
-        stdin: its standard input.
-        variables: more environment variables.
+        command: program and its arguments.
+        endpoint: address of the policy.
+        stdin: standard input of the program.
+        variables: additional environment variables.
 
     Returns:
-        Its standard output. When this is cancelled the program and what it started in its session are killed.
+        Standard output of the program.
 
     Raises:
-        RuntimeError: it failed; the message has the end of its standard error.
+        RuntimeError: the program failed; the message contains the end of its standard error.
     """
     starting = asyncio.ensure_future(
         asyncio.create_subprocess_exec(
@@ -131,7 +139,7 @@ async def run_program(
         )
     )
     try:
-        # Given up while it starts, asyncio would kill the program alone, and not what that has started by then.
+        # If a start is canceled, asyncio kills only the program and not its children. `shield` lets the start finish, then all are killed.
         process = await asyncio.shield(starting)
         output, errors = await process.communicate(stdin.encode())
     finally:
@@ -143,7 +151,7 @@ async def run_program(
 
 
 async def _kill_program(starting: asyncio.Future[asyncio.subprocess.Process]) -> None:
-    """Kill a program, and what it started in its session, if it started at all."""
+    """Kill a program and all processes of its session, unless the start failed."""
     with suppress(OSError, TimeoutError):
         process = await asyncio.shield(starting)
         os.killpg(process.pid, signal.SIGKILL)

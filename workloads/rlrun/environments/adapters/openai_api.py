@@ -1,7 +1,7 @@
-"""OpenAI's chat completions as values: what a program asks, what it is answered. Pure.
+"""Requests and answers of OpenAI's chat completions API as values, without I/O.
 
-How tokens are drawn is the run's business: `temperature`, `top_p`, `seed`, penalties and the like are taken and have no effect. What
-would change the answer's form in a way that cannot be served is refused.
+The run's configuration controls sampling: `temperature`, `top_p`, `seed`, penalties and similar fields are accepted and ignored.
+Fields that would change the form of the answer in an unsupported way are rejected.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from rlrun.environments.message_content import ContentError, content_text
 from rlrun.environments.protocol import Message, Reply, Tool
 
 MODEL = "policy"
-"""Name of the model; requests may use any other."""
+"""Name of the model. Requests may use any other name."""
 _MODEL_CHARACTERS = 200
-"""Characters of its name in a request that are given back."""
+"""Longest part of a request's model name that the answer repeats, in characters."""
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
 class RequestError(Exception):
-    """A request that is answered with an error.
+    """Error that is returned as the answer to a request.
 
     Args:
-        message: what is wrong and what would work.
-        param: the field.
-        code: OpenAI's word for it.
-        status: of the HTTP answer.
+        message: reason and fix.
+        param: name of the field, if the error is about one.
+        code: error code of OpenAI's API.
+        status: status of the HTTP answer.
     """
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None, status: int = 400) -> None:
@@ -36,14 +36,14 @@ class RequestError(Exception):
         self.message, self.param, self.code, self.status = message, param, code, status
 
     def document(self) -> dict[str, object]:
-        """The answer's body."""
+        """Return the body of the answer."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request."""
+    """A validated request."""
 
     messages: list[Message]
     tools: list[Tool]
@@ -55,10 +55,10 @@ class Asked:
 
 
 def read_request(body: object) -> Asked:
-    """A request's body.
+    """Validate the body of a request.
 
     Raises:
-        RequestError: it is malformed, or asks for what cannot be served.
+        RequestError: the body is malformed, or requests an unsupported feature.
     """
     if not isinstance(body, dict):
         raise RequestError("the body must be a JSON object")
@@ -87,32 +87,32 @@ def read_request(body: object) -> Asked:
 def _refuse_request(body: Mapping[str, object]) -> None:
     response_format = body.get("response_format") or {"type": "text"}
     wanted = {
-        "n": (body.get("n") in (None, 1), "one choice is sampled; ask again for another"),
+        "n": (body.get("n") in (None, 1), "one choice is sampled; send another request for another choice"),
         "tool_choice": (body.get("tool_choice") in (None, "auto", "none"), "the policy chooses; use auto or none"),
         "response_format": (
             isinstance(response_format, dict) and response_format.get("type") == "text",
-            "the policy's tokens are not constrained; ask for the format in the prompt",
+            "the policy's tokens are not constrained; describe the format in the prompt",
         ),
-        "logprobs": (not body.get("logprobs"), "log-probabilities are recorded, not answered; leave it out"),
-        "logit_bias": (not body.get("logit_bias"), "the policy's tokens are not constrained; leave it out"),
+        "logprobs": (not body.get("logprobs"), "log-probabilities are recorded, not returned; remove it"),
+        "logit_bias": (not body.get("logit_bias"), "the policy's tokens are not constrained; remove it"),
         "chat_template_kwargs": (
             not body.get("chat_template_kwargs"),
-            "the run's sampling.chatTemplateArguments hold for all requests; set them there",
+            "the run's sampling.chatTemplateArguments apply to all requests; set them there",
         ),
         "functions": (not body.get("functions"), "use tools"),
         "continue_final_message": (
             not body.get("continue_final_message"),
-            "a reply that has begun cannot be continued; let messages end with another role than assistant",
+            "a partial reply cannot be continued; let messages end with another role than assistant",
         ),
         "add_generation_prompt": (
             body.get("add_generation_prompt") in (None, True),
-            "the policy samples a new message; leave it out",
+            "the policy samples a new message; remove it",
         ),
-        "modalities": (body.get("modalities") in (None, ["text"]), "text is all there is; leave it out"),
+        "modalities": (body.get("modalities") in (None, ["text"]), "only text is supported; remove it"),
     }
     for name, (served, fix) in wanted.items():
         if not served:
-            raise RequestError(f"{name} ({body[name]!r}) is not served: {fix}", name, "unsupported_parameter")
+            raise RequestError(f"{name} ({body[name]!r}) is not supported: {fix}", name, "unsupported_parameter")
 
 
 def _max_tokens(body: Mapping[str, object]) -> int | None:
@@ -164,7 +164,7 @@ def _read_tools(tools: object) -> list[Tool]:
 
 
 def make_completion(asked: Asked, reply: Reply, number: int) -> dict[str, object]:
-    """The answer to a request; `number` counts the episode's replies."""
+    """Return the answer to a request as a JSON object. `number` is the number of the reply in its episode."""
     return {
         **_answer_head(asked, number, "chat.completion"),
         "choices": [
@@ -175,7 +175,7 @@ def make_completion(asked: Asked, reply: Reply, number: int) -> dict[str, object
 
 
 def make_chunks(asked: Asked, reply: Reply, number: int) -> Iterator[str]:
-    """The answer as events of a stream, each a text to send; a reply is whole before its first chunk."""
+    """Yield the answer as events of a stream. The reply is complete before the first event: sampling is not streamed."""
     head = _answer_head(asked, number, "chat.completion.chunk")
     message = _answer_choice(reply)
     calls = [call | {"index": index} for index, call in enumerate(message.pop("tool_calls", []))]

@@ -1,8 +1,8 @@
-"""The policy as an OpenAI-compatible server on loopback, for programs that are written for OpenAI's client.
+"""OpenAI-compatible server on the loopback interface, through which programs use the policy.
 
-Every episode has a path of its own that nobody can guess, `http://127.0.0.1:PORT/episodes/<id>/v1`, which is gone when the episode is
-over. A request becomes one call of the episode's `ModelClient`, so tokens, log-probabilities and versions are recorded as for any
-environment. Requests of one episode are answered one after the other.
+Every episode has its own secret path, `http://127.0.0.1:PORT/episodes/<id>/v1`, which is removed when the episode ends. Each request
+becomes one call of the episode's `ModelClient`, so tokens, log-probabilities and versions are recorded as for any other environment.
+Requests of one episode are answered one after the other.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from rlrun.runtime.site import Site
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 MAX_SILENT = 20_000
-"""Connections of programs that think: twice the episodes that a large run plays at once."""
+"""Largest number of connections without traffic: twice the number of episodes that a large run plays at once."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Address of the policy for a program, as OpenAI's client wants it."""
+    """Address of the policy for a program with OpenAI's client."""
 
     base_url: str
     api_key: str
     model: str = MODEL
 
     def variables(self) -> dict[str, str]:
-        """The same as environment variables; OpenAI's client reads the first two itself."""
+        """Return the address as environment variables; OpenAI's client reads the first two itself."""
         return {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": self.api_key,
@@ -52,28 +52,28 @@ class Endpoint:
 
 
 class Served:
-    """One episode's side of the server."""
+    """State of one episode on the server."""
 
     def __init__(self, model: ModelClient, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self.messages: list[Message] = []
-        """The latest conversation, with the reply."""
+        """Conversation of the latest request, with its reply."""
         self.replies = 0
         self.truncated = False
-        """True if a reply was cut by a token limit."""
+        """Whether a token limit cut a reply."""
         self.overflowed = False
-        """True if a request was refused because the conversation no longer fits."""
+        """Whether a request was rejected because the conversation is too long."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Raises what the model client raised: the episode cannot go on."""
+        """Future with the exception of the model client, which ends the episode."""
         self._model, self._lock = model, asyncio.Lock()
         self._asking: set[asyncio.Task[tuple[Reply, int]]] = set()
         self._over = False
 
     async def ask(self, asked: Asked) -> tuple[Reply, int]:
-        """A reply and its number; cancelled when the program goes away or the episode is over.
+        """Return a reply and its number. The call is canceled if the program disconnects or the episode ends.
 
         Raises:
-            RequestError: there is none.
+            RequestError: the episode is over, the model failed, or the conversation is too long.
         """
         if self._over:
             raise RequestError("the episode is over", code="episode_over", status=404)
@@ -112,18 +112,18 @@ class Served:
             return reply, self.replies
 
     def end(self) -> None:
-        """Answer nothing any more."""
+        """Cancel all requests and reject new ones."""
         self._over = True
         for task in self._asking:
             task.cancel()
         if self.failed.done():
-            self.failed.exception()  # seen
+            self.failed.exception()  # marks the exception as retrieved, so that asyncio does not log it
         else:
             self.failed.cancel()
 
 
 class ChatServer:
-    """Serves the episodes that are open; `start` first."""
+    """Server for all running episodes. Call `start` before `episode`."""
 
     def __init__(self) -> None:
         self._served: dict[str, Served] = {}
@@ -131,11 +131,11 @@ class ChatServer:
         self._port = 0
 
     async def start(self) -> None:
-        """Listen on a free port of loopback."""
+        """Listen on a free port of the loopback interface."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_openai_errors])
         app.router.add_post("/episodes/{episode}/v1/chat/completions", self._chat)
         app.router.add_get("/episodes/{episode}/v1/models", self._models)
-        # A program that goes away takes its request along, so that no engine works for nobody.
+        # If a program disconnects, its request is canceled, so that no engine generates a reply that will not be read.
         self._site = Site(app, most_silent=MAX_SILENT, handler_cancellation=True, shutdown_timeout=0)
         await self._site.start("127.0.0.1", 0)
         self._port = self._site.port
@@ -147,7 +147,7 @@ class ChatServer:
 
     @asynccontextmanager
     async def episode(self, model: ModelClient) -> AsyncIterator[Served]:
-        """Serve one episode's model client inside the block."""
+        """Serve the model client of one episode until the end of the `with` block."""
         key = secrets.token_urlsafe(24)
         served = Served(model, Endpoint(f"http://127.0.0.1:{self._port}/episodes/{key}/v1", key))
         self._served[key] = served
@@ -160,7 +160,7 @@ class ChatServer:
     def _find(self, request: web.Request) -> Served:
         served = self._served.get(request.match_info["episode"])
         if served is None:
-            raise RequestError("there is no such episode, or it is over", code="episode_over", status=404)
+            raise RequestError("the episode does not exist, or is over", code="episode_over", status=404)
         return served
 
     async def _models(self, request: web.Request) -> web.Response:
@@ -190,14 +190,14 @@ class ChatServer:
 async def _openai_errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Errors as OpenAI's objects, also those of the server itself."""
+    """Return all errors in OpenAI's format, including errors of the server itself."""
     try:
         return await handler(request)
     except RequestError as error:
         return web.json_response(error.document(), status=error.status)
     except web.HTTPException as error:
         refused = RequestError(
-            f"{request.method} {request.path} is not served: {error.reason}; ask for POST .../v1/chat/completions",
+            f"{request.method} {request.path} is not supported: {error.reason}; use POST .../v1/chat/completions",
             status=error.status,
         )
         return web.json_response(refused.document(), status=error.status)

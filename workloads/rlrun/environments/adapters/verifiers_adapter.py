@@ -1,16 +1,16 @@
-"""`verifiers:<taskset>`: a taskset of verifiers 0.4 (`verifiers.v1`) as one of our environments, all in this process.
+"""`verifiers:<taskset>`: adapter that plays a taskset of verifiers 0.4 (`verifiers.v1`) in this process.
 
-What verifiers does with servers and programs is done here without a socket:
+Two parts of verifiers that use servers and programs are replaced by code in this process:
 
-- its interception server stands between an agent program and a model endpoint; here the agent is a loop in this process
-  (`verifiers_harness.ChatHarness`) that asks our `ModelClient`, and `_DirectInterception` only hands over the session;
-- its tool servers are MCP processes; here their `@vf.tool` methods are called on the object (`verifiers_tools`).
+- Its interception server connects an agent program to a model endpoint. Here the agent is a loop in this process
+  (`verifiers_harness.ChatHarness`) that calls our `ModelClient`, and `_DirectInterception` only passes on the session.
+- Its tool servers are MCP processes. Here their `@vf.tool` methods are called on the object (`verifiers_tools`).
 
-Everything else is verifiers' own: the taskset, `Env.run` with its `interaction`s, limits, `@stop` and `@intercept`
-hooks, setup and finalize, and its rewards. verifiers scores while the rollout's working folder still exists, so `run`
-carries the result in `Episode.info` and `score` only reads it.
+All other parts are those of verifiers: the taskset, `Env.run` with its `interaction`s, limits, `@stop` and `@intercept` hooks, setup,
+finalize and rewards. verifiers scores while the rollout's working folder still exists, so `run` stores the result in `Episode.info` and
+`score` only reads it.
 
-What cannot be played so is refused at load, with a reason: see `verifiers_playable`.
+Tasksets that cannot be played in this way are rejected at load with a reason, see `verifiers_playable`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rlrun.environments.message_content import content_text
 from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task
 
 UNUSED_ENDPOINT = "http://127.0.0.1:9"
-"""The discard port: what an agent's endpoint reads in traces. Nothing connects to it; our client makes every call."""
+"""Endpoint of the agent in traces (the discard port). It is never used for a connection, because our client makes every call."""
 
 OnTrace = Callable[[Trace], None]
 
@@ -59,32 +59,32 @@ class VerifiersArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     taskset: dict[str, object] = Field(default_factory=dict)
-    """The taskset's own configuration (verifiers' `--env.taskset.*`)."""
+    """Configuration of the taskset (verifiers' `--env.taskset.*`)."""
     env: dict[str, object] = Field(default_factory=dict)
-    """The environment's own configuration (verifiers' `--env.*`): `id`, and what its `EnvConfig` declares."""
+    """Configuration of the environment (verifiers' `--env.*`): `id`, and the fields of its `EnvConfig`."""
     limit: int | None = Field(default=None, ge=2)
-    """Take only this many tasks from the taskset; needed for one that never ends."""
+    """Number of tasks to take from the taskset. Required for a taskset without an end."""
     eval_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the taskset's distinct tasks held out for the eval split (at least one)."""
+    """Share of the taskset's distinct tasks that is held out for the eval split (at least one task)."""
     max_turns: int | None = Field(default=None, ge=1)
-    """Replies per episode; None leaves it to the taskset."""
+    """Largest number of replies per episode. Default: the taskset's own limit."""
     setup_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of a task's `setup`."""
+    """Time limit of a task's `setup`."""
     scoring_timeout_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of a task's `finalize`, and of all its rewards and metrics together."""
+    """Time limit of a task's `finalize`, and of all its rewards and metrics together."""
 
 
 class VerifiersEnvironment:
-    """A verifiers 0.4 taskset, run in process."""
+    """A verifiers 0.4 taskset as an environment."""
 
     def __init__(self, id: str, taskset_id: str, args: VerifiersArgs) -> None:
         self.id = id
         self.args = args
         self._env = _load_env(taskset_id, args)
         if type(self._env.taskset).task_type().NEEDS_CONTAINER:
-            raise VerifiersLoadError("its tasks need a container, and here they run in process")
+            raise VerifiersLoadError("its tasks need a container, but tasks are played in process")
         if args.limit is None and not self._env.taskset.bounded:
-            raise VerifiersLoadError("the taskset never ends: set the argument 'limit'")
+            raise VerifiersLoadError("the taskset has no end: set the argument 'limit'")
         self._started = False
         self._start_lock = asyncio.Lock()
         shared = self._env.taskset.toolsets(self._env.taskset.config)
@@ -100,16 +100,16 @@ class VerifiersEnvironment:
         self._splits = self._divide(theirs)
 
     def tasks(self, split: Split) -> Sequence[Task]:
-        """Tasks of the taskset, divided by a hash of each task's content (its position aside)."""
+        """Return the tasks of a split. A hash of a task's content, without its position, determines its split."""
         return self._splits[split]
 
     @cached_property
     def single_turn(self) -> bool:
-        """True if an episode asks the model once: no more is allowed, or the environment never answers."""
+        """Whether an episode sends one request: either the limit is one turn, or the environment never answers."""
         [seat] = agent_config_fields(self._env.config).values()
         if (self.args.max_turns or seat.max_turns) == 1:
             return True
-        first = next(iter(self._tasks.values()))  # the configuration, and so the tools, are those of all
+        first = next(iter(self._tasks.values()))  # all tasks have the same configuration and therefore the same tools
         has_tools = self._has_shared_tools or bool(type(first).toolsets(first.config))
         return type(self._env) is SingleAgentEnv and not has_tools
 
@@ -136,7 +136,7 @@ class VerifiersEnvironment:
             raise
         _raise_model_error(harnesses)
         if len(traces) != 1:
-            raise RuntimeError(f"its run() played {len(traces)} conversations; one per episode can be trained on")
+            raise RuntimeError(f"its run() played {len(traces)} conversations; an episode must have exactly one")
         trace = traces[0]
         _check_rollout(trace)
         record = VerifiersEpisode(
@@ -179,7 +179,7 @@ class VerifiersEnvironment:
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
             raise VerifiersLoadError(
-                f"the taskset holds {len(distinct)} distinct tasks; training and evaluation need two"
+                f"the taskset has {len(distinct)} distinct tasks; training and evaluation need at least two"
             )
         held_out = set(distinct[: max(1, min(len(distinct) - 1, round(len(distinct) * self.args.eval_share)))])
         splits: dict[str, list[Task]] = {"train": [], "eval": []}
@@ -196,7 +196,7 @@ class VerifiersEnvironment:
 
 
 class _InProcessAgent(Agent):  # type: ignore[misc]
-    """verifiers' agent with our loop for a harness and no servers around it."""
+    """verifiers' agent with our chat loop as its harness, without servers."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _InProcessAgent(Agent):  # type: ignore[misc]
 
 
 class _DirectInterception(Interception):  # type: ignore[misc]
-    """Hands a rollout's session to the harness; there is no server, so the base URL leads nowhere."""
+    """Interception that passes a rollout's session to the harness. There is no server, so the base URL is unused."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,28 +268,30 @@ class _DirectInterception(Interception):  # type: ignore[misc]
 
 
 def _without_tool_servers(task: vf.Task) -> vf.Task:
-    """A copy for which verifiers launches no tool server; its class still declares them for `ToolBox`."""
+    """Return a copy for which verifiers starts no tool server. `ToolBox` still finds the tools in the task's class."""
     clone = copy.copy(task)
     clone.toolsets = lambda config: []
     return clone
 
 
 def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env:
-    """The verifiers environment for a taskset with its one agent seat, whose harness and runtime are ours."""
+    """Return the verifiers environment of a taskset. It must have one agent seat, whose harness and runtime are replaced by ours."""
     try:
         taskset_class(taskset_id)
         config_type = env_config_type(taskset_id, args.env.get("id", ""))
         harness_id = default_harness_id(taskset_id)
     except Exception as error:
         raise VerifiersLoadError(
-            f"verifiers finds no taskset {taskset_id!r} ({type(error).__name__}: {error}). A taskset is an installed "
+            f"verifiers cannot load the taskset {taskset_id!r} ({type(error).__name__}: {error}). A taskset is an installed "
             "top-level package or module, named without dots, whose __all__ exports its Taskset"
         ) from error
     if harness_id != "bash":
-        raise VerifiersLoadError("it brings its own agent program (harness), and here the agent is our chat loop")
+        raise VerifiersLoadError(
+            "it has its own agent program (harness), but only our chat loop is supported as the agent"
+        )
     seats = [name for name, field in config_type.model_fields.items() if isinstance(field.default, AgentConfig)]
     if len(seats) != 1:
-        raise VerifiersLoadError(f"its environment plays {len(seats)} agents ({', '.join(seats)}); one is supported")
+        raise VerifiersLoadError(f"its environment has {len(seats)} agents ({', '.join(seats)}); only one is supported")
     try:
         config = config_type.model_validate({**args.env, "taskset": {**args.taskset, "id": taskset_id}})
         seat = agent_config_fields(config)[seats[0]]
@@ -300,18 +302,18 @@ def _load_env(taskset_id: str, args: VerifiersArgs) -> vf.Env:
         return load_environment(config)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise VerifiersLoadError(f"its configuration is refused: {problems}") from error
+        raise VerifiersLoadError(f"its configuration is invalid: {problems}") from error
 
 
 def _raise_model_error(harnesses: list[ChatHarness]) -> None:
-    """Raise the error of a model call as it was: verifiers records it and goes on."""
+    """Raise the original error of a model call: verifiers records it and continues."""
     for harness in harnesses:
         if harness.model_error is not None:
             raise harness.model_error
 
 
 def _check_rollout(trace: Trace) -> None:
-    """Raise when the rollout failed or was not scored to the end."""
+    """Raise if the rollout failed or was not scored completely."""
     if not trace.ok:
         error = trace.last_error
         raise RuntimeError(f"{error.type}: {error.message}" if error else f"stopped by {trace.stop_condition}")

@@ -1,7 +1,7 @@
-"""Errors of the adapters for both generations of verifiers."""
+"""Errors of the adapters for verifiers 0.1 and 0.4."""
 
 from __future__ import annotations
 
 
 class VerifiersLoadError(ValueError):
-    """Error for an environment that cannot be run here; the message has the reason."""
+    """Error for a verifiers environment that is not supported. The message contains the reason."""

@@ -1,8 +1,8 @@
-"""The agent of a verifiers rollout as a loop in this process: ask the model, run the tools it calls, ask again.
+"""Agent of a verifiers rollout as a loop in this process: call the model, run the requested tools, call the model again.
 
-It does for each model call what verifiers' interception server does around a request (limits and `@stop`, `@intercept`
-rewrites, the trace), with our `ModelClient` in the place of an HTTP endpoint. Tools go to the client with the request: the
-model's chat template writes them, and the engine's parser finds the calls in the reply.
+Around each model call the loop does the work of verifiers' interception server (limits and `@stop`, `@intercept` rewrites, the trace),
+with our `ModelClient` in place of an HTTP endpoint. Tools are sent with the request: the model's chat template writes them into the
+prompt, and the engine's parser finds the calls in the reply.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ from rlrun.environments.protocol import Message, ModelClient, Reply
 
 
 class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
-    """Agent of one rollout. `conversation` is the model's messages, in and out; `model_error` what its client raised."""
+    """Agent of one rollout.
+
+    Attributes:
+        conversation: all messages to and from the model.
+        model_error: exception of the model client, or None.
+    """
 
     APPENDS_SYSTEM_PROMPT: ClassVar[bool] = True
     SUPPORTS_MCP: ClassVar[bool] = True
@@ -73,7 +78,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         mcp_urls: dict[str, str],
         data: TaskData,
     ) -> ProgramResult:
-        """The first segment: the task's prompt, if it has one, and the model's turns until it calls no tool."""
+        """Play the first segment: the task's prompt, if it has one, and the model's turns until a reply contains no tool call."""
         system, prompt = self.resolve_prompt(data)
         if isinstance(prompt, str):
             opening: list[VerifiersMessage] = [UserMessage(content=prompt)]
@@ -93,7 +98,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         messages: list[VerifiersMessage],
         tool_interception_url: str | None = None,
     ) -> ProgramResult:
-        """Continue after `messages` of the environment, which plays the user."""
+        """Continue with new `messages` of the environment, which plays the user."""
         system = data.system_prompt if not self._transcript else None
         return await self._segment(self._sessions[secret], data, system, messages)
 
@@ -118,7 +123,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
 
     @property
     def _offered(self) -> dict[str, Any]:
-        """The tools as an argument of the model's client; none for a conversation without tools."""
+        """Keyword argument `tools` for the model client; empty for a conversation without tools."""
         functions = [tool.model_dump(include={"name", "description", "parameters"}) for tool in self._tools]
         return {"tools": [{"type": "function", "function": function} for function in functions]} if functions else {}
 
@@ -127,7 +132,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         self.conversation += [message_to_wire(message) for message in messages]
 
     async def _turn(self, session: RolloutSession) -> Response | None:
-        """One model call between verifiers' hooks; None when a limit or a `@stop` ended the rollout."""
+        """Make one model call with verifiers' hooks around it. Returns None if a limit or a `@stop` ended the rollout."""
         trace = session.trace
         if await session.refused() is not None:
             return None
@@ -169,7 +174,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         return response
 
     def _adopt(self, messages: list[VerifiersMessage]) -> None:
-        """Let `@intercept` rewrites of new messages reach the model; earlier messages cannot change."""
+        """Apply `@intercept` rewrites of messages to the conversation that is sent to the model."""
         for index, (before, after) in enumerate(zip(self._transcript, messages, strict=True)):
             if before != after:
                 self._transcript[index] = after
@@ -182,11 +187,11 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         box = next((box for box in self._toolboxes if call.name in box), None)
         if box is None:
             known = ", ".join(tool.name for tool in self._tools) or "none"
-            return answer(f"error: there is no function {call.name!r}; known: {known}")
+            return answer(f"error: no function {call.name!r}; available functions: {known}")
         try:
             arguments = json.loads(call.arguments or "{}")
         except ValueError as error:
-            return answer(f"error: the arguments of {call.name!r} are no JSON: {error}")
+            return answer(f"error: the arguments of {call.name!r} are not JSON: {error}")
         if not isinstance(arguments, dict):
             return answer(f"error: the arguments of {call.name!r} must be a JSON object of names and values")
         return answer(await box.call(call.name, arguments, session.trace))

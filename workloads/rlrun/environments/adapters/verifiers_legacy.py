@@ -1,11 +1,11 @@
-"""`verifiers:<id>` where verifiers 0.1 is installed: an environment of `load_environment`, with its own rollout and rubric.
+"""`verifiers:<id>` with verifiers 0.1: adapter for environments of `load_environment`, with their own rollout and rubric.
 
-verifiers 0.1 asks its model through the OpenAI client. Here that client is the real one over a transport of ours: what it
-would send becomes a call of our `ModelClient`, and the reply becomes a chat completion. No connection is opened, and every
-0.1 environment works that asks for chat completions. It belongs into a virtual environment of its own
-(`environments[].python`), as its dependencies and those of verifiers 0.4 exclude each other.
+verifiers 0.1 calls its model through the OpenAI client. Here that client is the real one with a replaced transport: each request becomes
+a call of our `ModelClient`, and the reply becomes a chat completion. No connection is opened, and every 0.1 environment that uses chat
+completions works. It needs its own virtual environment (`environments[].python`), because the dependencies of verifiers 0.1 and 0.4
+conflict.
 
-Tools that it offers go to the model with the request, and calls in the reply come back as the OpenAI client knows them.
+Tools are sent to the model with the request, and calls in the reply are returned in the format of the OpenAI client.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAME = "policy"
 
 
 _OF_CALLS = ("tool_calls", "tool_call_id", "name")
-"""Fields of a message that hold calls and their answers."""
+"""Fields of a message for tool calls and their results."""
 
 
 class LegacyArgs(BaseModel):
@@ -51,14 +51,14 @@ class LegacyArgs(BaseModel):
     args: dict[str, object] = Field(default_factory=dict)
     """Arguments of the environment's `load_environment`."""
     limit: int | None = Field(default=None, ge=2)
-    """Take only this many rows of its data set."""
+    """Number of rows to take from its data set."""
     eval_share: float = Field(default=0.1, gt=0, lt=1)
-    """Share of its distinct prompts held out, at least one, if it has no data set for evaluation."""
+    """Share of its distinct prompts that is held out (at least one), if the environment has no data set for evaluation."""
 
 
 @dataclass
 class _Conversation:
-    """One rollout as its requests show it."""
+    """State of one rollout, collected from its requests."""
 
     model: ModelClient
     messages: list[Message] = field(default_factory=list)
@@ -68,11 +68,11 @@ class _Conversation:
 
 
 _CURRENT: ContextVar[_Conversation] = ContextVar("conversation")
-"""The rollout that the present task plays: verifiers' tasks inherit it, so one client serves them all."""
+"""Rollout of the current asyncio task. Tasks that verifiers starts inherit the variable, so one client serves all rollouts."""
 
 
 class _Transport(httpx.AsyncBaseTransport):  # type: ignore[misc]
-    """Answers chat completions from the current rollout's model client."""
+    """Transport that answers chat completions with the current rollout's model client."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         asked = json.loads(await request.aread())
@@ -87,7 +87,7 @@ class _Transport(httpx.AsyncBaseTransport):  # type: ignore[misc]
 
 async def _complete_message(conversation: _Conversation, asked: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not path.endswith("/chat/completions"):
-        raise RuntimeError(f"it asks for {path}; only chat completions can be answered")
+        raise RuntimeError(f"the environment requested {path}; only chat completions are supported")
     messages = [_plain_message(message, f"messages[{index}]") for index, message in enumerate(asked["messages"])]
     stop = asked.get("stop") or []
     reply = await conversation.model.complete(
@@ -113,7 +113,7 @@ async def _complete_message(conversation: _Conversation, asked: Mapping[str, Any
 
 
 def _plain_message(message: Message, where: str) -> Message:
-    """A message with its text as a string, and its fields of calls; verifiers may send a list of parts."""
+    """Return a message with its content as one text and with its fields for tool calls. verifiers may send a list of parts."""
     calls = {name: message[name] for name in _OF_CALLS if message.get(name)}
     return {"role": message["role"], "content": content_text(message.get("content"), f"{where}.content"), **calls}
 
@@ -129,7 +129,7 @@ class LegacyVerifiersEnvironment:
             cause = error.__cause__ or error
             raise VerifiersLoadError(
                 f"load_environment({environment_id!r}) raised {type(cause).__name__}: {cause}. "
-                "Its package must be installed where the environment runs (environments[].python)"
+                "Install its package in the Python that runs the environment (environments[].python)"
             ) from error
         if not hasattr(self._env, "run_rollout"):
             raise VerifiersLoadError(f"verifiers {vf.__version__} has no run_rollout; install 0.1.14")
@@ -149,7 +149,7 @@ class LegacyVerifiersEnvironment:
         row = self._inputs[task.id]
         output = await self._env.run_rollout(dict(row), self._client, NAME, own_sampling(self._env, row))
         if conversation.error is not None:
-            raise conversation.error  # verifiers keeps it for itself; our caller must get it as it was
+            raise conversation.error  # verifiers catches the exception; our caller needs the original one
         if output.get("error"):
             raise RuntimeError(str(output["error"]))
         metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
@@ -166,7 +166,7 @@ class LegacyVerifiersEnvironment:
         except Exception as error:
             raise VerifiersLoadError(f"building its data set raised {type(error).__name__}: {error}") from error
         if rows is None:
-            raise VerifiersLoadError("it has no dataset (an eval_dataset alone is not trained on): give it a dataset")
+            raise VerifiersLoadError("it has no dataset (an eval_dataset is not used for training): give it a dataset")
         train = self._read("train", rows, args.limit)
         if self._env.eval_dataset is not None:
             return {"train": train, "eval": self._read("eval", self._env.eval_dataset, args.limit)}
@@ -174,7 +174,7 @@ class LegacyVerifiersEnvironment:
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
             raise VerifiersLoadError(
-                f"it holds {len(distinct)} distinct tasks (rows with another prompt, answer or other column); training and evaluation "
+                f"it has {len(distinct)} distinct tasks (rows with another prompt, answer or other column), but training and evaluation "
                 "need two: add rows, or give it an eval_dataset"
             )
         held_out = set(distinct[: max(1, min(len(distinct) - 1, round(len(distinct) * args.eval_share)))])
@@ -212,7 +212,7 @@ def _make_client() -> OpenAIChatCompletionsClient:
 
 
 def _row_digest(row: dict[str, object]) -> str:
-    """All that a row says, in short: an environment may find in any column what a task asks."""
+    """Return a digest of all columns of a row except its id: an environment may define its task in any column."""
     said = {name: value for name, value in row.items() if name != "example_id"}
     return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Checks at load of an environment of verifiers 0.1: whether it can be played here, and which of its rows are the same task."""
+"""Checks of a verifiers 0.1 environment at load: whether it is supported, and which of its rows are the same task."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 _ELSEWHERE = {
     "SandboxMixin": "needs sandboxes of Prime",
     "SandboxEnv": "needs sandboxes of Prime",
-    "CliAgentEnv": "brings its own agent program, in a sandbox",
-    "RLMEnv": "brings its own agent program",
+    "CliAgentEnv": "has its own agent program, in a sandbox",
+    "RLMEnv": "has its own agent program",
     "BrowserEnv": "needs a browser service",
     "OpenEnvEnv": "needs sandboxes of Prime",
 }
-"""Classes of verifiers whose rollouts do not happen in this process."""
+"""Classes of verifiers whose rollouts run outside this process, with the reason."""
 OWN_SAMPLING = ("max_tokens", "max_completion_tokens", "stop")
-"""Sampling arguments of an environment that hold for its requests."""
+"""Sampling arguments of an environment that are applied to its requests."""
 _NO_SAMPLING: dict[str, object] = {"n": 1, "extra_body": {}}
-"""Sampling arguments that verifiers fills in by itself."""
+"""Sampling arguments that verifiers sets by default."""
 
 
 def check_environment(env: vf.Environment) -> None:
-    """Refuse an environment, or a member of an `EnvGroup`, that cannot be played.
+    """Reject an environment that is not supported. The members of an `EnvGroup` are checked, too.
 
     Raises:
-        VerifiersLoadError: names what stands against it, its value and what to do.
+        VerifiersLoadError: contains the reason, the value and the fix.
     """
     for name, member in _list_members(env, ""):
         try:
@@ -54,23 +54,23 @@ def _check_member(env: vf.Environment) -> None:
     for base in type(env).__mro__:
         if base.__name__ in _ELSEWHERE and base.__module__.startswith("verifiers."):
             raise VerifiersLoadError(
-                f"{name} is a {base.__name__}, which {_ELSEWHERE[base.__name__]}; only environments in process are played"
+                f"{name} is a {base.__name__}, which {_ELSEWHERE[base.__name__]}; only environments that run in process are supported"
             )
     if env.message_type != "chat":
-        raise VerifiersLoadError(f"message_type is {env.message_type!r}; only 'chat' is played")
+        raise VerifiersLoadError(f"message_type is {env.message_type!r}; only 'chat' is supported")
     if not env.score_rollouts:
         raise VerifiersLoadError("score_rollouts is False, so there is nothing to train on: set it to True")
     for key, value in env.sampling_args.items():
         if key not in OWN_SAMPLING and value != _NO_SAMPLING.get(key):
             raise VerifiersLoadError(
-                f"sampling_args has {key} {value!r}; remove it and set environments[].sampling ({', '.join(OWN_SAMPLING)} may stay)"
+                f"sampling_args has {key} {value!r}; remove it and set environments[].sampling ({', '.join(OWN_SAMPLING)} are allowed)"
             )
     rubrics = [*_list_rubrics(env.rubric)]
     groups = [function for rubric in rubrics for function in rubric._get_group_reward_func_names()]
     if groups:
         raise VerifiersLoadError(
-            f"its rubric rewards whole groups ({', '.join(groups)}), and rollouts are scored one by one: rewards that compare attempts "
-            "belong to algorithm.advantage; give it rewards of single rollouts"
+            f"its rubric scores whole groups ({', '.join(groups)}), but rollouts are scored one by one: use rewards of single rollouts "
+            "(algorithm.advantage compares the rollouts of a group)"
         )
     own = any("score_rollout" in vars(base) for rubric in rubrics for base in _own_bases(type(rubric)))
     if not own and not any(weight for rubric in rubrics for weight in rubric.weights):
@@ -86,28 +86,29 @@ def _list_rubrics(rubric: vf.Rubric) -> Iterator[vf.Rubric]:
 
 
 def _own_bases(kind: type) -> Iterator[type]:
-    """The classes of a rubric that are none of verifiers'."""
+    """Classes of a rubric that are not defined by verifiers."""
     return (base for base in kind.__mro__ if not base.__module__.startswith("verifiers."))
 
 
 def check_row(row: Mapping[str, object]) -> None:
-    """Refuse a row whose task verifiers itself cannot read.
+    """Reject a row whose task verifiers cannot read.
 
     Raises:
-        ValueError: says why.
+        ValueError: contains the reason and the fix.
     """
     task = row.get("task")
     if isinstance(task, str) and not task.lstrip().startswith("{"):
         raise ValueError(
-            f"task is {task!r}, and verifiers 0.1.14 takes no plain string there: leave the column out or rename it"
+            f"task is {task!r}, but verifiers 0.1.14 does not accept a plain text there: remove or rename the column"
         )
 
 
 def task_digests(tasks: Sequence[Task]) -> dict[str, str]:
-    """Return the digest by which each task is held out or trained on, by the task's id: equal digests stay in one split.
+    """Return the digest that determines the split of each task, by the task's id. Tasks with equal digests are in the same split.
 
-    A prompt that has one answer is its own identity, so that its rows are held out as before. Rows with one prompt and several answers are
-    several tasks (a guessing game hides what is asked in the answer), and if not even the answers differ, any other column counts.
+    If all rows with a prompt have the same answer, the digest covers only the prompt, so existing splits stay the same. Rows with one
+    prompt and several answers are different tasks (in a guessing game only the answer differs). If the answers are also equal, the
+    digest covers all columns.
     """
     prompts = {task.id: json.dumps(task.prompt) for task in tasks}
     answers: dict[str, set[str | None]] = {}
@@ -123,7 +124,7 @@ def task_digests(tasks: Sequence[Task]) -> dict[str, str]:
 
 
 def own_sampling(env: vf.Environment, row: Mapping[str, object]) -> dict[str, object]:
-    """Sampling arguments for a row's requests: those of its environment, or of its member of an `EnvGroup`."""
+    """Return the sampling arguments for a row's requests, from its environment or from its member of an `EnvGroup`."""
     info = row.get("info")
     route = info.get("env_id") if isinstance(info, Mapping) and getattr(env, "env_map", None) else None
     for name in [route] if isinstance(route, str) else route or ():

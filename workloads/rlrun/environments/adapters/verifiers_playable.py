@@ -1,7 +1,7 @@
-"""Check at load that a verifiers 0.4 taskset can be played in this process, so that no rollout is spent on the answer.
+"""Checks of a verifiers 0.4 taskset at load: whether it can be played in this process. They avoid rollouts that would all fail.
 
-What verifiers knows only while it runs is found by a rehearsal: `Env.run` plays a task with agents that say nothing and count how often
-they are asked for a conversation.
+The number of conversations per episode is known only at run time. A rehearsal counts it: `Env.run` plays a task with agents that end
+each conversation immediately.
 """
 
 from __future__ import annotations
@@ -24,70 +24,70 @@ from verifiers.v1.utils.compile import resolve_runtime_config
 from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 
 REHEARSAL_SECONDS = 5.0
-"""A longer `Env.run` is left to the rollouts."""
+"""Time limit of the rehearsal. If `Env.run` takes longer, the number of conversations is checked in real rollouts."""
 _PLAYED_AS = ("null",)
-"""The agent program whose place our chat loop takes."""
+"""Agent programs that our chat loop can replace."""
 
 
 def check_seat(name: str, seat: AgentConfig) -> None:
-    """Refuse a seat whose configuration the chat loop would have to ignore.
+    """Reject an agent's configuration if the chat loop would ignore a part of it.
 
     Raises:
-        VerifiersLoadError: names the field, its value and what to do.
+        VerifiersLoadError: contains the field, its value and the fix.
     """
     at = f"env.{name}"
     default = AgentConfig()
     if seat.harness is not None:
         if seat.harness.id not in _PLAYED_AS:
             raise VerifiersLoadError(
-                f"{at}.harness.id is {seat.harness.id!r}, and here the agent is our chat loop: leave it out, or set it to 'null'"
+                f"{at}.harness.id is {seat.harness.id!r}, but only our chat loop is supported: remove it, or set it to 'null'"
             )
         plain = type(seat.harness).model_validate({"id": seat.harness.id})
         for field, value in seat.harness:
             if value != getattr(plain, field):
                 raise VerifiersLoadError(
-                    f"{at}.harness.{field} is {value!r}, which our chat loop does not know: remove it"
+                    f"{at}.harness.{field} is {value!r}, which our chat loop does not support: remove it"
                 )
     if seat.runtime != default.runtime and not isinstance(seat.runtime, SubprocessConfig):
         raise VerifiersLoadError(
-            f"{at}.runtime.type is {seat.runtime.type!r}, and here the agent runs in process: remove it, or set it to 'subprocess'"
+            f"{at}.runtime.type is {seat.runtime.type!r}, but the agent runs in process: remove it, or set it to 'subprocess'"
         )
     for field, instead in (
-        ("model", "the policy plays: remove it"),
-        ("client", "the policy plays: remove it"),
+        ("model", "the agent uses the policy: remove it"),
+        ("client", "the agent uses the policy: remove it"),
         ("sampling", "remove it and set environments[].sampling"),
     ):
         if (value := getattr(seat, field)) is not None:
             raise VerifiersLoadError(f"{at}.{field} is {value!r}; {instead}")
     if seat.retries != default.retries:
-        raise VerifiersLoadError(f"{at}.retries is set, and a failed episode begins from its prompt again: remove it")
+        raise VerifiersLoadError(f"{at}.retries is set, but a failed episode starts again from its prompt: remove it")
 
 
 def check_toolsets(toolsets: Sequence[vf.Toolset], at: str) -> None:
-    """Refuse toolsets that are servers.
+    """Reject toolsets that run as servers.
 
     Raises:
-        VerifiersLoadError: names the field, its value and what to do.
+        VerifiersLoadError: contains the field, its value and the fix.
     """
     for toolset in toolsets:
         name = type(toolset).__name__
         if url := getattr(toolset.config, "url", None):
             raise VerifiersLoadError(
-                f"the tool server {name} of {at} has url {url!r}, and only tools in process are called: remove url"
+                f"the tool server {name} of {at} has url {url!r}, but only tools in process are supported: remove url"
             )
         runtime = getattr(toolset.config, "runtime", None)
         if runtime is not None and not isinstance(runtime, SubprocessConfig):
             raise VerifiersLoadError(
-                f"the tool server {name} of {at} has runtime.type {runtime.type!r}, and only tools in process are called: "
+                f"the tool server {name} of {at} has runtime.type {runtime.type!r}, but only tools in process are supported: "
                 "set it to 'subprocess'"
             )
 
 
 def check_tasks(env: vf.Env, tasks: Sequence[vf.Task]) -> None:
-    """Refuse tasks that cannot be played.
+    """Reject tasks that are not supported.
 
     Raises:
-        VerifiersLoadError: names the task, what it asks for, its value and what to do.
+        VerifiersLoadError: contains the task, the field, its value and the fix.
     """
     for index, task in enumerate(tasks):
         try:
@@ -101,11 +101,11 @@ def check_tasks(env: vf.Env, tasks: Sequence[vf.Task]) -> None:
 def _check_task(env: vf.Env, task: vf.Task) -> None:
     data = task.data
     if data.prompt is None and type(env) is SingleAgentEnv:
-        raise VerifiersLoadError("it has no prompt, and its environment plays no user who would begin: set prompt")
+        raise VerifiersLoadError("it has no prompt, and its environment sends no first message: set prompt")
     if data.skills:
-        raise VerifiersLoadError(f"skills is {data.skills!r}, and our chat loop has none: remove it")
+        raise VerifiersLoadError(f"skills is {data.skills!r}, but our chat loop has no skills: remove it")
     if data.agent_user is not None:
-        raise VerifiersLoadError(f"agent_user is {data.agent_user!r}, and the agent runs in process: remove it")
+        raise VerifiersLoadError(f"agent_user is {data.agent_user!r}, but the agent runs in process: remove it")
     for message in [] if data.prompt is None or isinstance(data.prompt, str) else data.prompt:
         parts = message.content if isinstance(message.content, list) else []
         for part in parts:
@@ -114,24 +114,24 @@ def _check_task(env: vf.Env, task: vf.Task) -> None:
     try:
         resolve_runtime_config(SubprocessConfig(), task, set())
     except ValueError as error:
-        raise VerifiersLoadError(f"{error} (here tasks run in process)") from error
+        raise VerifiersLoadError(f"{error} (tasks run in process)") from error
     check_toolsets(type(task).toolsets(task.config), type(task).__name__)
 
 
 def _check_type(env: vf.Env, task: vf.Task) -> None:
-    """Refuse what all tasks of a type have in common and cannot be played."""
+    """Reject unsupported rewards, metrics and conversations, which all tasks of a type share."""
     name = type(task).__name__
     try:
         rewards, metrics, judges = task.hooks("reward"), task.hooks("metric"), task.plugged_judges()
     except Exception as error:
         raise VerifiersLoadError(
-            f"the rewards, metrics and judges of taskset.task cannot be had: {type(error).__name__}: {error}"
+            f"the rewards, metrics and judges of taskset.task cannot be loaded: {type(error).__name__}: {error}"
         ) from error
     for kind, functions in (("reward", rewards), ("metric", metrics)):
         for function in functions:
             if not inspect.iscoroutinefunction(inspect.unwrap(function)):
                 raise VerifiersLoadError(
-                    f"the {kind} {function.__name__!r} of {name} is no coroutine: write 'async def'"
+                    f"the {kind} {function.__name__!r} of {name} is not a coroutine: write 'async def'"
                 )
     hooks = (
         (type(task).finalize, vf.Task.finalize),
@@ -139,17 +139,17 @@ def _check_type(env: vf.Env, task: vf.Task) -> None:
         (type(env).run, SingleAgentEnv.run),
     )
     if not rewards and not judges and all(own is base for own, base in hooks):
-        raise VerifiersLoadError(f"{name} has no @vf.reward and no judge, so there is nothing to train on: give it one")
+        raise VerifiersLoadError(f"{name} has no @vf.reward and no judge, so there is no reward to train on: add one")
     conversations = count_conversations(env, task)
     if conversations > 1:
         raise VerifiersLoadError(
-            f"run() of {type(env).__name__} plays {conversations} conversations per episode; one can be trained on. Rewards that compare "
-            "attempts, and second attempts, belong to the run's groups: play one"
+            f"run() of {type(env).__name__} plays {conversations} conversations per episode; only one is supported. Play one: a run's "
+            "groups compare several attempts at a task"
         )
 
 
 def count_conversations(env: vf.Env, task: vf.Task) -> int:
-    """Number of conversations that `Env.run` begins for a task with silent agents; 1 where it fails before a second one."""
+    """Return the number of conversations that `Env.run` starts for a task with silent agents; 1 if it fails before the second one."""
     begun: list[Trace] = []
 
     async def play() -> None:
@@ -163,12 +163,12 @@ def count_conversations(env: vf.Env, task: vf.Task) -> int:
 
 
 def _in_thread(play: Callable[[], Coroutine[object, object, None]]) -> None:
-    """Run a coroutine to its end beside the caller's event loop, whatever it raises."""
+    """Run a coroutine in another thread, because this thread may already run an event loop. Exceptions are ignored."""
 
     def run() -> None:
         try:
             asyncio.run(play())
-        except BaseException:  # code that does not understand the silence says nothing about real rollouts
+        except BaseException:  # code that fails with silent agents may still work in real rollouts
             return
 
     thread = threading.Thread(target=run, name="rehearsal", daemon=True)
@@ -177,7 +177,7 @@ def _in_thread(play: Callable[[], Coroutine[object, object, None]]) -> None:
 
 
 class _Silent:
-    """An agent whose conversations end before they begin."""
+    """Agent whose conversations end immediately."""
 
     def __init__(self, config: AgentConfig, begun: list[Trace]) -> None:
         self.config, self.trainable = config, True
@@ -199,7 +199,7 @@ class _Silent:
 
 
 class _SilentInteraction:
-    """A conversation that is over."""
+    """Conversation that is already over."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -1,8 +1,7 @@
-"""The tools of a verifiers taskset, called on the object instead of on an MCP server.
+"""Tools of a verifiers taskset, called as methods instead of through an MCP server.
 
-`Toolset` is written for a server process of its own, with state that travels over HTTP. Here a tool's method is called
-in this process, and its state is the rollout's own `trace.state`. Rollouts share the process, so a tool that blocks
-holds up all of them.
+verifiers runs a `Toolset` in its own server process and transfers its state over HTTP. Here a tool's method is called in this process,
+and its state is the rollout's `trace.state`. All rollouts share the process, so a tool that blocks delays all of them.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ P = ParamSpec("P")
 
 
 class ToolBox:
-    """Some toolsets as functions: a rollout's own, or (`shared`) the taskset's, set up once for all rollouts.
+    """Functions of some toolsets: those of one rollout, or (`shared`) those of the taskset, which are set up once for all rollouts.
 
-    `setup()` before anything else; `verifiers_playable.check_toolsets` has refused those that are servers somewhere else.
+    Call `setup()` first. `verifiers_playable.check_toolsets` has already rejected toolsets that run as servers.
     """
 
     def __init__(self, toolsets: list[Toolset], *, shared: bool) -> None:
@@ -56,9 +55,9 @@ class ToolBox:
         return name in self._servers
 
     async def call(self, name: str, arguments: dict[str, object], trace: Trace) -> str:
-        """The tool's answer as text; a tool that raises answers with its error, as over MCP."""
+        """Call a tool and return its answer as text. If the tool raises, the answer is the error, as with MCP."""
         toolset, server, tool = self._servers[name]
-        # A context variable, as verifiers itself uses: concurrent rollouts on one shared toolset each see their own.
+        # verifiers uses the same context variable: concurrent rollouts with a shared toolset each get their own state.
         token = _call_state.set(trace.state if toolset._state_cls is not State else State())
         try:
             result = await server.call_tool(tool, arguments)
@@ -70,13 +69,13 @@ class ToolBox:
         return content if isinstance(content, str) else "[content that is not text]"
 
     async def close(self) -> None:
-        """Free what the toolsets' `setup` acquired."""
+        """Release the resources of the toolsets' `setup`."""
         for toolset in self._toolsets:
             await toolset._exit_stack.aclose()
 
 
 def _in_place(fn: Callable[P, object]) -> Callable[P, Awaitable[object]]:
-    """Replacement for the wrapper that fetches and returns state over HTTP around each call."""
+    """Replacement for verifiers' wrapper that transfers the state over HTTP around each call."""
 
     @functools.wraps(fn)
     async def call(*args: P.args, **kwargs: P.kwargs) -> object:

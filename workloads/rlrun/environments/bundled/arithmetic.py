@@ -1,4 +1,4 @@
-"""`arithmetic`: the prompt "3+4=" wants the reply "7"."""
+"""`arithmetic`: for the prompt "3+4=" the right reply is "7"."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlrun.environments.splits import GeneratedTasks
 
 
 def check_operations(operations: str) -> str:
-    """The operations of a generated problem: some of `+`, `-`, `*`, each once. Raises ValueError."""
+    """Validate the operations of generated problems: some of `+`, `-`, `*`, each once. Raises ValueError."""
     if set(operations) - set("+-*") or len(set(operations)) != len(operations):
         raise ValueError("use some of '+', '-' and '*', each at most once, as in '+-'")
     return operations
 
 
 def draw_expression(rng: random.Random, *, terms: int, operations: str, max_operand: int) -> str:
-    """An expression of `terms` integers in [0, max_operand], as "3+4": no spaces, usual precedence."""
+    """Return a random expression of `terms` integers in [0, max_operand], such as "3+4": no spaces, usual precedence."""
     text = str(rng.randint(0, max_operand))
     for _ in range(terms - 1):
         text += rng.choice(operations) + str(rng.randint(0, max_operand))
@@ -34,17 +34,17 @@ class ArithmeticArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     operations: str = Field(default="+-", min_length=1)
-    """Operations that appear, out of `+`, `-` and `*`."""
+    """Operations of the problems, out of `+`, `-` and `*`."""
     max_operand: int = Field(default=9, ge=1, le=10**9)
     """Largest operand; the smallest is 0."""
     terms: int = Field(default=2, ge=2, le=4)
     """Operands in one problem."""
     partial_credit: bool = False
-    """False: 1 for the right number, else 0. True: the share of characters that are right, position by position."""
+    """False: 1 for the right number, else 0. True: the share of right characters, position by position."""
     seed: int = 0
-    """Seed of the tasks that are drawn."""
+    """Seed of the generated tasks."""
     num_tasks: int = Field(default=10_000, ge=1)
-    """Tasks in each split; problems repeat when there are fewer of them than tasks."""
+    """Tasks in each split. Problems repeat if there are more tasks than problems."""
 
     _operations = field_validator("operations")(check_operations)
 

@@ -1,12 +1,12 @@
-"""`calculator`: multi-turn with a tool, in plain text.
+"""`calculator`: multi-turn environment with a tool in plain text.
 
     user       12*34-5=
     assistant  calc(12*34-5)
     user       403
     assistant  403
 
-A reply with `calc(...)` in it is a call: the environment answers with the result, or with "error: ..." for an
-expression that it refuses. The first reply without a call is the final answer, and scoring looks at that.
+A reply that contains `calc(...)` is a call: the environment answers with the result, or with "error: ..." for an invalid expression.
+The first reply without a call is the final answer, which is scored.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ class CalculatorArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_turns: int = Field(default=4, ge=2, le=64)
-    """Replies that the model gets, the final answer included; calls use them up."""
+    """Largest number of replies per episode, including calls and the final answer."""
     operations: str = Field(default="+-*", min_length=1)
-    """Operations that appear, out of `+`, `-` and `*`."""
+    """Operations of the problems, out of `+`, `-` and `*`."""
     max_operand: int = Field(default=99, ge=1, le=10**9)
     """Largest operand; the smallest is 0."""
     terms: int = Field(default=3, ge=2, le=8)
     """Operands in one problem."""
     call_credit: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Reward of an episode whose final answer is wrong or missing but in which a call gave the right number: a first
-    step for a model that cannot yet copy the result."""
+    """Reward of an episode with a wrong or missing final answer in which a call returned the right number. It is a first step for a model
+    that cannot copy the result yet."""
     instructions: bool = True
-    """Open with a system message that explains the calculator. Turn off for a tiny model that is warmed up instead."""
+    """Start with a system message that explains the calculator. Turn it off for a tiny model with a warm-up."""
     seed: int = 0
-    """Seed of the tasks that are drawn."""
+    """Seed of the generated tasks."""
     num_tasks: int = Field(default=10_000, ge=1)
-    """Tasks in each split; problems repeat when there are fewer of them than tasks."""
+    """Tasks in each split. Problems repeat if there are more tasks than problems."""
 
     _operations = field_validator("operations")(check_operations)
 
 
 def find_call(text: str) -> str | None:
-    """The expression of the first `calc(...)` in a reply, up to the parenthesis that closes it (or to the end of the
-    text when none does); None when there is no call."""
+    """Return the expression of the first `calc(...)` in a reply, or None if there is no call. Without a closing parenthesis, the
+    expression ends with the text."""
     start = text.find(CALL)
     if start < 0:
         return None
@@ -70,7 +70,7 @@ def find_call(text: str) -> str | None:
 
 
 def answer_call(expression: str) -> str:
-    """Result of the calculator: the value, or "error: ..."."""
+    """Return the calculator's answer: the value, or "error: ..."."""
     try:
         return evaluate_text(expression)
     except ExpressionError as error:

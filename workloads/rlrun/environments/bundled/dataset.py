@@ -1,4 +1,4 @@
-"""`dataset` and `gsm8k`: one prompt a row, one reply, and a reward that compares it with the row's answer."""
+"""`dataset` and `gsm8k`: one prompt per row, one reply, and a reward that compares the reply with the row's answer."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from rlrun.environments.splits import EmptySplitError, split_of
 
 
 class RowTasks(Sequence[Task]):
-    """Tasks made from rows when they are asked for.
+    """Tasks that are created from rows on access.
 
     Args:
-        rows: of the files.
-        positions: of the rows that are in this split.
-        make: a task from an id, which a row may replace by its own, and a row.
-        split: whose tasks these are; begins the ids.
+        rows: rows of the files.
+        positions: positions of the split's rows.
+        make: function that creates a task from a default id and a row. The row may define another id.
+        split: split of the tasks; the first part of default ids.
     """
 
     identified_by_content = True
@@ -67,7 +67,7 @@ class RowTasks(Sequence[Task]):
 
 
 def _row_problem(error: Exception) -> str:
-    return f"there is no column {error}" if isinstance(error, KeyError) else str(error)
+    return f"the column {error} is missing" if isinstance(error, KeyError) else str(error)
 
 
 def _row_places(places: Sequence[str]) -> str:
@@ -78,7 +78,7 @@ def _row_places(places: Sequence[str]) -> str:
 Make = Callable[[str, Mapping[str, object]], Task]
 Problem = Callable[[Mapping[str, object]], str]
 MAX_NAMED = 5
-"""Rows that one message names."""
+"""Largest number of reasons in one message about malformed rows."""
 
 
 class DatasetArgs(BaseModel):
@@ -87,40 +87,40 @@ class DatasetArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str | None = None
-    """A `.parquet`, `.jsonl` or `.csv` file, or a folder of such."""
+    """A `.parquet`, `.jsonl` or `.csv` file, or a folder with such files."""
     name: str | None = None
-    """Instead of `path`: a data set on the hub with such files."""
+    """Data set of the hub with such files. Replaces `path`."""
     revision: str | None = None
     """Branch, tag or commit on the hub. Default: the main branch."""
     subset: str | None = None
-    """Folder within it."""
+    """Folder within the data set."""
     train_split: str | None = None
-    """Files of the train split have this word in their name. Default: all rows, one problem in eight held out."""
+    """Word in the names of the train split's files. Default: use all rows and hold out one problem in eight."""
     eval_split: str | None = None
-    """The same of the eval split."""
+    """Word in the names of the eval split's files."""
     leave_out_shared: bool = False
-    """Rows of the train split whose prompt the eval split has as well are left out instead of refused."""
+    """Leave out rows of the train split whose prompt also occurs in the eval split, instead of rejecting the data."""
     layout: LayoutName | None = None
-    """The files are those of a public set, whose rows are turned into this environment's."""
+    """Public set whose layout the files have. Their rows are converted to rows of this environment."""
     malformed: Literal["Fail", "Skip"] = "Fail"
-    """Rows that cannot be played (no prompt, images, a ground truth that the reward cannot compare with) are refused, or left out."""
+    """Handling of rows that cannot be played (no prompt, images, an unusable ground truth): reject the data, or leave out the rows."""
     unique: bool | None = None
-    """Rows whose prompt an earlier row has are left out. Default: for layouts whose set holds its rows several times."""
+    """Leave out rows whose prompt occurs in an earlier row. Default: only for layouts whose set contains rows several times."""
     reward: RewardEntries = Field(default="math", validate_default=True)
     """Reward of a reply: a built-in reward, `package.module:function`, or a list of `{name, weight, args}`."""
     reward_args: dict[str, object] = Field(default_factory=dict)
     """Options of a single reward."""
     reward_by_source: dict[str, RewardEntries] = Field(default_factory=dict)
-    """Instead of `reward`: rewards by the column `data_source`; `*` is for all others."""
+    """Rewards by the column `data_source`; `*` applies to all other sources. Replaces `reward`."""
     system_prompt: str | None = None
-    """Put before prompts that have none."""
+    """System message for prompts that have none."""
     instruction: str | None = None
-    """Follows the user's last message, after an empty line."""
+    """Text that is appended to the user's last message, after an empty line."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DatasetArgs:
         if (self.path is None) == (self.name is None):
-            raise ValueError("exactly one of path and name says where the data is")
+            raise ValueError("set exactly one of path and name; it selects the data")
         if self.revision is not None and self.name is None:
             raise ValueError(f"revision ({self.revision}) needs name: a local folder has no revisions; remove revision")
         if (self.train_split is None) != (self.eval_split is None):
@@ -130,9 +130,13 @@ class DatasetArgs(BaseModel):
     @model_validator(mode="after")
     def _one_reward(self) -> DatasetArgs:
         if self.reward_by_source and {"reward", "reward_args"} & self.model_fields_set:
-            raise ValueError("reward_by_source stands for reward and reward_args; remove those, or name '*' in it")
+            raise ValueError(
+                "reward_by_source replaces reward and reward_args; remove those, or use '*' in reward_by_source"
+            )
         if self.reward_args and (len(self.reward) != 1 or self.reward[0].args):
-            raise ValueError("reward_args is of a single reward; give each entry of reward its own args")
+            raise ValueError(
+                "reward_args needs exactly one reward without args; set args in each entry of reward instead"
+            )
         return self
 
     @property
@@ -145,7 +149,7 @@ class DatasetArgs(BaseModel):
 
 
 class Dataset(SingleTurnEnvironment):
-    """Answer the prompts of a data set with columns `prompt`, `reward_model` and `uid`; rewards are built-in ones or one's own."""
+    """Answer the prompts of a data set with columns `prompt`, `reward_model` and `uid`; rewards are built in or custom functions."""
 
     id = "dataset"
 
@@ -153,15 +157,14 @@ class Dataset(SingleTurnEnvironment):
         self.args = args
         self._rewards = Rewards(args.rewards)
         self._unread: dict[str, None] = {}
-        """Columns that hold something and that nothing reads, in the order of the rows."""
+        """Columns that are not empty and that no part of the environment reads, in the order of the rows."""
         self._notices: list[str] = []
         self._tasks = split_rows(args, self._task, problem=self._problem, notices=self._notices)
 
     @property
     def notices(self) -> Sequence[str]:
         unread = [
-            f"the column {name!r} is not read: this environment offers neither tools nor images"
-            for name in self._unread
+            f"the column {name!r} is ignored: this environment offers neither tools nor images" for name in self._unread
         ]
         return [*self._notices, *unread]
 
@@ -173,7 +176,7 @@ class Dataset(SingleTurnEnvironment):
         return self._tasks[split]
 
     def _own(self, row: Mapping[str, object]) -> Mapping[str, object]:
-        """A row of the files as one of this environment."""
+        """Return a row of the files as a row of this environment."""
         return row if self.args.layout is None else convert_row(self.args.layout, row)
 
     def _problem(self, row: Mapping[str, object]) -> str:
@@ -210,30 +213,31 @@ class Dataset(SingleTurnEnvironment):
 
 
 def truth_of(row: Mapping[str, object]) -> object:
-    """The ground truth of a row: `reward_model.ground_truth`, or the column `ground_truth`. Raises ValueError: it has neither."""
+    """Return the ground truth of a row: `reward_model.ground_truth` or the column `ground_truth`. Raises ValueError if both are missing."""
     rewarded = row.get("reward_model", row)
     if isinstance(rewarded, Mapping) and "ground_truth" in rewarded:
         return rewarded["ground_truth"]
     raise ValueError(
-        f"there is neither a field 'ground_truth' in the column 'reward_model' nor a column 'ground_truth' (columns: {', '.join(row)})"
+        "the ground truth is missing: no field 'ground_truth' in the column 'reward_model', and no column 'ground_truth' "
+        f"(columns: {', '.join(row)})"
     )
 
 
 def with_instruction(prompt: Sequence[Message], instruction: str) -> list[Message]:
-    """A prompt whose last message of the user ends with an instruction. Raises ValueError: it has no such message."""
+    """Append an instruction to the last user message of a prompt. Raises ValueError if there is no user message."""
     for place in range(len(prompt) - 1, -1, -1):
         if prompt[place]["role"] == "user":
             content = content_text(prompt[place].get("content"), f"prompt[{place}].content")
             instructed = prompt[place] | {"content": f"{content}\n\n{instruction}"}
             return [*prompt[:place], instructed, *prompt[place + 1 :]]
-    raise ValueError("the prompt has no message of the user that instruction could follow")
+    raise ValueError("the prompt has no user message to which the instruction can be appended")
 
 
 def messages_of(prompt: object) -> list[Message]:
-    """Return a column's prompt as messages with texts; a text is the user's.
+    """Return the prompt of a row as messages with texts. A prompt that is a text becomes a user message.
 
     Raises:
-        ValueError: the prompt is neither a text nor messages, or a message holds more than text.
+        ValueError: the prompt is neither a text nor messages, or a message contains more than text.
     """
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
@@ -253,17 +257,17 @@ def messages_of(prompt: object) -> list[Message]:
 def split_rows(
     args: DatasetArgs, make: Make, *, problem: Problem, notices: list[str] | None = None
 ) -> dict[Split, RowTasks]:
-    """The tasks of both splits.
+    """Return the tasks of both splits.
 
     Args:
-        args: where the data is, and how it is divided.
-        make: a task from an id and a row.
-        problem: what a row asks, as text: rows that ask the same are in the same split.
-        notices: gets a sentence for each kind of rows that are left out.
+        args: location and division of the data.
+        make: function that creates a task from an id and a row.
+        problem: function that returns the problem of a row as text. Rows with equal problems are in the same split.
+        notices: list that receives one sentence for each kind of rows that are left out.
 
     Raises:
         RoleError: the data cannot be read.
-        ValueError: a row is malformed and `args.malformed` is `Fail`, or a split is empty; names file and line.
+        ValueError: a row is malformed and `args.malformed` is `Fail`, or a split is empty. The message contains file and line.
     """
     notices = [] if notices is None else notices
     root = Path(args.path) if args.path is not None else download_set(args.name or "", "args", args.revision)
@@ -290,29 +294,27 @@ def split_rows(
         positions[split_of(_dataset_problem(everything, position, problem))].append(position)
     for split, found in positions.items():
         if not found:
-            raise EmptySplitError(
-                f"the rows are so few that none is left for the {split} split; set train_split and eval_split"
-            )
+            raise EmptySplitError(f"there are too few rows: the {split} split is empty; set train_split and eval_split")
     return {split: RowTasks(everything, found, make, split) for split, found in positions.items()}
 
 
 @dataclass
 class _Refused:
-    """Rows with the same fault."""
+    """Rejected rows with the same fault."""
 
     reason: str
-    """Error of the first of them."""
+    """Error of the first row."""
     places: list[str] = field(default_factory=list)
 
 
 def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], what: str = "") -> Sequence[int]:
-    """Return the positions of rows that tasks can be made of.
+    """Return the positions of rows that can be used as tasks.
 
-    A malformed row is left out (`args.malformed: Skip`), or refused here; then the first 200,000 rows are read, and a later malformed row
-    fails where it is played.
+    With `args.malformed: Skip`, malformed rows are left out. With `Fail` they are an error: the first 200,000 rows are checked here, and
+    later malformed rows fail when they are played.
 
     Raises:
-        ValueError: rows are refused (names the first ones, their number and the reason of each), or no row can be used.
+        ValueError: rows are malformed, or no row can be used. The message contains the first rows, their number and each reason.
     """
     is_error = args.malformed == "Fail"
     left: list[int] = []
@@ -322,7 +324,7 @@ def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], 
             make("", rows.row(position))
             left.append(position)
         except (KeyError, TypeError, ValueError) as error:
-            # Rows of one fault are named together, whatever values they have.
+            # Rows with the same fault are listed together, even if their values differ.
             reason = _row_problem(error)
             refused.setdefault(getattr(error, "fix", reason), _Refused(reason)).places.append(
                 rows.describe_place(position)
@@ -337,7 +339,7 @@ def _usable_rows(args: DatasetArgs, rows: Rows, make: Make, notices: list[str], 
 
 
 def _describe_refused(refused: Mapping[str, _Refused]) -> str:
-    """Refused rows in words: up to `MAX_NAMED` reasons with their places, and the number of the others."""
+    """Return a text with up to `MAX_NAMED` reasons, the rows of each, and the number of the other rows."""
     named = list(refused.values())[:MAX_NAMED]
     others = sum(len(rows.places) for rows in refused.values()) - sum(len(rows.places) for rows in named)
     text = "; ".join(f"{_row_places(rows.places)}: {rows.reason}" for rows in named)
@@ -345,7 +347,7 @@ def _describe_refused(refused: Mapping[str, _Refused]) -> str:
 
 
 def _report_notice(notices: list[str], text: str) -> None:
-    """Print a notice into the environment's log, and keep it for the log of the run and for `rlrun validate`."""
+    """Print a notice to the environment's log, and store it for the run's log and `rlrun validate`."""
     print(text)
     notices.append(text)
 
@@ -355,7 +357,7 @@ def _dataset_problem(rows: Rows, position: int, problem: Problem) -> str:
     try:
         return problem(row)
     except KeyError as error:
-        raise ValueError(f"{rows.describe_place(position)}: there is no column {error}") from None
+        raise ValueError(f"{rows.describe_place(position)}: the column {error} is missing") from None
     except ValueError as error:
         raise ValueError(f"{rows.describe_place(position)}: {error}") from error
 
@@ -363,7 +365,7 @@ def _dataset_problem(rows: Rows, position: int, problem: Problem) -> str:
 def _distinct_positions(
     args: DatasetArgs, rows: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
 ) -> Sequence[int]:
-    """Positions without those of rows that ask what an earlier one asks, where rows are to be unique."""
+    """Return the positions without repeated problems, if rows have to be unique."""
     repeated = args.layout is not None and LAYOUTS[args.layout].repeats
     if not (repeated if args.unique is None else args.unique):
         return positions
@@ -377,7 +379,8 @@ def _distinct_positions(
             left.append(position)
     if len(left) < len(positions):
         _report_notice(
-            notices, f"{len(positions) - len(left)} rows of {rows.label} are left out: an earlier row asks the same"
+            notices,
+            f"{len(positions) - len(left)} rows of {rows.label} are left out: an earlier row has the same prompt",
         )
     return left
 
@@ -385,16 +388,17 @@ def _distinct_positions(
 def _not_in(
     held_out: Rows, asked_at: Sequence[int], train: Rows, positions: Sequence[int], problem: Problem, notices: list[str]
 ) -> list[int]:
-    """Those of the positions in `train` that ask nothing that `held_out` asks."""
+    """Return the positions in `train` whose problem does not occur in `held_out`."""
     asked = {_dataset_problem(held_out, position, problem) for position in asked_at}
     left = [position for position in positions if _dataset_problem(train, position, problem) not in asked]
     if not left:
         raise EmptySplitError(
-            "the eval split asks all that the train split asks; set train_split and eval_split to others"
+            "the eval split contains all prompts of the train split; set train_split and eval_split to other files"
         )
     if len(left) < len(positions):
         _report_notice(
-            notices, f"{len(positions) - len(left)} rows of the train split are left out: the eval split asks the same"
+            notices,
+            f"{len(positions) - len(left)} rows of the train split are left out: the eval split has the same prompts",
         )
     return left
 
@@ -405,17 +409,17 @@ class Gsm8kArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Literal["hub", "bundled"] = "hub"
-    """The data set on the hub, or a few problems of the same kind that come with this package."""
+    """Origin of the problems: the data set of the hub, or a few similar problems in this package."""
     name: str = "openai/gsm8k"
-    """The data set on the hub."""
+    """Data set of the hub."""
     revision: str | None = None
     """Branch, tag or commit on the hub. Default: the main branch."""
     subset: str = "main"
-    """Folder within it."""
+    """Folder within the data set."""
     path: str | None = None
-    """Instead of the hub: the folder with its parquet files."""
+    """Folder with the parquet files. Replaces the hub."""
     instruction: str = "Reason step by step, and put the final answer within \\boxed{}."
-    """Text that follows each question."""
+    """Text that is appended to each question."""
     math: dict[str, object] = Field(default_factory=dict)
     """Options of the comparison: `processes`, `timeout_seconds`."""
 
@@ -452,7 +456,7 @@ class Gsm8k(SingleTurnEnvironment):
     def _task(self, id: str, row: Mapping[str, object]) -> Task:
         question = row["question"]
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"the question is no text: {str(question)[:80]!r}")
+            raise ValueError(f"the question is not a text: {str(question)[:80]!r}")
         refuse_surrogates(question, "question")
         prompt = f"{question.strip()}\n\n{self.args.instruction}".strip()
         return Task(id, [{"role": "user", "content": prompt}], answer=final_answer(str(row["answer"])))

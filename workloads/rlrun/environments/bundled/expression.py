@@ -1,7 +1,7 @@
-"""Arithmetic that a model may write, evaluated without ever executing it.
+"""Evaluation of arithmetic that a model wrote, without executing it as code.
 
-The text is parsed into Python's syntax tree and only numbers, `+ - * / // % **`, signs and parentheses are walked;
-everything else (names, calls, attributes, strings) is refused, and so is whatever would take long or grow large.
+The text is parsed into Python's syntax tree. Only numbers, `+ - * / // % **`, signs and parentheses are evaluated; other nodes (names,
+calls, attributes, texts) and expensive or large results are errors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 MAX_CHARS = 200
 MAX_BITS = 256
-"""Largest magnitude of an integer, of a literal as of a result: about 77 digits."""
+"""Largest size of an integer in bits, for literals and results: about 77 digits."""
 
 Number = int | float
 
@@ -29,13 +29,13 @@ _OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
 
 
 class ExpressionError(ValueError):
-    """Error for a refused expression; the message has the reason, in words fit to show to a model."""
+    """Error for an invalid expression. The message is a reason that can be shown to a model."""
 
 
 def evaluate_text(text: str) -> str:
-    """The value of an expression as text: "2*(3+4)" -> "14", "1/4" -> "0.25", "6/3" -> "2".
+    """Return the value of an expression as text: "2*(3+4)" -> "14", "1/4" -> "0.25", "6/3" -> "2".
 
-    Integers are exact; other numbers show ten significant digits. Raises `ExpressionError`.
+    Integers are exact; other numbers have ten significant digits. Raises `ExpressionError`.
     """
     text = text.strip()
     if not text:
@@ -65,7 +65,7 @@ def _node_value(node: ast.expr) -> Number:
 
 
 def _apply_operator(op: type[ast.operator], left: Number, right: Number) -> Number:
-    # Refused before it is computed: a power has no bound of its own, but its size is known from its operands.
+    # Powers are checked before the computation, which could be huge; the size of the result follows from the operands.
     if op is ast.Pow and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > 2 * MAX_BITS:
         raise ExpressionError("number too large")
     try:

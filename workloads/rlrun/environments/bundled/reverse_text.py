@@ -1,4 +1,4 @@
-"""`reverse-text`: the prompt "<abcd>" wants the reply "dcba". The smallest task on which learning shows in a minute."""
+"""`reverse-text`: for the prompt "<abcd>" the right reply is "dcba". A tiny model improves on it within a minute."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ReverseTextArgs(BaseModel):
     length: int = Field(default=4, ge=1, le=256)
     """Characters to reverse."""
     letters: str = Field(default="abcdef", min_length=2, max_length=90)
-    """The alphabet: printable ASCII without white space, `<` and `>`, each character once."""
+    """Alphabet: printable ASCII without white space, `<` and `>`, each character once."""
     seed: int = 0
-    """Seed of the tasks that are drawn."""
+    """Seed of the generated tasks."""
     num_tasks: int = Field(default=10_000, ge=1)
-    """Tasks in each split; texts repeat when there are fewer of them than tasks."""
+    """Tasks in each split. Texts repeat if there are more tasks than texts."""
 
     @field_validator("letters")
     @classmethod
     def _plain_and_distinct(cls, letters: str) -> str:
         bad = sorted({c for c in letters if not "!" <= c <= "~" or c in "<>"})
         if bad:
-            raise ValueError(f"holds {bad}: use printable ASCII without white space, '<' and '>'")
+            raise ValueError(f"contains {bad}: use printable ASCII without white space, '<' and '>'")
         if len(set(letters)) != len(letters):
-            raise ValueError("holds a character twice")
+            raise ValueError("contains a character twice; use each one once")
         return letters
 
 

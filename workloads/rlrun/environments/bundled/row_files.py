@@ -1,4 +1,4 @@
-"""Sets of problems as files of rows for `dataset`: in its format, and each row with a uid that stays when others come or go."""
+"""Conversion of problem sets to data files for `dataset`. Each row gets a uid that does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Converted:
 
     rows: list[dict[str, object]]
     made: int = 0
-    """Rows that got a uid."""
+    """Number of rows that got a new uid."""
     left_out: int = 0
-    """Rows that ask what an earlier one asks."""
+    """Number of rows that were left out because an earlier row has the same prompt."""
 
 
 def uid_of(row: Mapping[str, object]) -> str:
-    """16 hex digits that follow from what a row asks and its ground truth alone."""
+    """Return 16 hex digits that depend only on the prompt and the ground truth of a row."""
     said = json.dumps([messages_of(row["prompt"]), truth_of(row)], sort_keys=True)
     return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:UID_CHARACTERS]
 
 
 def convert_rows(rows: Rows, layout: LayoutName | None, *, instruction: str | None, unique: bool | None) -> Converted:
-    """All rows of a data set with distinct uids; those that have one keep it.
+    """Convert all rows of a data set and give them distinct uids. Rows with a uid keep it.
 
     Args:
-        rows: of the files.
-        layout: of the files; None: that of `dataset`.
-        instruction: follows the last message of the user.
-        unique: whether rows that ask what an earlier one asks are left out; None: as the layout says.
+        rows: rows of the files.
+        layout: layout of the files. None: the layout of `dataset`.
+        instruction: text that is appended to the last user message.
+        unique: whether to leave out rows whose prompt occurs in an earlier row. None: default of the layout.
 
     Raises:
-        ValueError: a row is malformed, or has the uid of another; names file and line.
+        ValueError: a row is malformed, or two rows have the same uid. The message contains file and line.
     """
     if unique is None:
         unique = layout is not None and LAYOUTS[layout].repeats
@@ -67,7 +67,7 @@ def convert_rows(rows: Rows, layout: LayoutName | None, *, instruction: str | No
             uid = str(row.get("uid", made))
             found.made += "uid" not in row
             if uid in places:
-                raise ValueError(f"its uid {uid!r} is that of {places[uid]} too; give each row one of its own, or none")
+                raise ValueError(f"its uid {uid!r} is also the uid of {places[uid]}; use distinct uids, or remove them")
             places[uid] = place
             asks = prompt if instruction is None else with_instruction(prompt, instruction)
             found.rows.append({"uid": uid} | row | {"uid": uid, "prompt": asks})
@@ -92,4 +92,4 @@ def _refuse_no_json(name: str, value: object) -> None:
     try:
         json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the column {name!r} is no JSON ({error}); leave it out of the files") from None
+        raise ValueError(f"the column {name!r} is not JSON ({error}); leave it out of the file") from None

@@ -1,13 +1,13 @@
-"""Comparison of a short answer with the right one."""
+"""Comparison of a short answer with the expected one."""
 
 from __future__ import annotations
 
 
 def position_score(text: str, answer: str) -> float:
-    """The share of positions that are right, in [0, 1]: `#{i: text[i] == answer[i]} / max(len(text), len(answer))`.
+    """Return the share of right positions, in [0, 1]: `#{i: text[i] == answer[i]} / max(len(text), len(answer))`.
 
-    Surrounding white space does not count. A missing and a surplus character are both a wrong position, so that going
-    on after a right answer never pays: "dcba" for "dcba" is 1, "dc" is 1/2, "dcbadcba" is 1/2, "" is 0.
+    White space around the text is ignored. Missing and additional characters count as wrong positions, so text after the right answer
+    reduces the score: for the answer "dcba", "dcba" scores 1, "dc" 1/2, "dcbadcba" 1/2 and "" 0.
     """
     text = text.strip()
     return sum(a == b for a, b in zip(text, answer, strict=False)) / max(len(text), len(answer))

@@ -1,4 +1,5 @@
-"""One environment in a process of its own, so that whatever its code does costs only its own rollouts.
+"""One environment in its own process, so that its code can harm only its own rollouts.
 
-`isolated` is the orchestrator's handle, `life` one start of the process, `worker` its inside, `wire` the messages between them.
+`isolated` is the orchestrator's interface, `life` one start of the process, `worker` the code inside the process, and `wire` the messages
+between them.
 """

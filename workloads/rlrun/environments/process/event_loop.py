@@ -1,4 +1,4 @@
-"""The event loop of an environment's process: user code that wants to stop it, or forks it, costs only its own episode."""
+"""Event loop of an environment's process. User code that stops the loop or forks the process harms only its own episode."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class EpisodeLoop(asyncio.SelectorEventLoop):
-    """An event loop that goes on until its process ends, and only in the process that made it.
+    """Event loop that runs until its process ends, and only in the process that created it.
 
-    Its clock and its tasks are its own: replacing `time.monotonic` or the task factory changes neither.
+    User code that replaces `time.monotonic` or the task factory does not change the loop's clock and tasks.
     """
 
     def __init__(self) -> None:
@@ -29,21 +29,21 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
 
     @property
     def forked(self) -> bool:
-        """True if this is a copy of the loop in a child of its process."""
+        """Whether this is a copy of the loop in a forked child."""
         return self._forked
 
     def time(self) -> float:
-        """Seconds on the monotonic clock. Asked in each turn of the loop, so that a copy in a forked child ends here."""
+        """Return the seconds of the monotonic clock. The loop calls this in each turn, so a copy in a forked child exits here."""
         self.end_if_forked()
         return monotonic()
 
     def end_if_forked(self) -> None:
-        """End the process if it is a child that user code forked and let return: it has the parent's connection and episodes."""
+        """Exit if this process is a forked child that user code let return: it has copies of the parent's connection and episodes."""
         if self._forked:
             os._exit(0)
 
     def go_on(self) -> None:
-        """Run for ever, also when a callback or a task of the environment raises `SystemExit` or stops the loop.
+        """Run without end, even if a callback or task of the environment raises `SystemExit` or stops the loop.
 
         Raises:
             Exception: the loop itself is broken.
@@ -52,18 +52,18 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
             try:
                 self.run_forever()
             except (SystemExit, KeyboardInterrupt):
-                # Its task has the exception, and so has its waiter; this reports one that nothing waits for.
+                # The task and its waiter have the exception already; this prints one that has no waiter.
                 print_exception()
 
     def start_task(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
-        """A task that user code does not find among all tasks, to cancel it."""
+        """Start a task that is not in `asyncio.all_tasks()`, so that user code that cancels all tasks does not cancel it."""
         task = _Task(work, loop=self)
         _unregister(task)
         return task
 
 
 def print_exception() -> None:
-    """Print the exception that is handled, if there is still somewhere to print it."""
+    """Print the current exception. Errors, such as a closed stderr, are ignored."""
     with suppress(BaseException):
         traceback.print_exc()
 
@@ -73,12 +73,12 @@ _unregister = asyncio.tasks._unregister_task
 
 
 class Stepped(Coroutine[object, object, T]):
-    """A coroutine with a call before and after each of its steps.
+    """Coroutine that makes a call before and after each step of another coroutine.
 
     Args:
-        work: the coroutine.
-        before: called before each step.
-        after: called after each step, also after one that raised.
+        work: wrapped coroutine.
+        before: function to call before each step.
+        after: function to call after each step, even if the step raised.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""A page of memory that an environment's process shares with the one that watches it: signs of life beside the event loop.
+"""Heartbeat of an environment's process: a page of memory that the process shares with the process that monitors it.
 
-A thread beats there, so that an event loop with much to do is not taken for one that hangs: what counts is how long one single call
-has held the loop. The page outlives the process, so it also shows whose code ran when the process ended.
+A thread writes the heartbeat, so an event loop with much work is not taken for a hanging one: the page shows for how long one single call
+has blocked the loop. The page outlives the process, so it also shows whose code ran when the process ended.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ _MAX_FRAMES = 100_000
 
 @dataclass(frozen=True)
 class Pulse:
-    """Values on the page."""
+    """Values of the page."""
 
     beat: float
-    """Last beat, on the monotonic clock of the machine; 0: none yet."""
+    """Time of the last heartbeat on the machine's monotonic clock; 0 before the first one."""
     held_seconds: float
-    """Time for which one call has held the event loop by then."""
+    """Time for which the current call had blocked the event loop at the last heartbeat."""
     worst_seconds: float
-    """The longest of these so far."""
+    """Longest time for which one call has blocked the event loop."""
     rollout: int
-    """Rollout whose code runs; 0: none, or it is not known."""
+    """Number of the rollout whose code runs, or 0 if none runs or it is unknown."""
     pid: int
-    """Pid of the process that beats; 0: not known yet."""
+    """Pid of the process that writes the heartbeat, or 0 before its start."""
     idle_seconds: float
-    """Time for which the event loop has waited for events so far, all together."""
+    """Total time for which the event loop has waited for events."""
 
 
 class Page:
-    """The memory of one process's life.
+    """Shared memory of one process.
 
     Args:
-        descriptor: of a file in memory; None: a new one.
+        descriptor: descriptor of an existing memory file. None: create a new one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -58,22 +58,22 @@ class Page:
         self._memory = mmap.mmap(self.descriptor, _BYTES)
 
     def forget_descriptor(self) -> None:
-        """Close the descriptor; the memory stays."""
+        """Close the descriptor. The memory stays mapped."""
         os.close(self.descriptor)
 
     def read(self) -> Pulse:
-        """Values that were written last."""
+        """Return the current values."""
         rollout, pid = _NUMBER.unpack_from(self._memory, _ROLLOUT_AT)[0], _NUMBER.unpack_from(self._memory, _PID_AT)[0]
         beat, held, worst = struct.unpack_from("ddd", self._memory, 0)
         (idle,) = _IDLE.unpack_from(self._memory, _IDLE_AT)
         return Pulse(beat, held, worst, rollout, pid, idle)
 
     def enter(self, rollout: int) -> None:
-        """Note that the code of this rollout runs from now on; 0: that of none."""
+        """Record that the code of this rollout runs from now on; 0 for none."""
         _NUMBER.pack_into(self._memory, _ROLLOUT_AT, rollout)
 
     def start(self) -> None:
-        """Beat from a thread for as long as this process lives; called in the thread of the event loop."""
+        """Start the heartbeat thread of this process. Call it in the thread of the event loop."""
         _NUMBER.pack_into(self._memory, _PID_AT, os.getpid())
         arguments = (threading.get_ident(),)
         threading.Thread(target=self._beat, args=arguments, name="heartbeat", daemon=True).start()
@@ -85,7 +85,7 @@ class Page:
         while True:
             now, present = monotonic(), _running_call(_current_frames().get(thread))
             if present is None:
-                # A beat that comes late shows nothing about the time before: perhaps the whole process had no turn.
+                # A late heartbeat may mean that the whole process did not run, so it does not prove that the loop was idle all the time.
                 idle += min(now - before, 2 * BEAT_SECONDS)
             before = now
             if present is None or present is not call:
@@ -101,7 +101,7 @@ class Page:
 
 
 def _running_call(frame: FrameType | None) -> FrameType | None:
-    """The frame with which the event loop called what it runs now; None: it waits. Each call has a frame of its own."""
+    """Return the frame of the event loop's current call, or None if the loop waits. Each call has a new frame."""
     for _ in range(_MAX_FRAMES):
         if frame is None or frame.f_code is _RUN:
             return frame

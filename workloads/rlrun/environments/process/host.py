@@ -1,12 +1,13 @@
-"""First process of a container of environments: starts an environment for each client as the orchestrator would itself.
+"""First process of an environment container. It starts an environment for each connection of the orchestrator.
 
-Each connection is one life of one environment: the first document loads it, the end of the connection ends it. There are two kinds of
+Each connection is one life of one environment: the first document loads it, and the end of the connection ends it. There are two kinds of
 containers:
 
-- An environment with an image has a container of its own. The image needs a Python with pydantic and the environment's packages. The code
-  of this package comes from the orchestrator's image, through a volume of the pod (`bootstrap`).
-- All others share one with the orchestrator's image. There each environment is closed to the others as in the orchestrator's container
-  (`containment`), gets its variables from the orchestrator, and cannot connect here to start something that is not closed.
+- An environment with an image has its own container. The image needs a Python with pydantic and the environment's packages. The code of
+  this package comes from the orchestrator's image, through a volume of the pod (`bootstrap`).
+- All other environments share one container with the orchestrator's image. As in the orchestrator's container, each environment is isolated
+  from the others (`containment`). It gets its variables from the orchestrator. It cannot connect to this process to start another
+  environment that is not isolated.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from rlrun.environments.stage import Played, Stage, TaskRef, TaskRefs
 from rlrun.runtime.processes import refuse_inspection
 
 SOCKET_MODE = 0o660
-"""Mode of the socket: the orchestrator is another user of the same group, and to connect it needs the right to write."""
+"""Mode of the socket. The orchestrator runs as another user of the same group, and a connection needs write permission."""
 LOG_BYTES = 1024 * 1024
-"""Output of an environment that waits to be sent; more of it at once is dropped, so that a print in a loop takes no memory here."""
+"""Limit of an environment's unsent output. More output is dropped, so that a print in a loop does not fill this process's memory."""
 
 
 class _SentLog(Log):
-    """Output of an environment, sent to the orchestrator, which keeps the log."""
+    """Log that sends an environment's output to the orchestrator, which writes the log file."""
 
     def __init__(self, wire: Lines) -> None:
         super().__init__(None)
         self._wire, self._loop = wire, asyncio.get_running_loop()
         self._pending = self._dropped = 0
-        """Bytes that wait for the event loop, and bytes that were not sent."""
+        """Bytes that wait for the event loop, and bytes that were dropped."""
         self._counting = threading.Lock()
 
     def _take(self, chunk: bytes) -> None:
@@ -58,7 +59,7 @@ class _SentLog(Log):
                 self._dropped += len(chunk)
                 return
             self._pending += len(chunk)
-        with suppress(RuntimeError):  # the event loop has ended
+        with suppress(RuntimeError):  # the event loop has ended already
             self._loop.call_soon_threadsafe(self._send, chunk)
 
     def _send(self, chunk: bytes) -> None:
@@ -66,17 +67,17 @@ class _SentLog(Log):
             self._pending -= len(chunk)
             dropped, self._dropped = self._dropped, 0
         note = f"[{dropped} bytes of output were dropped]\n" if dropped else ""
-        # One character a byte: a chunk may end within a character.
+        # latin-1 encodes each byte as one character, because a chunk may end in the middle of a UTF-8 character.
         self._wire.send({"op": "log", "text": note + chunk.decode("latin-1")})
 
 
 class _OutsideOnly(asyncio.Protocol):
-    """Accepts a connection only from another container.
+    """Protocol that accepts connections only from other containers.
 
-    An environment in the shared container could else have this process start a second one, with limits of its own choice.
+    Otherwise an environment in the shared container could make this process start another environment with limits of its choice.
 
     Args:
-        accept: returns the protocol of an accepted connection. It is not called for others, so that refused connections leave nothing.
+        accept: function that returns the protocol of an accepted connection. It is not called for rejected connections.
     """
 
     def __init__(self, accept: Callable[[], asyncio.Protocol]) -> None:
@@ -95,20 +96,20 @@ class _OutsideOnly(asyncio.Protocol):
 
 
 def _started_here(pid: int) -> bool:
-    """Return whether a process descends from this one, or has ended.
+    """Return whether a process is a descendant of this one, or has ended.
 
     Args:
-        pid: of the process that has connected; 0 if it is in another container, whose processes have no pid here.
+        pid: pid of the connected process; 0 for processes of other containers, which are not visible in this pid namespace.
     """
     return pid != 0 and (os.getpid() in ancestor_pids(pid) or not Path("/proc", str(pid)).exists())
 
 
 class _LifeStage:
-    """One life as a `Stage`; nothing is started again here: the orchestrator connects again.
+    """One life as a `Stage`. It does not restart the environment: the orchestrator connects again.
 
     Attributes:
-        told: set once the life's end was reported to the orchestrator. Before any rollout's end by it: a rollout that is sent in between
-            would be lost with a process that had ended already.
+        told: event that is set after the end of the life was reported to the orchestrator. The failures of its rollouts are sent only
+            afterwards: otherwise the orchestrator could send a new rollout to the ended process, where it would be lost.
     """
 
     def __init__(self, life: Life, ready: Ready) -> None:
@@ -122,7 +123,7 @@ class _LifeStage:
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         try:
             deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
-            # One number on both ways: the orchestrator knows by it whose code ran when the process ended.
+            # Both connections use one number, by which the orchestrator finds the rollout whose code ran when the process ended.
             number = model.rollout if isinstance(model, RemoteModel) else 0
             return await self._life.play(task, model, **deadlines, number=number)
         except EpisodeError as error:
@@ -150,7 +151,7 @@ class _Guest(Worker):
 
     Args:
         is_shared: whether other environments run in this container.
-        on_lost: called with the guest after the end of its connection.
+        on_lost: function that is called with this guest after the end of its connection.
     """
 
     def __init__(self, *, is_shared: bool, on_lost: Callable[[_Guest], None]) -> None:
@@ -164,7 +165,7 @@ class _Guest(Worker):
         self._on_lost(self)
 
     def end(self) -> None:
-        """End the environment, should it have begun."""
+        """End the environment if it was started."""
         if self._loading is not None:
             self._loading.cancel()
         for playing in self._playing.values():
@@ -178,7 +179,9 @@ class _Guest(Worker):
         self, stage: Stage, number: int, task: TaskRef, group: Sequence[Played], deadlines: Mapping[str, float]
     ) -> list[Score]:
         assert isinstance(stage, _LifeStage)
-        return await stage.compare(task, group, **deadlines, number=number)  # of both ways, as in `play`
+        return await stage.compare(
+            task, group, **deadlines, number=number
+        )  # one number for both connections, as in `play`
 
     def _begin(self, document: Document) -> None:
         self._loading = asyncio.get_running_loop().create_task(self._load_apart(document))
@@ -190,9 +193,9 @@ class _Guest(Worker):
     def _command(self, document: Document) -> Command:
         what = document["id"], document["args"], document["python"]
         if not self._is_shared:
-            # All variables and all files are those of the environment's own image.
+            # All variables and files of this container belong to the environment's own image.
             return Command(*what, variables=(EVERYTHING,), is_alone=True)
-        # The orchestrator has chosen the variables; this container has none that is a secret.
+        # The orchestrator has selected the variables. This container has no secret in its own variables.
         given, withheld = dict(document["variables"]), frozenset(document["withheld"])
         return Command(*what, variables=(EVERYTHING,), given=given, withheld=withheld)
 
@@ -215,15 +218,15 @@ class _Guest(Worker):
 
 
 async def serve_connections(socket: Path, stopped: asyncio.Event, *, is_shared: bool = False) -> None:
-    """Serve connections at `socket`, which does not exist, until `stopped`; then end all that they began.
+    """Serve connections at `socket` until `stopped` is set, then end all environments.
 
     Args:
-        socket: path of the socket.
-        stopped: ends this when it is set.
-        is_shared: whether several environments run in this container, closed to each other.
+        socket: path of the socket, which must not exist.
+        stopped: event that ends the service.
+        is_shared: whether several isolated environments run in this container.
     """
     guests: set[_Guest] = set()
-    """Guests whose connection is open: a run of weeks loads its environments again many times."""
+    """Guests with an open connection. Closed ones are removed, because a run of weeks restarts its environments many times."""
 
     def accept() -> asyncio.Protocol:
         guest = _Guest(is_shared=is_shared, on_lost=guests.discard)
@@ -242,13 +245,13 @@ async def serve_connections(socket: Path, stopped: asyncio.Event, *, is_shared: 
 
 def _prepare_socket(socket: Path) -> None:
     refuse_inspection()
-    Path.home().mkdir(parents=True, exist_ok=True)  # of its own, on the pod's volume: the root file system is read-only
+    Path.home().mkdir(parents=True, exist_ok=True)  # on the pod's volume, because the root file system is read-only
     socket.parent.mkdir(parents=True, exist_ok=True)
-    socket.unlink(missing_ok=True)  # of the container's life before
+    socket.unlink(missing_ok=True)  # left over from the container's previous start
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve one environment that has a container of its own until SIGTERM.
+    """Serve one environment that has its own container, until SIGTERM.
 
     Args:
         argv: path of the socket.
@@ -266,11 +269,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def serve_shared(socket: Path, ending: int) -> None:
-    """Serve the environments that share a container until it ends.
+    """Serve the environments of a shared container until the container ends.
 
     Args:
         socket: path of the socket.
-        ending: descriptor that is readable once a signal came; signals are handled already.
+        ending: descriptor that becomes readable after a signal. The signal handlers are installed already.
     """
     _prepare_socket(socket)
 

@@ -1,4 +1,4 @@
-"""An environment in processes of its own, each of which is started again when it ends."""
+"""An environment in its own processes, each of which is restarted when it ends."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rlrun.runtime import exit_codes
 
 
 class IsolatedEnvironment:
-    """A `Stage` whose code runs in processes of its own.
+    """`Stage` whose code runs in separate processes.
 
     Args:
-        label: the environment's name in messages.
-        command: what to start.
-        limits: what each process may take.
-        logs: each gets what one process prints; there are as many processes.
-        host: socket of the container that starts the processes there (see `host`); None: they are started here.
+        label: name of the environment in messages.
+        command: environment to start.
+        limits: resource limits of each process.
+        logs: log of each process; their number is the number of processes.
+        host: socket of the container that starts the processes (see `host`). None: start them in this container.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class IsolatedEnvironment:
 
     @property
     def digest(self) -> str:
-        """Digest of the training tasks; "" before `start`."""
+        """Digest of the training tasks, or "" before `start`."""
         return self._ready.digest if self._ready else ""
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
@@ -69,7 +69,7 @@ class IsolatedEnvironment:
         """Start the processes and load the environment in each.
 
         Raises:
-            RoleError: it does not load.
+            RoleError: the environment cannot be loaded.
         """
         found = await asyncio.gather(*(self._started(worker) for worker in self.workers), return_exceptions=True)
         for ready in found:
@@ -89,10 +89,10 @@ class IsolatedEnvironment:
             raise RoleError(message, code) from error
 
     async def run(self) -> None:
-        """Start each process again whenever it ends, later each time; until cancelled, after `start`.
+        """Restart each process whenever it ends, with growing pauses. Call after `start`; runs until canceled.
 
         Raises:
-            RoleError: they end again and again without one good rollout, or one came back with other tasks.
+            RoleError: the processes end too often without one successful rollout, or an environment has other tasks after a restart.
         """
         running = [asyncio.create_task(worker.run(self._check_same)) for worker in self.workers]
         try:
@@ -102,10 +102,11 @@ class IsolatedEnvironment:
                 task.cancel()
 
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
-        """Play one episode where the fewest are played; while no process is up, wait for one. See `Stage.play`.
+        """Play one episode in the process with the fewest episodes. If no process is up, wait for one. See `Stage.play`.
 
-        The deadline does not run while the processes are started again by the fault of others. A task by which a process has ended lets
-        the others play well first, for at most half of its time: else what is played again with it would end with each process.
+        The deadline is extended while processes restart because of other rollouts. If a process ended because of this task before, the
+        task first waits until rollouts of other tasks succeed, for at most half of its time. Otherwise it would end each new process
+        together with the rollouts that are repeated there.
         """
         deadline = time.monotonic() + timeout_seconds
         if task not in self._record.accused:
@@ -113,7 +114,7 @@ class IsolatedEnvironment:
                 return await self._play(task, model, deadline, reward_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds / 2):
-                while not self._record.clear.is_set():  # it may have been set for a moment alone
+                while not self._record.clear.is_set():  # the event may have been cleared again before this task runs
                     await self._record.clear.wait()
         return await self._play(task, model, deadline, reward_seconds)
 
@@ -128,32 +129,32 @@ class IsolatedEnvironment:
         return await worker.compare(task, group, timeout_seconds=left, reward_seconds=reward_seconds)
 
     async def _worker(self, task: TaskRef, deadline: float) -> tuple[Supervised, float]:
-        """A process that is up, and the seconds that are left to the task.
+        """Return a process that is up, and the seconds that remain for the task.
 
-        A task that is not to blame for the restart loses no time by it, up to the longest time that one restart may take.
+        A task that did not cause the restart loses no time by it, up to the longest duration of one restart.
 
         Raises:
-            EpisodeError: no process came back in time.
+            EpisodeError: no process restarted in time.
         """
         began = time.monotonic()
         pause = 0.0 if task in self._record.accused else self._limits.start_seconds + MAX_BACKOFF_SECONDS
         try:
             worker = await first_of(self.workers, self._any_up, deadline + pause)
         except TimeoutError as error:
-            message = f"its process did not come back within {deadline + pause - began:.3g} seconds"
+            message = f"its process did not restart within {deadline + pause - began:.3g} seconds"
             raise EpisodeError("timeout", self.id, str(task), message) from error
         now = time.monotonic()
         return worker, max(0.0, deadline + min(pause, now - began) - now)
 
     def metrics(self) -> dict[str, float]:
-        """`restarts` of all processes; of the present ones the highest memory and the longest time for which one call held an event
-        loop so far."""
+        """Return `restarts` of all processes, and of the current ones the highest memory and the longest time for which one call blocked
+        an event loop."""
         each = [worker.life.metrics() for worker in self.workers]
         highest = {name: max(metrics[name] for metrics in each) for name in each[0]}
         return {"restarts": float(self._record.restarts), **highest}
 
     def close(self) -> None:
-        """End the processes and everything that they started."""
+        """End the processes and all their children."""
         for worker in self.workers:
             worker.close()
 
@@ -171,7 +172,7 @@ class IsolatedEnvironment:
     def _check_same(self, ready: Ready) -> None:
         if ready != self._ready:
             raise RoleError(
-                f"environment {self._label!r}: started again it has other tasks than before ({ready} instead of {self._ready}); "
-                "tasks must be the same in every process, so use no clock and no hash() to make them",
+                f"environment {self._label!r}: after a restart it has other tasks than before ({ready} instead of {self._ready}); "
+                "tasks must be the same in every process, so do not create them with a clock or hash()",
                 exit_codes.DATA,
             )

@@ -1,8 +1,8 @@
-"""Decoding of large JSON documents in pieces, so that no single step holds the interpreter's lock for long.
+"""Decoder for large JSON documents that works in pieces, so that no step holds the interpreter's lock (GIL) for long.
 
-`json` decodes a document in one call that holds the lock: in a thread it stops the event loop of the orchestrator all the same. Here numpy,
-which releases the lock, finds the brackets, commas and colons outside of strings; then values larger than a piece are cut there, and each
-piece is decoded by `json`. Texts are cut between two characters. The result equals that of `json.loads`.
+`json` decodes a document in one call that holds the lock: even in a thread it would block the orchestrator's event loop. Here numpy, which
+releases the lock, finds the brackets, commas and colons outside of strings. Values that are larger than a piece are split there, and
+`json` decodes each piece. Texts are split between two characters. The result equals that of `json.loads`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 PIECE_BYTES = 1 << 17
-"""Most bytes that are decoded in one call: 1 to 3 ms."""
+"""Largest number of bytes that one call decodes, in 1 to 3 ms."""
 _SCAN_BYTES = 1 << 20
 MAX_LEVELS = 24
-"""Nested values that are cut; what is nested deeper is decoded in one call."""
+"""Number of nesting levels at which values are split. A value below them is decoded in one call."""
 _ESCAPE_BYTES = 12
-"""Longest escape of one character: a pair of surrogates."""
+"""Longest escape of one character: a surrogate pair."""
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"'[0], b"\\"[0], b","[0], b":"[0]
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")
 _from_json = json.JSONDecoder().decode
@@ -33,17 +33,17 @@ class _Structure:
 
     positions: npt.NDArray[np.int64]
     kinds: npt.NDArray[np.uint8]
-    """The character at each position."""
+    """Character at each position."""
     depths: npt.NDArray[np.int32]
-    """Open brackets before it; a closing bracket has the depth of its opening one."""
+    """Number of open brackets before each position. A closing bracket has the depth of its opening one."""
 
 
 def decode_json(data: bytes) -> Any:
     """Return the value of a JSON document in UTF-8, as `json.loads` does.
 
     Raises:
-        ValueError: it is not a JSON document.
-        RecursionError: it is nested too deeply.
+        ValueError: the data is not a JSON document.
+        RecursionError: the document is nested too deeply.
     """
     if len(data) <= PIECE_BYTES:
         return _from_json(data.decode())
@@ -66,9 +66,9 @@ class _Decoder:
         return _from_json(self._data[start:end].decode())
 
     def _commas(self, start: int, end: int) -> npt.NDArray[np.int64] | None:
-        """Places (indices into the structure) of the commas between the members of the container in `[start, end)`.
+        """Return the indices (into the structure) of the commas between the members of the container in `[start, end)`.
 
-        None if it does not begin and end with its own brackets.
+        Returns None if the range does not start and end with the container's own brackets.
         """
         s = self._structure
         first, last = int(np.searchsorted(s.positions, start)), int(np.searchsorted(s.positions, end)) - 1
@@ -89,7 +89,7 @@ class _Decoder:
         at = 0
         start += 1
         while at < len(ends):
-            # As many members as fit into a piece, and at least one.
+            # Take as many members as fit into a piece, but at least one.
             after = max(at + 1, int(np.searchsorted(ends, start + PIECE_BYTES, side="right")))
             stop = int(ends[after - 1])
             members = self._data[start:stop]
@@ -121,7 +121,7 @@ class _Decoder:
         return self.value(start, end, level + 1)
 
     def _colon(self, start: int, end: int) -> int:
-        """Place of the first colon outside of strings in `[start, end)`."""
+        """Return the position of the first colon outside of strings in `[start, end)`."""
         s = self._structure
         place = int(np.searchsorted(s.positions, start))
         if place == len(s.positions) or s.positions[place] >= end or s.kinds[place] != _COLON:
@@ -143,19 +143,19 @@ class _Decoder:
 
 
 def _cut_string(text: bytes) -> int:
-    """Length of the longest beginning of a string's text, less than all of it, that ends between two characters.
+    """Return the length of the longest proper prefix of a string's text that ends between two characters.
 
     Args:
-        text: begins between two characters.
+        text: text that starts between two characters.
     """
     cut = len(text) - 1
     last = text.rfind(b"\\", 0, cut)
     if last >= cut - _ESCAPE_BYTES:
         run = last + 1 - len(text[: last + 1].rstrip(b"\\"))
-        # Backslashes come in pairs, and one that is left begins an escape.
+        # Backslashes form pairs, and an unpaired one starts an escape.
         cut = last if run % 2 else last - 1
         if _HIGH_SURROGATE.search(text, max(0, cut - 6), cut) and _begins_escape(text, cut - 6):
-            cut -= 6  # else the pair would become two characters
+            cut -= 6  # a cut inside of the pair would produce two characters
     while cut and 0x80 <= text[cut] <= 0xBF:
         cut -= 1
     if cut <= 0:
@@ -164,12 +164,12 @@ def _cut_string(text: bytes) -> int:
 
 
 def _begins_escape(text: bytes, at: int) -> bool:
-    """True if the backslash at `at` is not itself escaped."""
+    """Return whether the backslash at `at` is not itself escaped."""
     return (at - len(text[:at].rstrip(b"\\"))) % 2 == 0
 
 
 def _find_structure(data: bytes) -> _Structure:
-    """Find all brackets, commas and colons outside of strings, one megabyte after the other."""
+    """Find all brackets, commas and colons outside of strings, in blocks of one megabyte."""
     structural = np.zeros(256, np.bool_)
     structural[list(b"[]{},:")] = True
     everything = np.frombuffer(data, np.uint8)
@@ -191,11 +191,11 @@ def _find_structure(data: bytes) -> _Structure:
 
 
 def _drop_escaped(block: npt.NDArray[np.uint8], quotes: npt.NDArray[np.bool_], escaped: bool) -> bool:
-    """Unset the quotes that follow an escaping backslash; returns whether the block's last character is such a backslash.
+    """Clear the quotes after an escaping backslash, and return whether the block ends with such a backslash.
 
     Args:
-        block: bytes.
-        quotes: True where the block has a quote; changed.
+        block: bytes of the document.
+        quotes: mask of the quotes in the block; changed in place.
         escaped: whether the first character is escaped.
     """
     if escaped:
@@ -203,7 +203,7 @@ def _drop_escaped(block: npt.NDArray[np.uint8], quotes: npt.NDArray[np.bool_], e
     places = np.flatnonzero(block == _BACKSLASH)
     if not len(places):
         return False
-    # Of each run of backslashes the first, third, ... escape what follows; an escaped first character begins no run.
+    # In each run of backslashes, the first, third, ... escape the next character. An escaped first character does not start a run.
     first = np.empty(len(places), np.bool_)
     first[0] = True
     first[1:] = places[1:] != places[:-1] + 1

@@ -1,4 +1,4 @@
-"""One life of an environment's process, from its start to its end, seen from the orchestrator."""
+"""One life of an environment's process: start, monitoring and end, as the orchestrator controls it."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from rlrun.environments.process.worker import BROKEN_LOOP, LOST
 from rlrun.runtime.bootstrap import python_command
 
 MAX_PROCESSES = 256
-"""Most processes; more are taken for a fork bomb."""
+"""Largest number of processes. More count as a fork bomb."""
 CLOSE_SECONDS = 5.0
-"""Longest time between the end of the connection and that of the process."""
+"""Longest time between the end of the connection and the end of the process."""
 STACK_SECONDS = 10.0
-"""Longest wait for a process that hangs to write where it is; on a busy machine it has its turn late."""
+"""Longest wait for a hanging process to write its stack. On a busy machine it may be scheduled late."""
 DEAF_SECONDS = 7.0
-"""Time for which an event loop may wait for events, all together, and not hear a ping. With the look before it and the kill: 10 s."""
+"""Total time for which an event loop may wait for events without answering a ping. With the check before it and the kill: 10 s."""
 PING_LOOKS = 3
-"""Least number of looks that find a ping unanswered: this process may have had no turn itself to read the answer."""
-_HUNG_UP = "closed its connection, which only it itself can have done"
+"""Smallest number of checks that find a ping unanswered. Without it, a delay of this process could look like one of the environment."""
+_HUNG_UP = "closed its connection, which only its own code can do"
 
 
 @dataclass(frozen=True)
@@ -52,31 +52,31 @@ class Limits:
     """Resource limits of one environment's process."""
 
     start_seconds: float = 300.0
-    """Deadline for loading its tasks."""
+    """Time limit for loading the environment's tasks."""
     memory_bytes: int = 8 * 1024**3
     """Resident memory of all its processes together."""
     hang_seconds: float = 60.0
-    """Time for which one call may hold its event loop, or the process give no sign of life."""
+    """Time for which one call may block the event loop, or the process may give no sign of life."""
     look_seconds: float = 1.0
-    """Time between two looks at memory and event loop."""
+    """Time between two checks of memory and event loop."""
     deaf_seconds: float = DEAF_SECONDS
     """See `DEAF_SECONDS`."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """Environment to start.
+    """Environment, or other user code, to start.
 
     Args:
-        id: the environment's id.
-        args: its arguments; the options of a function.
-        python: the interpreter; None: this one.
-        kind: what `id` names; a loss or advantage is an import path that is only checked, never called; a check is one that is called
-            with `args` and raises what it refuses.
-        variables: names of environment variables that it gets besides the usual ones, see `variables`.
-        is_alone: no other process of the container holds a secret, so that it may write all files of the container.
-        given: variables that replace those of this process, from the orchestrator's container; None: this is its container.
-        withheld: names of variables that the orchestrator has and did not give.
+        id: id of the environment, or import path of other code.
+        args: arguments of the environment; options of a function.
+        python: interpreter. None: the interpreter of this process.
+        kind: kind of code. A loss or an advantage is only imported and checked, never called. A check is called with `args` and raises
+            an error for invalid values.
+        variables: additional environment variables of the process, see `variables`.
+        is_alone: whether no other process of the container has a secret, so that the process may write all files of the container.
+        given: variables from the orchestrator's container that replace those of this process. None: this is the orchestrator's container.
+        withheld: names of variables that the orchestrator has and did not pass on.
     """
 
     id: str
@@ -89,20 +89,20 @@ class Command:
     withheld: frozenset[str] = frozenset()
 
     def passed(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Environment variables of this process that it gets."""
-        if self.kind != "environment":  # code of the roles, which have all of them
+        """Return the environment variables that the process gets, out of the given ones."""
+        if self.kind != "environment":  # code that runs in the roles themselves, which have all variables
             return passed_variables(variables, (EVERYTHING,))
         return passed_variables(variables, (*self.variables, *named_by(self.id, self.args)))
 
 
 class Life(Talk):
-    """A process that is started once. Everything happens in the event loop that made it.
+    """A process that is started once. All methods must be called in the event loop that created the object.
 
     Args:
-        command: what to start.
-        limits: what it may take.
-        log: gets what it prints.
-        number: counts the lives of the environment, from 1.
+        command: environment to start.
+        limits: resource limits of the process.
+        log: log for its output.
+        number: number of this life of the environment, from 1.
     """
 
     def __init__(self, command: Command, limits: Limits, log: Log, number: int = 1) -> None:
@@ -113,21 +113,21 @@ class Life(Talk):
         self._pidfd = -1
         self._mark = uuid.uuid4().hex
         self._folder: Path | None = None
-        """Its private folder, if it writes nowhere else."""
+        """Private folder of the process, if it may write only there."""
         self._withheld: Set[str] = frozenset()
-        """Names of environment variables that it did not get."""
+        """Names of environment variables that the process did not get."""
         self._verdict: Death | None = None
         self._page = Page()
         self._heard = 0.0
         """Time of its last message, on the monotonic clock."""
         self._pinged = self._answered_ping = 0
-        """Number of the last ping, and of the last one that was answered."""
+        """Number of the last ping, and of the last answered ping."""
         self._looks = 0
-        """Looks that found the last ping unanswered."""
+        """Checks that found the last ping unanswered."""
         self._idle_before = 0.0
         """Idle time of the event loop when the last ping was sent, in seconds."""
         self._seen: set[Known] = set()
-        """All processes that it was seen to have."""
+        """All processes of the environment that were seen so far."""
         self._killing: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._closing: asyncio.TimerHandle | None = None
@@ -137,7 +137,7 @@ class Life(Talk):
         """Start the process and load the environment.
 
         Raises:
-            StartError: it cannot be loaded, ended, or took too long.
+            StartError: the environment cannot be loaded, or its process ended or took too long.
         """
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
@@ -148,6 +148,7 @@ class Life(Talk):
         except BaseException:
             ours.close()
             raise
+        # From here on the pidfd reports the end of the process, also if the process ends before it connects.
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
         loop.add_reader(self._pidfd, self._exited)
@@ -156,12 +157,13 @@ class Life(Talk):
             self._wire.send(
                 {"op": "load", "kind": self.command.kind, "id": self.command.id, "args": dict(self.command.args)}
             )
+            # The first of three events decides: the environment is loaded, its process ended, or the time is over.
             waiting: set[asyncio.Future[Ready] | asyncio.Future[Death]] = {self._ready, self.ended}
             await asyncio.wait(waiting, timeout=self.limits.start_seconds, return_when=asyncio.FIRST_COMPLETED)
             if self._ready.done():
                 ready = self._ready.result()
             elif self.ended.done():
-                raise StartError(f"its process {self.ended.result().message} while it loaded")
+                raise StartError(f"its process {self.ended.result().message} while loading")
             else:
                 raise StartError(
                     f"it did not load within {self.limits.start_seconds:g} seconds{await asyncio.to_thread(self._stacks)}"
@@ -173,17 +175,17 @@ class Life(Talk):
         return ready
 
     def _make_folder(self, environment: dict[str, str]) -> tuple[dict[str, str], list[Path]]:
-        """Give the process a private folder, if the machine can refuse it all others.
+        """Create a private folder for the process, if the machine can deny it write access to all other folders.
 
         Returns:
-            Its environment variables, and the only folders that it writes; none: all.
+            Environment variables of the process, and the only folders that it may write; an empty list means all folders.
         """
         if self.command.kind != "environment" or self.command.is_alone or not enclosure.is_available():
             return environment, []
         try:
             self._folder = private_folder.make_private_folder()
         except OSError as error:
-            raise StartError(f"cannot make its folder {error.filename}: {error.strerror}") from error
+            raise StartError(f"cannot create the folder {error.filename}: {error.strerror}") from error
         environment = private_folder.use_private_folder(environment, self._folder)
         return environment, [self._folder, *private_folder.make_hub_caches(environment)]
 
@@ -230,12 +232,14 @@ class Life(Talk):
         return message + (refused or withheld_hint(message, self._withheld))
 
     def _lost(self, error: WireError | None) -> None:
-        if self._pidfd < 0:  # `_close` has ended the connection: nothing is left to kill, and the pid may be another's
+        if (
+            self._pidfd < 0
+        ):  # `_close` closed the connection: there is nothing to kill, and the pid may belong to another process
             return
         if error is not None:
             self._kill("crash", f"broke the protocol ({error}), perhaps by writing to a descriptor that is not its own")
             return
-        # Either it is about to exit, and its exit code says more, or it has closed what it cannot open again.
+        # Either the process is about to exit, and its exit code gives a better reason, or it closed a connection that it cannot reopen.
         self._closing = asyncio.get_running_loop().call_later(CLOSE_SECONDS, self._kill, "crash", _HUNG_UP)
 
     # ---- its end
@@ -243,6 +247,7 @@ class Life(Talk):
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self.limits.look_seconds)
+            # Reading /proc takes milliseconds, so it runs in a thread.
             taken = await asyncio.to_thread(descendant_usage, self.pid, self.limits.memory_bytes)
             self._seen |= taken.members
             self.peak_memory_bytes = max(self.peak_memory_bytes, taken.memory_bytes)
@@ -250,33 +255,35 @@ class Life(Talk):
                 limit = f"more than memoryGib allows ({_show_gib(self.limits.memory_bytes)})"
                 self._kill(
                     "memory", f"used {_show_gib(taken.memory_bytes)}, {limit}", rollout=0
-                )  # all may have a part in it
+                )  # rollout 0, because all rollouts may have used memory
             elif (count := len(taken.members)) > MAX_PROCESSES:
                 self._kill("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
             elif message := self._hung() or self._deaf():
                 rollout = self._page.read().rollout
-                self._verdict = self._verdict or Death("hang", message, rollout)  # first: to be asked may end it
+                self._verdict = self._verdict or Death(
+                    "hang", message, rollout
+                )  # set before the next call, which may end the process
                 at = await asyncio.to_thread(self._stacks)
                 self._verdict = Death(self._verdict.kind, self._verdict.message + at, self._verdict.rollout)
                 self._kill("hang", message)
 
     def _hung(self) -> str | None:
-        """Reason why it counts as hanging; None: it does not."""
+        """Return the reason why the process counts as hanging, or None."""
         pulse, now, limit = self._page.read(), time.monotonic(), self.limits.hang_seconds
         if pulse.held_seconds > limit:
-            return f"did not answer for {pulse.held_seconds:.1f} s: something in it computes or waits without awaiting"
+            return f"did not answer for {pulse.held_seconds:.1f} s: code in it computes or waits without awaiting"
         silent = now - max(pulse.beat, self._heard)
         if silent <= limit:
             return None
         if is_stopped(pulse.pid):
             return f"did not answer for {silent:.1f} s: it was stopped by a signal (SIGSTOP or the like)"
-        return f"did not answer for {silent:.1f} s: something in it holds the interpreter's lock"
+        return f"did not answer for {silent:.1f} s: code in it holds the interpreter's lock"
 
     def _deaf(self) -> str | None:
-        """Ping the event loop; returns why the process counts as deaf, or None if it does not.
+        """Ping the event loop. Returns the reason why the process counts as deaf, or None.
 
-        The heartbeat shows only that its threads run. An event loop with much to do hears a ping late and is not deaf: only the time for
-        which it waits for events counts, in which it would hear the ping at once.
+        The heartbeat shows only that the threads run. A busy event loop answers a ping late, but is not deaf. Therefore only the time
+        counts for which the loop waits for events, because it would answer a ping immediately during that time.
         """
         idle = self._page.read().idle_seconds
         if self._answered_ping >= self._pinged or self._wire.busy:
@@ -287,46 +294,46 @@ class Life(Talk):
         silent = idle - self._idle_before
         if self._looks < PING_LOOKS or silent <= self.limits.deaf_seconds:
             return None
-        return f"did not hear anything for {silent:.1f} s while its event loop waited: something in it took the connection from the loop"
+        return f"did not answer for {silent:.1f} s although its event loop was idle: code in it took the connection from the loop"
 
     def _stacks(self) -> str:
-        """Place of the process in its code, as it writes it into its log when asked; "" when it cannot."""
+        """Request the stack of the process, which writes it to its log, and return the innermost line as text; "" without an answer."""
         if is_stopped(self._page.read().pid):
             return ""
         self._signal(STACKS)
         deadline = time.monotonic() + STACK_SECONDS
-        while time.monotonic() < deadline and self._burying is None:  # else the question has ended it
+        while time.monotonic() < deadline and self._burying is None:  # the signal may have ended the process
             time.sleep(0.05)
-            if at := self._current_frame(whole=True):  # the handler writes a line piece by piece
+            if at := self._current_frame(whole=True):  # the signal handler writes a line in several parts
                 return f"; it is at {at}"
         return ""
 
     def _current_frame(self, *, whole: bool = False) -> str | None:
-        """The innermost line of the last stack in the log."""
+        """Return the innermost line of the last stack in the log, or None."""
         lines = self.log.last_lines(200, whole=whole)
         stacks = [i for i, line in enumerate(lines) if line.startswith(_STACK)]
         return lines[stacks[-1] + 1] if stacks and len(lines) > stacks[-1] + 1 else None
 
     def _signal(self, number: signal.Signals) -> None:
-        # Not `Popen.send_signal`: that may collect the process, see `kill_all`.
+        # `Popen.send_signal` is not used because it may collect the process, see `kill_all`.
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def _kill(self, kind: DeathKind, message: str, *, rollout: int | None = None) -> None:
-        """End it; the first verdict stands. `rollout` None: the one whose code runs has done it."""
+        """End the process. The first cause is kept. With `rollout` None, the rollout whose code runs counts as the cause."""
         if self._verdict is None:
             self._verdict = Death(kind, message, self._page.read().rollout if rollout is None else rollout)
         if self._killing is None:
             self._killing = asyncio.get_running_loop().create_task(self._kill_now())
 
     async def _kill_now(self) -> None:
-        """Kill what the process has started, then the process: as long as its keeper lives nothing can leave it."""
+        """Kill the descendants, then the process itself: no process can leave its keeper while the keeper lives."""
         await asyncio.to_thread(kill_descendants, self.pid, reap=lambda: None, known=self._seen)
         self._signal(signal.SIGKILL)
 
     def _exited(self) -> None:
-        """Kill what the process left, which is a zombie now, then collect it."""
+        """Kill the remaining processes while this one is a zombie, then collect it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
         self._burying = loop.create_task(self._collect())
@@ -337,19 +344,19 @@ class Life(Talk):
         code = self._process.wait()
         await asyncio.to_thread(self._reader.join, 1.0)
         await asyncio.to_thread(self._remove_folder)
-        await self._wire.settled()  # rollouts that it has answered are not lost with it
+        await self._wire.settled()  # receive the results that the process sent before its end
         rollout = self._page.read().rollout
         self._close()
         self._bury(self._verdict or Death("crash", self._explained(_describe_end(code) + self._last_words()), rollout))
 
     def _last_words(self) -> str:
-        if at := self._current_frame():  # Python's fault handler had the last word
+        if at := self._current_frame():  # Python's fault handler wrote a stack
             return f" at {at}"
         lines = self.log.last_lines(1)
-        return f"; the last it printed: {lines[0]}" if lines else ""
+        return f"; its last output: {lines[0]}" if lines else ""
 
     def end(self) -> None:
-        """Kill the process and all it started, now; rollouts that it plays get no answer."""
+        """Kill the process and all its descendants now. Its rollouts get no result."""
         if self._burying is not None:
             self._burying.cancel()
         if self._process is not None and self._process.returncode is None:
@@ -375,18 +382,16 @@ class Life(Talk):
 
 
 _STACK = ("Current thread", "Stack (most recent call first)")
-"""Beginnings of a stack by Python's fault handler: after a crash, and on request."""
+"""First words of a stack from Python's fault handler: after a crash, and on request."""
 
 
 def _describe_end(code: int) -> str:
     if code in (BROKEN_LOOP, LOST):
-        return (
-            _HUNG_UP if code == LOST else "closed descriptors that are not its own, and its event loop could not go on"
-        )
+        return _HUNG_UP if code == LOST else "closed descriptors of the process, and its event loop could not continue"
     if code >= 0:
         return f"exited with code {code}"
     name = signal.Signals(-code).name if -code in signal.valid_signals() else str(-code)
-    return f"was killed by {name}" + (" (out of memory, if nobody else did it)" if name == "SIGKILL" else "")
+    return f"was killed by {name}" + (" (usually because of too little memory)" if name == "SIGKILL" else "")
 
 
 def _show_gib(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Output of an environment: kept in a file of bounded size, and its end remembered."""
+"""Log of an environment: a file with a size limit, and its last bytes in memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _CHUNK_BYTES = 64 * 1024
 
 
 class Log:
-    """The environment's log, over all lives of its process.
+    """Log of an environment across all restarts of its process.
 
     Args:
-        path: the file, made with its folder when something is printed; None: only the end is remembered.
+        path: log file, which is created with its folder at the first output. None: keep only the last bytes in memory.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -28,9 +28,9 @@ class Log:
         self._lock = threading.Lock()
 
     def follow(self, source: int) -> threading.Thread:
-        """Take what comes from a descriptor until its end, in a thread; the descriptor is closed then.
+        """Start a thread that reads a descriptor to its end and then closes it.
 
-        Whatever happens to the file, the pipe is read on: an environment never waits for its log.
+        The thread also reads on if the file cannot be written, so an environment never waits for its log.
         """
 
         def run() -> None:
@@ -45,11 +45,11 @@ class Log:
         return thread
 
     def last_lines(self, count: int = 8, *, whole: bool = False) -> list[str]:
-        """The end of what the present process printed; lines are cut to 300 characters.
+        """Return the last lines that the current process printed, each cut to 300 characters.
 
         Args:
-            count: at most so many lines.
-            whole: without a last line that has no end yet.
+            count: largest number of lines.
+            whole: whether to leave out a last line without a newline.
         """
         with self._lock:
             text = self._end.decode(errors="replace")
@@ -62,4 +62,4 @@ class Log:
         with self._lock:
             self._end = (self._end + chunk)[-KEPT_BYTES:]
         if self._file is not None:
-            self._file.append(chunk)  # where the volume is full or gone, the end is remembered all the same
+            self._file.append(chunk)  # if the volume is full or missing, `_end` is still available

@@ -1,7 +1,7 @@
-"""One connection to the host of an environment that has a container of its own, seen from the orchestrator.
+"""Connection from the orchestrator to an environment in another container.
 
-The host starts the environment's process, watches it and ends it, as `life` does here; this is only the way there. When the container
-ends, so does the connection, and the next one begins when the kubelet has started it again.
+The host of that container starts, monitors and ends the environment's process like `life`; this module only connects to it. When the
+container ends, the connection ends, too. A new connection works after the kubelet has restarted the container.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.process.wire import Document, WireError
 
 KNOCK_SECONDS = 0.5
-"""Time between two looks whether the host is there."""
+"""Time between two attempts to connect to the host."""
 LOAD_MARGIN_SECONDS = 5.0
-"""Time after the host gives up an environment that does not load until it is given up from here."""
+"""Time that the host has, after its own deadline for loading an environment, to report the failure."""
 LOG_BYTES = 1024 * 1024
-"""Output that waits to be written to the log; more of it at once is dropped, because the event loop never waits for a disk."""
+"""Limit of output that waits to be written to the log. More output is dropped, because the event loop must not wait for a disk."""
 
 
 class Remote(Talk):
-    """A connection.
+    """One connection.
 
     Args:
-        socket: of the host.
-        command: what it starts.
-        limits: what that may take.
-        log: gets what it prints.
-        number: see `Talk`.
+        socket: socket of the host.
+        command: environment to start.
+        limits: resource limits of the environment.
+        log: log for the environment's output.
+        number: number of this life; see `Talk`.
     """
 
     def __init__(self, socket: Path, command: Command, limits: Limits, log: Log, number: int = 1) -> None:
         super().__init__(command.id, number)
         self._socket, self._command, self._limits, self._log = socket, command, limits, log
         self._log_pipe = -1
-        """Leads to the thread that writes the log; -1: closed."""
+        """Pipe to the thread that writes the log, or -1 if it is closed."""
         self._told = {"memory_gib": 0.0, "stall_seconds": 0.0}
         self._pings = itertools.count(1)
         self._asking: asyncio.Task[None] | None = None
@@ -54,6 +54,7 @@ class Remote(Talk):
     async def start(self) -> Ready:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.start_seconds
+        # The kubelet may still be starting the container, so the connection is retried until the deadline.
         while True:
             try:
                 _check_socket(self._socket)
@@ -69,6 +70,7 @@ class Remote(Talk):
         if self._command.given is not None:
             asked |= {"variables": dict(self._command.given), "withheld": sorted(self._command.withheld)}
         self._wire.send({"op": "load", "python": self._command.python, **asked})
+        # Wait for the answer a little longer than the host itself does, so that the host's own reason is reported.
         waiting: set[asyncio.Future[Ready] | asyncio.Future[Death]] = {self._ready, self.ended}
         limit = self._limits.start_seconds + LOAD_MARGIN_SECONDS
         await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
@@ -77,20 +79,20 @@ class Remote(Talk):
             return self._ready.result()
         self.end()
         if self.ended.done():
-            raise StartError(f"its process {self.ended.result().message} while it loaded")
+            raise StartError(f"its process {self.ended.result().message} while loading")
         raise StartError(f"it did not load within {self._limits.start_seconds:g} seconds")
 
     def end(self) -> None:
         if self._asking is not None:
             self._asking.cancel()
-        self._wire.close()  # the host ends everything when it sees this
+        self._wire.close()  # the host then ends the environment
         self._close_log()
 
     def metrics(self) -> dict[str, float]:
         return dict(self._told)
 
     async def _ask_for_metrics(self) -> None:
-        """Ping the host until cancelled; one that does not answer for `hang_seconds` is given up."""
+        """Ping the host until canceled. A host that does not answer for `hang_seconds` counts as dead."""
         loop = asyncio.get_running_loop()
         self._heard = loop.time()
         looks = 0
@@ -110,7 +112,7 @@ class Remote(Talk):
 
     def _open_log(self) -> None:
         reading, self._log_pipe = os.pipe()
-        with suppress(OSError):  # beyond the user's limit: the pipe keeps its usual size
+        with suppress(OSError):  # above the user's limit, the pipe keeps its default size
             fcntl(self._log_pipe, F_SETPIPE_SZ, LOG_BYTES)
         os.set_blocking(self._log_pipe, False)
         self._log.follow(reading)
@@ -121,7 +123,7 @@ class Remote(Talk):
             self._log_pipe = -1
 
     def _print(self, text: str) -> None:
-        """Write output of the environment, one character a byte, to its log."""
+        """Write output of the environment, one byte per character, to its log."""
         if self._log_pipe >= 0:
             with suppress(BlockingIOError):
                 os.write(self._log_pipe, text.encode("latin-1"))
@@ -147,10 +149,10 @@ class Remote(Talk):
 
 
 def _check_socket(path: Path) -> None:
-    """Refuse a link: the container that owns the folder would lead the orchestrator to the socket of another one.
+    """Reject a link: the container that owns the folder could redirect the orchestrator to the socket of another container.
 
     Raises:
-        OSError: it is not there, or is no socket.
+        OSError: the path does not exist, or is not a socket.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise OSError(errno.ENOTSOCK, os.strerror(errno.ENOTSOCK))

@@ -1,4 +1,4 @@
-"""One worker process of an environment that is started again when it ends, and replaced when it only fails."""
+"""One worker process of an environment: it is restarted when it ends, and replaced when all its rollouts fail."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 MAX_DEATHS = 5
-"""Ends in a row, without one good rollout between, after which the run fails; those by rollouts of the same task count once."""
+"""Ends in a row without a successful rollout after which the run fails. Ends because of the same task count once."""
 MAX_DEATHS_IN_ALL = 25
-"""The same, whatever the tasks."""
+"""Ends in a row without a successful rollout after which the run fails, if all ends are counted."""
 MAX_FAILURES = 16
-"""Rollouts of one process that may fail in a row; then another takes its place: one of them may have broken what all of them use."""
+"""Failed rollouts in a row after which a process is replaced: one of them may have broken a state that all rollouts use."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 30.0
 
@@ -33,7 +33,7 @@ class Record:
     """History of all workers of one environment.
 
     Args:
-        label: the environment's name in messages.
+        label: name of the environment in messages.
     """
 
     def __init__(self, label: str) -> None:
@@ -42,19 +42,19 @@ class Record:
         self.numbers = itertools.count(1)
         """Counter of the lives of all workers."""
         self.in_row = 0
-        """Ends without one good rollout between."""
+        """Ends in a row without a successful rollout."""
         self.accused: set[TaskRef] = set()
-        """Tasks whose code ran when a process ended, and that have not been played well since."""
+        """Tasks whose code ran when a process ended, and that have not succeeded since."""
         self.innocent = 0
-        """Rollouts that are played or wait, of tasks that are not accused."""
+        """Running and waiting rollouts of tasks that are not accused."""
         self.clear = asyncio.Event()
-        """Set while a rollout of an accused task ends nothing that has not played well first."""
+        """Event that is set while rollouts of accused tasks may run: no rollout of another task has to succeed first."""
         self._causes: set[TaskRef | int] = set()
-        """Tasks by which the process ended in a row; a number where none is known."""
+        """Tasks that ended the process in a row; a number for each end with an unknown cause."""
         self._first = ""
 
     def played(self, task: TaskRef) -> None:
-        """Record that a rollout went well."""
+        """Record a successful rollout."""
         self.in_row = 0
         self._causes.clear()
         self.accused.discard(task)
@@ -62,7 +62,7 @@ class Record:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """Play a rollout of a task that is not accused."""
+        """Count a rollout of a task that is not accused, until the end of the `with` block."""
         self.innocent += 1
         self.look()
         try:
@@ -72,7 +72,7 @@ class Record:
             self.look()
 
     def look(self) -> None:
-        """Set or unset `clear`."""
+        """Set or clear `clear`."""
         if self.in_row and self.innocent:
             self.clear.clear()
         else:
@@ -82,7 +82,7 @@ class Record:
         """Count the end of a process.
 
         Raises:
-            RoleError: it was one too many.
+            RoleError: the processes ended too often.
         """
         self.restarts += 1
         self.in_row += 1
@@ -94,14 +94,14 @@ class Record:
         logger.warning(f"environment {self.label!r}: its process {death.message}{log_hint(log)}")
         if len(self._causes) >= MAX_DEATHS or self.in_row >= MAX_DEATHS_IN_ALL:
             raise RoleError(
-                f"environment {self.label!r}: its process ended {self.in_row} times in a row without one good rollout. "
+                f"environment {self.label!r}: its process ended {self.in_row} times in a row without a successful rollout. "
                 f"The first time it {self._first}{log_hint(log)}",
                 exit_codes.DATA,
             )
 
 
 def log_hint(log: Log) -> str:
-    """Place to read on, for the end of a message."""
+    """Return a reference to the log for the end of a message."""
     return f" (see {log.path})" if log.path is not None else ""
 
 
@@ -109,10 +109,10 @@ class Supervised:
     """One worker.
 
     Args:
-        record: of the environment.
-        log: gets what the process prints.
-        make: makes a life that is not started, by its number.
-        changed: called when it begins and when it ceases to be up.
+        record: history of the environment.
+        log: log for the process's output.
+        make: function that creates a life, not started yet, from its number.
+        changed: function that is called when the worker comes up or goes down.
     """
 
     def __init__(self, record: Record, log: Log, make: Callable[[int], Talk], changed: Callable[[], None]) -> None:
@@ -121,12 +121,12 @@ class Supervised:
         self._is_up = False
         self._failed_in_row = 0
         self._replaced_in_vain = False
-        """True if it was replaced and has played nothing good since."""
+        """Whether the process was replaced and has not played a successful rollout since."""
         self._something = asyncio.Event()
-        """Set when the process ends, and when it fails again."""
+        """Event that is set when the process ends, and when a rollout fails."""
         self._look_after(self.life)
         self._leaving: set[Talk] = set()
-        """Processes to end beside `life`: former ones, and one that is not it yet."""
+        """Processes to end in addition to `life`: replaced ones, and one that is still starting."""
         self._draining: set[asyncio.Task[None]] = set()
 
     def _look_after(self, life: Talk) -> None:
@@ -134,14 +134,14 @@ class Supervised:
 
     @property
     def up(self) -> bool:
-        """True if it can be given rollouts."""
+        """Whether the worker can play rollouts."""
         return self._is_up and not self.life.ended.done()
 
     async def start(self) -> Ready:
         """Start the process and load the environment.
 
         Raises:
-            StartError: it does not load.
+            StartError: the environment cannot be loaded.
         """
         ready = await self.life.start()
         self._set_up(True)
@@ -152,13 +152,13 @@ class Supervised:
         self._changed()
 
     async def run(self, check: Callable[[Ready], None]) -> None:
-        """Start the process again whenever it ends, later each time; until cancelled, after `start`.
+        """Restart the process whenever it ends, with growing pauses. Call after `start`; runs until canceled.
 
         Args:
-            check: refuses an environment that is not the one from before.
+            check: function that raises RoleError if the restarted environment differs from the previous one.
 
         Raises:
-            RoleError: it ends again and again without one good rollout, or `check` refuses it.
+            RoleError: the process ends too often without a successful rollout, or `check` raised.
         """
         while True:
             await self._something.wait()
@@ -183,7 +183,7 @@ class Supervised:
 
     async def _started(self, check: Callable[[Ready], None]) -> Talk:
         life = self._make(next(self._record.numbers))
-        self._leaving.add(life)  # ended with all others, should this be cancelled
+        self._leaving.add(life)  # `close` ends it, too, if this call is canceled
         check(await life.start())
         self._leaving.discard(life)
         return life
@@ -194,16 +194,16 @@ class Supervised:
         self._set_up(True)
 
     async def _replace(self, check: Callable[[Ready], None]) -> None:
-        """Start another process; this one plays to their end what it has begun."""
+        """Start another process for new rollouts. The current one finishes its running rollouts."""
         logger.warning(
-            f"environment {self._record.label!r}: the last {self._failed_in_row} rollouts of its process failed, so another takes its place"
+            f"environment {self._record.label!r}: the last {self._failed_in_row} rollouts of its process failed, so it is replaced"
         )
         self._replaced_in_vain = True
         before = self.life
         try:
             life = await self._started(check)
         except StartError as error:
-            logger.warning(f"environment {self._record.label!r}: the other process does not start: {error}")
+            logger.warning(f"environment {self._record.label!r}: the replacement process cannot be started: {error}")
             return
         self._record.restarts += 1
         self._leaving.add(before)
@@ -213,7 +213,7 @@ class Supervised:
         draining.add_done_callback(self._draining.discard)
 
     async def _drain(self, before: Talk) -> None:
-        """End a process that gets no more rollouts once it has played those that it has."""
+        """End a replaced process after its running rollouts have finished."""
         await before.until_idle()
         before.end()
         self._leaving.discard(before)
@@ -234,7 +234,7 @@ class Supervised:
 
     @contextmanager
     def _counted(self, life: Talk, task: TaskRef) -> Iterator[None]:
-        """Count how an answer of `life` ended."""
+        """Count the result of a call to `life`."""
         try:
             yield
         except EpisodeError as error:
@@ -247,7 +247,7 @@ class Supervised:
             self._failed_in_row, self._replaced_in_vain = 0, False
 
     def close(self) -> None:
-        """End its processes and everything that they started."""
+        """End the processes and all their children."""
         for draining in self._draining:
             draining.cancel()
         for life in (self.life, *self._leaving):
@@ -255,19 +255,19 @@ class Supervised:
 
 
 async def first_of(workers: list[Supervised], any_up: asyncio.Event, deadline: float) -> Supervised:
-    """The worker that is up and has the fewest episodes in flight, as soon as there is one.
+    """Wait for a worker that is up, and return the one with the fewest running episodes.
 
     Args:
-        workers: of the environment.
-        any_up: set while one of them is up.
-        deadline: on the monotonic clock.
+        workers: workers of the environment.
+        any_up: event that is set while one of them is up.
+        deadline: end of the wait, on the monotonic clock.
 
     Raises:
-        TimeoutError: there was none before the deadline.
+        TimeoutError: no worker was up before the deadline.
     """
     while True:
         if up := [worker for worker in workers if worker.up]:
             return min(up, key=lambda worker: worker.life.in_flight)
         async with asyncio.timeout(deadline - time.monotonic()):
             await any_up.wait()
-            await asyncio.sleep(0)  # `run` has not yet seen the end that this has
+            await asyncio.sleep(0)  # gives `run` a turn to notice an end that `up` already shows

@@ -1,4 +1,4 @@
-"""The orchestrator's end of the protocol with an environment, wherever that runs."""
+"""Orchestrator's end of the protocol with an environment's process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Sc
 from rlrun.environments.stage import MAX_NOTICES, Played, TaskRef
 
 GRACE_SECONDS = 10.0
-"""Time after an episode's deadline, at which the environment ends it, until it is given up from here."""
+"""Time after an episode's deadline until the orchestrator gives up. The environment itself ends the episode at the deadline."""
 MAX_GIVEN_UP = 10_000
-"""Rollouts without an answer that are remembered: their code may run on and end the process."""
+"""Largest number of remembered rollouts without an answer. Their code may still run, and end the process."""
 DeathKind = Literal["crash", "hang", "memory"]
 
 
@@ -29,18 +29,18 @@ class Death:
     kind: DeathKind
     message: str
     rollout: int = 0
-    """Rollout whose code ran; 0: it is not known."""
+    """Rollout whose code ran, or 0 if unknown."""
     task: TaskRef | None = None
     """Task that the rollout played."""
 
 
 class StartError(Exception):
-    """The process did not become ready.
+    """Error for a process that did not become ready.
 
     Args:
-        message: why.
-        permanent: whether the environment said so itself, so that trying again cannot help.
-        missing: whether a package, the interpreter or data is missing here, which a pod may have.
+        message: reason.
+        permanent: whether the environment itself reported the error, so that a retry is useless.
+        missing: whether a package, the interpreter or data is missing on this machine, which a pod may have.
     """
 
     def __init__(self, message: str, *, permanent: bool = False, missing: bool = False) -> None:
@@ -53,9 +53,9 @@ class _Rollout:
     task: TaskRef
     model: ModelClient
     result: asyncio.Future[Played | list[Score]]
-    """Scores: of a group that is compared."""
+    """Result: an episode, or the scores of a compared group."""
     members: int = 0
-    """Episodes that are compared; 0: one is played."""
+    """Number of compared episodes, or 0 if an episode is played."""
     asking: asyncio.Task[None] | None = None
     call: int = 0
     model_error: Exception | None = None
@@ -63,7 +63,7 @@ class _Rollout:
 
 @dataclass
 class Ready:
-    """Self-description of a loaded environment."""
+    """Description of a loaded environment."""
 
     id: str
     single_turn: bool
@@ -71,31 +71,31 @@ class Ready:
     train: int
     eval: int
     notices: tuple[str, ...] = field(default=(), compare=False)
-    """Sentences about the data, for people."""
+    """Sentences about the data, for users."""
     digest: str = field(default="", compare=False)
-    """Digest of the training tasks, see `distinct.check_distinct`; "" if the environment's release reports none."""
+    """Digest of the training tasks, see `distinct.check_distinct`; "" if the environment's release of RLRun does not report it."""
 
 
 class Talk(ABC):
-    """One connection to a loaded environment, from its start to its end. Everything happens in the event loop that made it.
+    """One connection to an environment, from its start to its end. All methods must be called in the event loop that created the object.
 
     Args:
-        id: the environment's id, for messages.
-        number: counts the lives of the environment, from 1.
+        id: id of the environment, for messages.
+        number: number of this life of the environment, from 1.
     """
 
     def __init__(self, id: str, number: int) -> None:
         self.id, self.number = id, number
         self.played = 0
-        """Episodes that went well."""
+        """Number of successful episodes."""
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[Death] = loop.create_future()
-        """Done when nothing of it is left."""
+        """Cause of the end, set when all processes have ended."""
         self._ready: asyncio.Future[Ready] = loop.create_future()
         self._wire = Lines(self._receive, self._lost)
         self._rollouts: dict[int, _Rollout] = {}
         self._given_up: dict[int, TaskRef] = {}
-        """Rollouts that nobody waits for any more and that the process has not answered, oldest first."""
+        """Rollouts without a waiter that the process has not answered, oldest first."""
         self._changed = asyncio.Event()
 
     @abstractmethod
@@ -103,41 +103,41 @@ class Talk(ABC):
         """Load the environment.
 
         Raises:
-            StartError: it cannot be loaded, ended, or took too long.
+            StartError: the environment cannot be loaded, or its process ended or took too long.
         """
 
     @abstractmethod
     def end(self) -> None:
-        """End it and all it started, now; rollouts that it plays get no answer."""
+        """End the environment and all its processes now. Its rollouts get no result."""
 
     @abstractmethod
     def metrics(self) -> dict[str, float]:
-        """`memory_gib` at most and `stall_seconds` of its event loop at most, so far."""
+        """Return the highest `memory_gib` and the longest `stall_seconds` of the event loop so far."""
 
     @abstractmethod
     def _answered(self, document: Document) -> None:
-        """Take the answer to a `ping`."""
+        """Handle the answer to a `ping`."""
 
     @abstractmethod
     def _lost(self, error: WireError | None) -> None: ...
 
     def _explained(self, message: str) -> str:
-        """Message of the environment's error, with what this end knows about it."""
+        """Return the message of an environment's error with advice from this end."""
         return message
 
     async def until_idle(self) -> None:
-        """Wait until no episode is played, or it has ended."""
+        """Wait until no episode is running, or the environment has ended."""
         while self._rollouts and not self.ended.done():
             self._changed.clear()
             await self._changed.wait()
 
     @property
     def in_flight(self) -> int:
-        """Episodes that are played."""
+        """Number of running episodes."""
         return len(self._rollouts)
 
     def _bury(self, death: Death) -> None:
-        """Give the end to all that wait for it."""
+        """Report the end to all waiting rollouts."""
         culprit = self._rollouts.get(death.rollout)
         death = replace(death, task=culprit.task if culprit is not None else self._given_up.get(death.rollout))
         for number, rollout in list(self._rollouts.items()):
@@ -157,7 +157,7 @@ class Talk(ABC):
         """Play one episode in the process; see `Stage.play`. Raises `EpisodeError`.
 
         Args:
-            number: by which the process knows the rollout; 0: a new one.
+            number: number of the rollout in the process. 0: create a new one.
         """
         rollout = _Rollout(task, model, asyncio.get_running_loop().create_future())
         played = await self._answer(rollout, {"op": "play"}, timeout_seconds, reward_seconds, number)
@@ -170,7 +170,7 @@ class Talk(ABC):
         """Compare the episodes of a group in the process; see `Stage.compare`. Raises `EpisodeError`.
 
         Args:
-            number: see `play`.
+            number: number of the comparison; see `play`.
         """
         members = [
             {"messages": one.episode.messages, "replies": one.episode.replies, **_read_numbers(one.score)}
@@ -190,12 +190,14 @@ class Talk(ABC):
         number: int,
         members: Sequence[Document] = (),
     ) -> Played | list[Score]:
-        """Have the process play or compare, and wait for what comes of it."""
+        """Send a request for a rollout or comparison, and wait for its result."""
         task = rollout.task
-        number = number or secrets.randbelow(1 << 62) + 1  # no episode guesses that of another, to answer in its name
+        number = (
+            number or secrets.randbelow(1 << 62) + 1
+        )  # random, so that an episode cannot guess and answer another one's number
         deadlines = {"timeout_seconds": timeout_seconds, "reward_seconds": reward_seconds}
         document = {**asked, "rollout": number, "split": task.split, "index": task.index, **deadlines}
-        self._rollouts[number] = rollout  # before anything is awaited: the process may end meanwhile
+        self._rollouts[number] = rollout  # registered before the first await, during which the process may end
         try:
             line = await encode_list(document, "members", members) if members else encode_document(document)
             if len(line) > MAX_LINE_BYTES:
@@ -207,6 +209,7 @@ class Talk(ABC):
             del self._rollouts[number]
             self._changed.set()
             raise
+        # `_bury` has set the result already if the process ended while the line was encoded.
         if not rollout.result.done():
             self._wire.send_line(line)
         try:
@@ -214,7 +217,7 @@ class Talk(ABC):
                 return await rollout.result
         except TimeoutError as error:
             raise self._error(
-                "timeout", task, f"the episode's {round(timeout_seconds, 3):g} seconds were over"
+                "timeout", task, f"the episode did not finish within {round(timeout_seconds, 3):g} seconds"
             ) from error
         finally:
             del self._rollouts[number]
@@ -278,7 +281,7 @@ class Talk(ABC):
         match document["op"]:
             case "complete":
                 if rollout.asking is not None:
-                    rollout.asking.cancel()  # one call at a time
+                    rollout.asking.cancel()  # only one call at a time is allowed
                 rollout.call = int(document["call"])
                 rollout.asking = asyncio.ensure_future(self._ask(int(document["rollout"]), rollout, document))
             case "abandon":
@@ -288,7 +291,7 @@ class Talk(ABC):
                 self._finished(rollout, document)
             case "failed":
                 if (kind := document["kind"]) not in get_args(ErrorKind):
-                    raise WireError(f"{clip_text(str(kind), 40)!r} is no kind of error")
+                    raise WireError(f"{clip_text(str(kind), 40)!r} is not a kind of error")
                 task_id, message = (
                     clip_text(str(document["task_id"])),
                     self._explained(clip_text(str(document["message"]))),
@@ -298,11 +301,11 @@ class Talk(ABC):
                     error.__cause__ = rollout.model_error
                 rollout.result.set_exception(error)
             case unknown:
-                raise WireError(f"{unknown!r} is none of its messages")
+                raise WireError(f"the message {unknown!r} is unknown")
 
     def _finished(self, rollout: _Rollout, document: Document) -> None:
         if (document["op"] == "compared") != (rollout.members > 0):
-            raise WireError(f"{document['op']!r} does not answer what was asked")
+            raise WireError(f"{document['op']!r} does not answer the request")
         try:
             rollout.result.set_result(
                 _read_compared(document, rollout.members) if rollout.members else _read_played(document)
@@ -325,7 +328,7 @@ class Talk(ABC):
 
 
 class _NoModel:
-    """The model of a comparison: it has none."""
+    """Model client of a comparison, which must not use the model."""
 
     async def complete(
         self,
@@ -335,7 +338,7 @@ class _NoModel:
         stop: Sequence[str] = (),
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
-        raise RuntimeError("a comparison asks the policy nothing")
+        raise RuntimeError("a comparison must not send requests to the policy")
 
 
 def _read_numbers(score: Score) -> Document:
@@ -345,7 +348,7 @@ def _read_numbers(score: Score) -> Document:
 def _read_compared(document: Document, members: int) -> list[Score]:
     rewards, metrics = list(document["rewards"]), list(document["metrics"])
     if len(rewards) != members or len(metrics) != members:
-        raise WireError(f"it gave {len(rewards)} rewards to {members} episodes")
+        raise WireError(f"it returned {len(rewards)} rewards for {members} episodes")
     return [plain_score(Score(reward, of_one)) for reward, of_one in zip(rewards, metrics, strict=True)]
 
 

@@ -1,7 +1,7 @@
-"""Load users' code as a run would, each piece in a process of its own, and report what does not load.
+"""Load users' code as a run would, each piece in its own process, and report the pieces that cannot be loaded.
 
-Environments, losses and advantages are other people's code: it may end its process, hang, crash or print without end. A
-command line that imported it would end with it, so it is loaded by the same worker that plays rollouts, within the same limits.
+Environments, losses and advantages are users' code: they may exit, hang, crash or print without end. A command that imported them would
+fail with them. Therefore the worker that plays rollouts loads them, within the same limits.
 """
 
 from __future__ import annotations
@@ -19,31 +19,34 @@ from rlrun.environments.process.log import Log
 from rlrun.environments.process.talk import StartError
 
 AT_ONCE = 4
-"""Processes that load beside each other; each may hold a data set."""
+"""Processes that load at the same time. Each may hold a data set in memory."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Code that does not load."""
+    """Failure of code to load."""
 
     message: str
     missing: bool
-    """True if only an import, the interpreter or data is missing, which the run's pods may have."""
+    """Whether only an import, the interpreter or data is missing, which the run's pods may have."""
     said: bool = True
-    """True if the code reported it itself; otherwise its process ended, or took too long."""
+    """Whether the code reported the error itself. Otherwise its process ended, or took too long."""
 
 
 def check_subjects(
     subjects: Sequence[tuple[Command, Limits]], notice: Callable[[int, str], None] = lambda _index, _text: None
 ) -> list[Refusal | None]:
-    """Load every subject and end its process with all its descendants; None: it loads. Equal subjects share one process.
+    """Load every subject and end its process with all descendants. Equal subjects share one process.
 
     Args:
         subjects: code to load.
-        notice: called with the index of a subject and a sentence about its data.
+        notice: function that gets the index of a subject and a sentence about its data.
+
+    Returns:
+        Refusal of each subject, or None if it can be loaded.
 
     Raises:
-        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came meanwhile; every process is ended.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP arrived; all processes were ended.
     """
     if not subjects:
         return []
@@ -87,7 +90,7 @@ async def _check_subject(
 
 @contextmanager
 def _ended_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[asyncio.Event]:
-    """Set the event at SIGINT, SIGTERM and SIGHUP, and put the previous handlers back afterwards."""
+    """Set the event at SIGINT, SIGTERM and SIGHUP, and restore the previous handlers afterwards."""
     stopped = asyncio.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,8 @@
-"""The environment variables that an environment's process gets: an allow-list, and the names that the manifest adds to it.
+"""Environment variables of an environment's process: an allow-list, and the names that the manifest adds to it.
 
-The orchestrator's own hold the run's key and whatever tokens its pod or its user's shell has. So nothing is inherited that is not named
-here, by `environments[].variables`, or by an argument of the environment. A name that ends in `*` stands for all that begin so.
+The orchestrator's variables contain the run's key and possibly tokens of its pod or of the user's shell. Therefore a variable is passed
+on only if it is listed in the allow-list, in `environments[].variables` or in an argument of the environment. A name with `*` at its end
+matches all variables with this prefix.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from rlrun.hub.revisions import VARIABLE as REVISIONS_VARIABLE
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 
 EVERYTHING = "*"
-"""All variables but RLRun's own: for code that has them in the run, too, and for a container of its own."""
+"""All variables except RLRun's own: for code that has them in the run, too, and for an environment with its own container."""
 _OWN = (LAUNCH_VARIABLE, FILE_VARIABLE, REVISIONS_VARIABLE)
 
 _OF_THIS_CONTAINER = ("HOME", "TMPDIR", "TMP", "TEMP", "HOSTNAME", "SHELL", "XDG_*")
-"""Variables whose values name folders of this process's own container."""
+"""Variables whose values are folders of this process's container."""
 
 
 def for_another_container(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that mean the same in another container of the same image."""
+    """Return the variables whose values are also valid in another container of the same image."""
     return {
         name: value
         for name, value in variables.items()
@@ -35,22 +36,22 @@ def for_another_container(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def passed_variables(variables: Mapping[str, str], named: Iterable[str]) -> dict[str, str]:
-    """The variables that a process gets.
+    """Return the variables that an environment's process gets.
 
     Args:
-        variables: of this process.
-        named: names that are added to the list above; `EVERYTHING` for all.
+        variables: variables of this process.
+        named: names in addition to the allow-list; `EVERYTHING` for all variables.
     """
     names = tuple(named)
     return {name: value for name, value in variables.items() if name in _OWN or is_passed(name, names)}
 
 
 def named_by(id: str, args: Mapping[str, object]) -> tuple[str, ...]:
-    """Names that an environment's arguments add: those of a judge's key, and the hub's token for shipped ones that read the hub.
+    """Return the variables that an environment's arguments require: keys of judges, and the hub's token for environments that read the hub.
 
     Args:
-        id: the environment's.
-        args: its arguments.
+        id: id of the environment.
+        args: arguments of the environment.
     """
     names = [*names_in_arguments(id, args)]
     if id == "dataset" and SERVED & {*_list_texts(args.get("reward")), *_list_texts(args.get("reward_by_source"))}:
@@ -59,7 +60,7 @@ def named_by(id: str, args: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def _list_texts(value: object) -> Iterator[str]:
-    """Texts in JSON, at any depth."""
+    """Yield the texts in a JSON value, at any depth."""
     if isinstance(value, str):
         yield value
     for part in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
@@ -67,17 +68,17 @@ def _list_texts(value: object) -> Iterator[str]:
 
 
 def withheld_hint(message: str, withheld: Collection[str]) -> str:
-    """Advice on an error that names a variable which was not passed; "" when it names none.
+    """Return advice on an error that contains the name of a variable which was not passed on, or "".
 
     Args:
-        message: of the error.
-        withheld: names of the variables that this process has and the environment's has not.
+        message: message of the error.
+        withheld: names of variables that this process has and the environment's process does not have.
     """
     words = set(re.findall(r"\w+", message))
     names = sorted(words & {name for name in withheld if not name.startswith(RESERVED_VARIABLES)})
     if not names:
         return ""
     return (
-        f" (environments get no other variables of the orchestrator than those that are named: if its code needs it, "
+        f" (environments get only listed variables of the orchestrator: if the code needs it, "
         f"set environments[].variables: [{', '.join(names)}])"
     )

@@ -1,7 +1,7 @@
-"""Messages between an environment's process and the orchestrator: JSON documents, one a line, over a socket pair.
+"""Messages between an environment's process and the orchestrator: JSON documents, one per line, over a socket pair.
 
-JSON and not msgpack, because the other side may be another Python with nothing installed but the environment's own
-packages. Each document has an `op`.
+The format is JSON, not msgpack, because the process may be another Python that has only the environment's own packages. Each document has
+a field `op`.
 
 To the process:
 
@@ -10,7 +10,7 @@ To the process:
     compare   rollout, split, index, members, timeout_seconds, reward_seconds
               a group; members: messages, replies, reward, metrics of each
     reply     rollout, call, and the fields of `Reply`     answers `complete`
-    refused   rollout, call, message                           answers `complete`: the model cannot
+    refused   rollout, call, message                           answers `complete`: the model client failed
     cancel    rollout
     ping      number
 
@@ -19,7 +19,7 @@ From the process:
     ready     id, single_turn, compares, train, eval       answers `load`: sizes of the splits
     unusable  message                                      answers `load`
     complete  rollout, call, messages, max_tokens, stop, tools
-    abandon   rollout, call                                the environment waits no longer for this reply
+    abandon   rollout, call                                the environment no longer waits for this reply
     played    rollout, task_id, messages, replies, info, reward, metrics
     compared  rollout, rewards, metrics                    answers `compare`: lists, one item for each member
     failed    rollout, kind, task_id, message              answers `play` and `compare`
@@ -39,36 +39,36 @@ from typing import Any, cast
 Document = dict[str, Any]
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""Longer documents are a fault of the environment."""
+"""Largest size of a document. A longer one is a fault of the environment."""
 LARGE_BYTES = 1 << 17
-"""Documents up to this size are decoded in the event loop, in 1 to 3 ms."""
+"""Largest size of documents that are decoded in the event loop, in 1 to 3 ms."""
 _POOL = ThreadPoolExecutor(2, thread_name_prefix="wire")
-"""Not that of `rlrun.runtime.compute`: long documents of one environment must not delay the prompts of all."""
+"""Threads for large documents. They are separate from `rlrun.runtime.compute`, where they would delay the prompts of all environments."""
 
 
 class WireError(Exception):
-    """Error for a received text that is no document of this protocol."""
+    """Error for received data that is not a document of this protocol."""
 
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
-"""Bound here, as `_from_json`: user code that replaces `json.dumps` changes neither."""
+"""Bound at import, like `_from_json`, so that user code that replaces `json.dumps` does not change them."""
 _from_json = json.JSONDecoder().decode
 
 
 def encode_document(document: Document) -> bytes:
-    """A document of plain JSON values as a line."""
+    """Return a document of plain JSON values as a line."""
     return _to_json(document).encode() + b"\n"
 
 
 async def encode_list(document: Document, name: str, items: Sequence[Document]) -> bytes:
-    """Return the line of a document with one more field, a list whose length others decide.
+    """Return the line of a document with an additional field, a list of any length.
 
-    Large ones are encoded in a thread, one item and one message of it at a time: a call of `json` holds the interpreter's lock.
+    Large lists are encoded in a thread, one item and one message at a time, because each call of `json` holds the interpreter's lock.
 
     Args:
-        document: the other fields.
-        name: the list's name.
-        items: its values; the field `messages` of an item is a list.
+        document: other fields of the document.
+        name: name of the list.
+        items: items of the list; the field `messages` of an item is a list.
     """
 
     def pieces() -> Iterator[str]:
@@ -93,10 +93,11 @@ class Lines(asyncio.Protocol):
     """One end of the connection.
 
     Args:
-        receive: gets each document, in order.
-        lost: called once, after all documents, when the other end is gone (None) or broke the protocol.
-        apart: whether documents of more than `LARGE_BYTES` are decoded in a thread, in pieces: in one call they would hold up everything
-            else in the event loop.
+        receive: function that gets each document, in order.
+        lost: function that is called once, after all documents. It gets None if the other end closed the connection, or the error if the
+            other end violated the protocol.
+        apart: whether documents of more than `LARGE_BYTES` are decoded in a thread, in pieces. In one call they would block the event
+            loop.
     """
 
     def __init__(
@@ -110,12 +111,12 @@ class Lines(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._waiting = 0
-        """Bytes of the line that is not complete."""
+        """Size of the incomplete line in bytes."""
         self._broken: WireError | None = None
         self._queue: deque[list[bytes]] = deque()
-        """Lines that came after the one that is decoded, in parts."""
+        """Lines (in parts) that wait until the current one is decoded."""
         self._queued = 0
-        """Bytes of these lines and of the one that is decoded."""
+        """Size of these lines and of the current one, in bytes."""
         self._decoding: asyncio.Future[Document] | None = None
         self._settled = asyncio.Event()
         self._settled.set()
@@ -152,22 +153,23 @@ class Lines(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that were sent here and that the other end has not taken yet."""
-        transport = self._transport  # another thread may ask while the connection is lost
+        """Bytes that were sent and that the other end has not received yet."""
+        transport = self._transport  # another thread may call this while the connection is lost
         return 0 if transport is None else transport.get_write_buffer_size()
 
     @property
     def busy(self) -> bool:
-        """True while documents that came are not decoded yet."""
+        """Whether received documents are not decoded yet."""
         return not self._settled.is_set()
 
     async def settled(self) -> None:
-        """Wait until each document that came is received."""
+        """Wait until all received documents are decoded and passed on."""
         await self._settled.wait()
 
     def _take(self, parts: list[bytes]) -> None:
         size = sum(map(len, parts))
         if self._settled.is_set() and (size <= LARGE_BYTES or not self._apart):
+            # Fast path: a small document is decoded immediately, unless earlier documents are still being decoded.
             self._receive(_decode_line(parts, in_pieces=False))
             return
         self._queue.append(parts)
@@ -179,7 +181,7 @@ class Lines(asyncio.Protocol):
             self._next()
 
     def _next(self) -> None:
-        """Decode the lines that wait, up to the next one that takes a thread."""
+        """Decode waiting lines, up to the next one that needs a thread."""
         while self._queue:
             parts = self._queue.popleft()
             size = sum(map(len, parts))
@@ -199,7 +201,7 @@ class Lines(asyncio.Protocol):
 
     def _decoded(self, size: int, decoding: asyncio.Future[Document]) -> None:
         self._decoding = None
-        if decoding.cancelled():  # the event loop ends
+        if decoding.cancelled():  # the event loop is closing
             return
         error = decoding.exception()
         if self._closed:
@@ -221,20 +223,20 @@ class Lines(asyncio.Protocol):
         self._report_loss()
 
     def send(self, document: Document) -> None:
-        """Send a document; nothing happens when the other end is gone."""
+        """Send a document. Does nothing if the connection is closed."""
         self.send_line(encode_document(document))
 
     def send_line(self, line: bytes) -> None:
-        """Send what `encode_document` made."""
+        """Send a line from `encode_document` or `encode_list`."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(line)
 
     def forget(self) -> None:
-        """Send nothing any more, without a word to the other end: for a copy of this in a forked child."""
+        """Stop sending without closing the connection, for the copy of this object in a forked child."""
         self._transport = None
 
     def close(self) -> None:
-        """End the connection; what was not received is dropped."""
+        """Close the connection. Unreceived documents are dropped."""
         self._closed = True
         self._queue.clear()
         self._settled.set()
@@ -256,13 +258,15 @@ def _decode_line(parts: list[bytes], *, in_pieces: bool) -> Document:
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict) or not isinstance(document.get("op"), str):
-        raise WireError(f"it sent what is no message: {line[:80]!r}")
+        raise WireError(f"it sent an invalid message: {line[:80]!r}")
     return document
 
 
 def _in_pieces(line: bytes) -> Any:
     try:
-        from rlrun.environments.process import large_json  # only here: an environment's Python may have no numpy
+        from rlrun.environments.process import (
+            large_json,
+        )  # imported here because an environment's Python may have no numpy
     except ImportError:
         return _from_json(line.decode())
     return large_json.decode_json(line)

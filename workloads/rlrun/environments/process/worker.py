@@ -1,8 +1,7 @@
-"""The inside of an environment's process: load the environment, play what is asked for, say what came of it.
+"""Code inside an environment's process: load the environment, play the requested rollouts and return the results.
 
-Standard output and error lead into the environment's log, and the connection is a descriptor that no child inherits:
-what an environment prints cannot be taken for a message. Every episode is answered exactly once, whatever its code raises.
-Started by `life`, never by hand.
+Standard output and error are the environment's log, and the connection is a descriptor that children do not inherit. Therefore printed
+text cannot be mistaken for a message. Every episode is answered exactly once, even if its code raises. `life` starts this program.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
 from rlrun.protocol.files.failures import RoleError
 
 BROKEN_LOOP, LOST = 179, 180
-"""Exit codes of a process whose event loop cannot go on, and of one that has lost its connection."""
+"""Exit codes of a process whose event loop is broken, and of one that has lost its connection."""
 
 MAX_FILES = 16_384
-"""Open files of each process of an environment."""
+"""Largest number of open files of each process of an environment."""
 
 
 class ModelRefusedError(Exception):
-    """The orchestrator's model client failed; its own error stays there."""
+    """Error that replaces an exception of the orchestrator's model client. The original exception stays in the orchestrator."""
 
 
 class RemoteModel:
-    """The policy, asked through the orchestrator.
+    """Model client that sends requests to the policy through the orchestrator.
 
     Args:
-        rollout: number of the one that asks.
+        rollout: number of the rollout.
     """
 
     def __init__(self, wire: Lines, rollout: int) -> None:
@@ -75,15 +74,17 @@ class RemoteModel:
         tools: Sequence[Tool] | None = None,
     ) -> Reply:
         if get_running_loop() is not self._loop:
-            # The reply arrives in the episode's own loop, and would never wake up another one.
+            # The reply is set in the episode's own loop, and could not wake up another loop.
             raise RuntimeError(
-                "complete() was called in another event loop; await it in the one that runs the episode, "
-                "from a thread by asyncio.run_coroutine_threadsafe"
+                "complete() was called in another event loop; await it in the loop that runs the episode, "
+                "or call it from a thread with asyncio.run_coroutine_threadsafe"
             )
         if self._answer is not None:
-            raise RuntimeError("complete() was called again before it had answered; one call at a time")
+            raise RuntimeError("complete() was called before the previous call returned; make one call at a time")
         if self._call >= MAX_REQUESTS:
-            raise BoundsError(f"the episode has asked the model {MAX_REQUESTS} times, which is the most; end it")
+            raise BoundsError(
+                f"the episode has sent {MAX_REQUESTS} requests to the model, the largest number; end it earlier"
+            )
         asked = _read_request(messages, max_tokens, stop, tools)
         call = {"rollout": self.rollout, "call": self._call + 1}
         line = encode_document({"op": "complete", **call, **asked})
@@ -101,7 +102,7 @@ class RemoteModel:
             self._answer = None
 
     def answered(self, document: Document) -> None:
-        """Take a reply, or the reason for none; one to a call that was given up is ignored."""
+        """Handle a reply or a refusal. Answers to abandoned calls are ignored."""
         if self._answer is None or self._answer.done() or document["call"] != self._call:
             return
         if document["op"] == "refused":
@@ -114,16 +115,16 @@ class RemoteModel:
 def _read_request(
     messages: Sequence[Message], max_tokens: int | None, stop: Sequence[str], tools: Sequence[Tool] | None
 ) -> Document:
-    """A request as a document.
+    """Validate the arguments of a request and return it as a document.
 
     Raises:
-        BoundsError: names the argument that is wrong.
+        BoundsError: an argument is invalid; the message contains its name.
     """
     if max_tokens is not None and (type(max_tokens) is not int or max_tokens < 1):
         raise BoundsError("max_tokens must be a whole number of at least 1, or None")
     words = plain_json(stop, "stop")
     if type(words) is not list or not all(type(word) is str and word for word in words):
-        raise BoundsError("stop must be a list of texts that are not empty")
+        raise BoundsError("stop must be a list of non-empty texts")
     offered = None if tools is None else plain_json(tools, "tools")
     if offered is not None and (type(offered) is not list or not all(type(tool) is dict for tool in offered)):
         raise BoundsError("tools must be a list of dictionaries")
@@ -132,30 +133,30 @@ def _read_request(
 
 @dataclass
 class _Playing:
-    """An episode that is played."""
+    """A running episode."""
 
     model: RemoteModel
     task: asyncio.Task[None] | None = None
     cancelled: bool = False
-    """True if the orchestrator has given it up: it gets no answer."""
+    """Whether the orchestrator has canceled the episode, which then gets no answer."""
 
 
 class Worker:
-    """One connection's environment and the rollouts that it plays.
+    """Environment of one connection, and its running rollouts.
 
     Args:
-        page: learns whose code runs; None: nobody looks.
+        page: page that records whose code runs, or None.
     """
 
     def __init__(self, page: Page | None = None) -> None:
-        # Without threads: user code may fork this process, and replace what decodes.
+        # No threads: user code may fork this process, and may replace the functions that decode.
         self.wire = Lines(self._receive, self._lost, apart=False)
         self._stage: Stage | None = None
         self._page = page
         self._playing: dict[int, _Playing] = {}
 
     def _lost(self, error: WireError | None) -> None:
-        os._exit(LOST)  # the keeper ends the rest
+        os._exit(LOST)  # the keeper ends the other processes
 
     def _receive(self, document: Document) -> None:
         match document["op"]:
@@ -196,13 +197,13 @@ class Worker:
                 "digests": stage.digests,
             }
         except EnvironmentLoadError as error:
-            missing = isinstance(error.__cause__, ImportError | RoleError)  # a package, or data
+            missing = isinstance(error.__cause__, ImportError | RoleError)  # a missing package, or missing data
             return _unusable_answer(str(error), error) | {"missing": missing}
         except (SharedTaskError, PromptError) as error:
             return _unusable_answer(f"environment {document['id']!r}: {error}", error)
         except BaseException as error:
             return _unusable_answer(
-                f"environment {document['id']!r}: its code raised {describe_exception(error)} while it loaded", error
+                f"environment {document['id']!r}: its code raised {describe_exception(error)} while loading", error
             )
         heap.freeze_loaded()
         return ready
@@ -215,6 +216,7 @@ class Worker:
             playing.task = loop.create_task(work)
             return
 
+        # Each step of the episode's coroutine is bracketed, so that the page always shows whose code runs.
         def after() -> None:
             loop.end_if_forked()
             page.enter(0)
@@ -222,7 +224,7 @@ class Worker:
         playing.task = loop.start_task(Stepped(work, lambda: page.enter(number), after))
 
     async def _answer(self, document: Document, playing: _Playing) -> None:
-        """Play an episode, or compare those of a group, and answer."""
+        """Play an episode or compare a group, and send the result."""
         assert self._stage is not None
         stage, number, task = self._stage, document["rollout"], TaskRef(document["split"], document["index"])
         deadlines = {name: document[name] for name in ("timeout_seconds", "reward_seconds")}
@@ -262,20 +264,20 @@ def _unusable_answer(message: str, error: BaseException) -> Document:
 
 
 def _bind_function(kind: Kind, document: Document) -> Document:
-    """Find a user's loss or advantage and hold its options against its parameters."""
+    """Import a user's loss or advantage and check its options against its parameters."""
     try:
         bind(kind, document["id"], {}, document["args"])
     except ValueError as error:
         return _unusable_answer(str(error), error)
     except BaseException as error:
         return _unusable_answer(
-            f"{kind} {document['id']!r}: its code raised {describe_exception(error)} while it loaded", error
+            f"{kind} {document['id']!r}: its code raised {describe_exception(error)} while loading", error
         )
     return _nothing_to_play(document)
 
 
 def _call_checked(document: Document) -> Document:
-    """Call one of our own checks, which may run other people's code; a list that it returns is its notices."""
+    """Call one of RLRun's own checks, which may run users' code. If it returns a list, the list becomes the notices."""
     module, name = document["id"].split(":")
     try:
         with heap.without_collector():
@@ -286,7 +288,7 @@ def _call_checked(document: Document) -> Document:
     except ImportError as error:
         return _unusable_answer(describe_exception(error), error) | {"missing": True}
     except BaseException as error:
-        return _unusable_answer(f"the check of it raised {describe_exception(error)}", error)
+        return _unusable_answer(f"its check raised {describe_exception(error)}", error)
     return _nothing_to_play(document) | {"notices": notices if isinstance(notices, list) else []}
 
 
@@ -319,24 +321,24 @@ def _answer_line(number: int, played: Played, env_id: str) -> bytes:
         }
     )
     if len(line) > MAX_LINE_BYTES:
-        message = f"the episode has {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); bring less"
+        message = f"the episode has {len(line)} bytes as JSON (at most {MAX_LINE_BYTES}); return less"
         raise EpisodeError("environment", env_id, played.task_id, message)
     return line
 
 
 def _set_limits(memory_bytes: int) -> None:
-    """Set the limits that must hold before any of the environment's code runs."""
-    # The orchestrator looks at the memory once in a while; this stops what allocates too fast for it. Not RLIMIT_AS: address space
-    # that is only reserved (thread arenas, memory-mapped data sets) is no memory.
+    """Set the process's limits before any code of the environment runs."""
+    # The orchestrator checks the memory periodically; this limit stops allocations that are too fast for it. RLIMIT_AS is not used,
+    # because reserved address space (thread arenas, memory-mapped data sets) is not memory.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     backstop = 2 * memory_bytes
     if hard == resource.RLIM_INFINITY or backstop < hard:
         resource.setrlimit(resource.RLIMIT_DATA, (backstop, hard))
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The orchestrator raises its own limit for all its connections; that is not for one environment to use up.
+    # The orchestrator raises its own limit for all its connections; one environment must not inherit it.
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(files[0], MAX_FILES), min(files[1], MAX_FILES)))
     with suppress(OSError):
-        # Should the container's memory be used up, the kernel is to choose this process, not the orchestrator.
+        # If the container runs out of memory, the kernel kills this process and not the orchestrator.
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable()
     faulthandler.register(keeper.STACKS, all_threads=False)  # see `stacks.listen`
@@ -347,9 +349,10 @@ def main(argv: Sequence[str]) -> NoReturn:
     """Serve one connection until it ends.
 
     Args:
-        argv: descriptor of the connection, that of the heartbeat's page, pid of the orchestrator, memory limit in bytes, and the only
-            folders that the environment writes; none: all.
+        argv: descriptor of the connection, descriptor of the heartbeat's page, pid of the orchestrator, memory limit in bytes, and the
+            only folders that the environment may write. Without folders, it may write all.
     """
+    # The order matters: the keeper must exist before any other process, and the limits apply before user code is imported.
     descriptor, page_descriptor, parent, memory_bytes = map(int, argv[:4])
     os.set_inheritable(descriptor, False)
     keeper.fork_kept(parent)
@@ -369,5 +372,5 @@ def main(argv: Sequence[str]) -> NoReturn:
         loop.go_on()
     except BaseException:
         print_exception()
-    # Not a plain return: threads and tasks of the environment could hold the process for ever.
+    # `os._exit`, not return: threads and tasks of the environment could keep the process running.
     os._exit(BROKEN_LOOP)

@@ -1,5 +1,5 @@
-"""Rewards that need more than a comparison: mathematics, running code, asking a judge. Each within a deadline.
+"""Rewards that compute more than a comparison of texts, each with a time limit.
 
-`bounded` runs plain functions in processes that can be killed, `mathematics` compares expressions, `code` runs programs
-in a sandbox, `judge` asks a model.
+`bounded` runs plain functions in processes that can be killed, `mathematics` compares expressions, `code` runs programs in a sandbox, and
+`judge` and `reward_model` request scores from a server.
 """

@@ -1,7 +1,7 @@
-"""Plain functions with a deadline that holds even while they compute: they run in processes that can be killed.
+"""Calls of plain functions in other processes, with a time limit that also stops code that computes.
 
-A thread cannot be killed, and a reward that computes in the environment's event loop holds up every other episode. The
-processes are of the environment's process and end with it.
+A thread cannot be killed, and a reward that computes in the environment's event loop would delay every other episode. The processes are
+children of the environment's process and end with it.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from rlrun.runtime.bootstrap import python_command
 
 T = TypeVar("T")
 IMPORT_SECONDS = 60.0
-"""Deadline for the start of a process, the import of a function's module and its preparation, which are none of the function's time."""
+"""Time limit for the start of a process and the import and preparation of a function, which do not count as time of the call."""
 _LENGTH = struct.Struct("!Q")
 
 
 class BoundedCallError(RuntimeError):
-    """The function raised, or did not finish."""
+    """Error for a function that raised or did not finish."""
 
 
 class UnfinishedCallError(BoundedCallError):
-    """The function did not return before its deadline, or its process ended while it computed."""
+    """Error for a function that did not return before its deadline, or whose process ended during the call."""
 
 
 class ImportTimeError(BoundedCallError):
-    """The function's module was not imported in time; the function was not called."""
+    """Error for a function whose module was not imported in time, so that it was not called."""
 
 
 class BoundedCalls:
-    """Calls functions in other processes.
+    """Pool of processes that call functions.
 
     Args:
-        processes: calls at the same time.
-        timeout_seconds: for one call.
-        prepare: called once in each process before the first call, in no call's time; what it raises is of no account.
-        name: of what is called, in messages; None: each function's own.
+        processes: largest number of simultaneous calls.
+        timeout_seconds: time limit of one call.
+        prepare: function that is called once in each process before the first call, outside of its time limit. Its errors are ignored.
+        name: name of the called function in messages. None: its qualified name.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class BoundedCalls:
         self._idle: list[_Caller] = []
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
-        """`function(*arguments)`; the function is one of a module, and everything can be pickled.
+        """Return `function(*arguments)`. The function must belong to a module; arguments and result must support pickling.
 
         Raises:
-            BoundedCallError: it raised, its process died, or its time was over; then the process is killed.
-            UnfinishedCallError: the last two, for a process that had imported the function.
+            BoundedCallError: the function raised, its process ended, or its time limit passed. In the last case the process is killed.
+            UnfinishedCallError: the process ended or the time limit passed, after the function had been imported.
         """
         name = self._name or f"{function.__module__}.{function.__qualname__}"
         async with self._slots:
@@ -87,7 +87,7 @@ class BoundedCalls:
                     ) from error
                 if isinstance(error, OSError | EOFError):
                     kind = UnfinishedCallError if prepared else BoundedCallError
-                    raise kind(f"the process that computed {name} died") from error
+                    raise kind(f"the process that computed {name} ended") from error
                 raise
             self._idle.append(caller)
         if not good:
@@ -102,7 +102,7 @@ class BoundedCalls:
 
 
 class _Caller:
-    """A process that calls one function after the other."""
+    """A process that calls functions one after the other."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -147,7 +147,7 @@ class _Caller:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Body of such a process: answer calls until the input ends."""
+    """Entry point of a calling process: answer calls until the connection is closed."""
     descriptor = int(argv[0])
     os.set_inheritable(descriptor, False)
     with socket.socket(fileno=descriptor) as connection, connection.makefile("rwb") as stream:

@@ -1,4 +1,4 @@
-"""Run a program that a model wrote, in a sandbox without network, files to write, or other processes; see `sandbox`."""
+"""Execution of programs that a model wrote, in a sandbox without network, writable files and other processes (see `sandbox`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from rlrun.environments.rewards import sandbox
 from rlrun.runtime.processes import threads_of
 
 Outcome = Literal["ok", "failed", "timeout", "output", "threads"]
-"""`ok`: exit code 0. `failed`: another one, or a signal (memory and processor time included). `timeout`, `output`, `threads`: too much
-of it."""
+"""`ok`: exit code 0. `failed`: another exit code or a signal, which includes the limits of memory and processor time. `timeout`,
+`output`, `threads`: the program exceeded this limit."""
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _CHUNK_BYTES = 65536
 _LOOK_SECONDS = 0.02
-"""Time between two looks at the number of threads: no limit of the kernel counts those of one process (RLIMIT_NPROC counts a user's)."""
+"""Time between two counts of the threads. The kernel cannot limit the threads of one process (RLIMIT_NPROC counts all of a user)."""
 
 
 class SandboxUnavailableError(RuntimeError):
-    """The machine cannot confine a program, so none is run."""
+    """Error for a machine that cannot confine a program, so the program was not run."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class CodeLimits:
     """Resource limits of one program."""
 
     timeout_seconds: float = 10.0
-    """Wall-clock time; processor time is bounded by the same, rounded up."""
+    """Wall-clock time. The limit of processor time is the same, rounded up."""
     memory_bytes: int = 512 * 1024**2
     """Address space."""
     output_bytes: int = 64 * 1024
     """Bytes on each of stdout and stderr."""
     threads: int = 64
-    """Threads at the same time; a program with more is ended at the next look, see `_LOOK_SECONDS`."""
+    """Threads at the same time. A program with more is killed at the next count, see `_LOOK_SECONDS`."""
 
 
 @dataclass(frozen=True)
@@ -55,24 +55,24 @@ class Result:
 
 @dataclass(frozen=True)
 class Case:
-    """One test: what the program reads, and what it must print."""
+    """One test case: input of the program, and expected output."""
 
     stdin: str
     stdout: str
 
 
 def last_code_block(text: str) -> str | None:
-    """The last fenced block of Python in a reply; None when there is none."""
+    """Return the last fenced block of Python in a reply, or None if there is no block."""
     blocks = _BLOCK.findall(text)
     return blocks[-1] if blocks else None
 
 
 class CodeRunner:
-    """Runs programs, at most `concurrency` at a time.
+    """Runner of programs in the sandbox.
 
     Args:
-        limits: of each program.
-        concurrency: programs at the same time.
+        limits: limits of each program.
+        concurrency: largest number of programs that run at the same time.
     """
 
     def __init__(self, limits: CodeLimits | None = None, *, concurrency: int = 4) -> None:
@@ -80,10 +80,10 @@ class CodeRunner:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def run(self, code: str, stdin: str = "") -> Result:
-        """Run one program of Python's standard library to its end.
+        """Run one program, which can use Python's standard library, and return its result.
 
         Raises:
-            SandboxUnavailableError: this machine cannot confine it.
+            SandboxUnavailableError: this machine cannot confine a program.
         """
         async with self._slots:
             with tempfile.TemporaryFile() as program, tempfile.TemporaryFile() as given:
@@ -93,9 +93,9 @@ class CodeRunner:
                 return await self._run(program.fileno(), given.fileno())
 
     async def share(self, code: str, cases: Sequence[Case]) -> float:
-        """The share of cases that a program passes, in [0, 1]: it ends well and prints what is wanted, white space at the ends aside."""
+        """Return the share of passed cases, in [0, 1]. A case passes with exit code 0 and the expected output (stripped of white space)."""
         if not cases:
-            raise ValueError("there are no cases to pass")
+            raise ValueError("there are no test cases; add at least one")
         results = await asyncio.gather(*(self.run(code, case.stdin) for case in cases))
         passed = [
             r.outcome == "ok" and r.stdout.strip() == c.stdout.strip() for r, c in zip(results, cases, strict=True)
@@ -122,8 +122,8 @@ class CodeRunner:
         ending = asyncio.ensure_future(process.wait())
 
         def kill() -> None:
-            # Only while it has not been collected, so that the pid is its own; not `process.kill`, which may collect the process and
-            # leave asyncio without its exit code.
+            # Only before the process is collected, because its pid may then belong to another process. `process.kill` is not used: it
+            # may collect the process itself, and asyncio would not get the exit code.
             if not ending.done():
                 with suppress(ProcessLookupError):
                     os.kill(process.pid, signal.SIGKILL)
@@ -132,16 +132,16 @@ class CodeRunner:
         texts = [asyncio.ensure_future(_take_output(stream, limits.output_bytes, kill)) for stream in streams]
         counting = asyncio.ensure_future(_count_threads(process.pid, limits.threads, kill))
         try:
-            # Both: a program can close its streams and go on.
+            # Wait for the streams and for the process: a program can close its streams and continue.
             _, unfinished = await asyncio.wait([*texts, ending], timeout=limits.timeout_seconds)
         finally:
             kill()
-            # Read to the end even then: asyncio waits for a process only once its pipes are at their end.
+            # The streams are read to the end also after the kill: asyncio waits for a process only after its pipes are at their end.
             (stdout, much), (stderr, more) = await asyncio.gather(*texts)
             code = await ending
             crowded = await counting
         if code == sandbox.UNAVAILABLE:
-            raise SandboxUnavailableError(f"a program cannot be confined here: {stderr.strip()}")
+            raise SandboxUnavailableError(f"this machine cannot confine a program: {stderr.strip()}")
         if crowded:
             return Result("threads", stdout, stderr)
         outcome: Outcome = "timeout" if unfinished else "output" if much or more else "ok" if code == 0 else "failed"
@@ -149,7 +149,7 @@ class CodeRunner:
 
 
 async def _count_threads(pid: int, limit: int, too_many: Callable[[], None]) -> bool:
-    """Look at a process until it has more threads than it may; then `too_many` is called, and this is true. False: it has ended."""
+    """Check a process until it ends (returns False) or has too many threads (calls `too_many` and returns True)."""
     while (count := threads_of(pid)) is not None:
         if count > limit:
             too_many()
@@ -159,7 +159,7 @@ async def _count_threads(pid: int, limit: int, too_many: Callable[[], None]) -> 
 
 
 async def _take_output(stream: asyncio.StreamReader, limit: int, too_much: Callable[[], None]) -> tuple[str, bool]:
-    """The beginning of a stream, read to its end, and whether there was more; `too_much` is called as soon as there is."""
+    """Read a stream to its end. Returns the first `limit` bytes as text, and whether there were more; then `too_much` was called."""
     text, more = bytearray(), False
     while chunk := await stream.read(_CHUNK_BYTES):
         text += chunk[: limit - len(text)]

@@ -1,4 +1,4 @@
-"""Declared rewards: one by name, or several with weights; each is a built-in one or a function of the user's own."""
+"""Declaration of rewards: one name, or several with weights. Each one is a built-in reward or a function of the user."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class RewardEntry(BaseModel):
     name: str
     """A built-in reward, or `package.module:function`."""
     weight: float = Field(default=1.0, allow_inf_nan=False, ge=-1e6, le=1e6)
-    """Factor of the reward in the sum; with 0 it is only reported."""
+    """Factor of the reward in the sum. A reward with weight 0 is only reported."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """Options of a built-in reward, further arguments of a function."""
+    """Options of a built-in reward, or additional arguments of a function."""
     processes: int = Field(default=2, ge=1, le=256)
-    """Processes that call a plain function at the same time; an `async def` runs beside the episodes."""
+    """Processes that call a plain function at the same time. An `async def` runs in the environment's event loop."""
     timeout_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
     """Deadline of one call of a function."""
 
@@ -39,7 +39,9 @@ class RewardEntry(BaseModel):
     def _of_functions(self) -> Self:
         for field in ("processes", "timeout_seconds"):
             if field in self.model_fields_set and not is_import_path(self.name):
-                raise ValueError(f"{field} is of functions; the built-in reward {self.name} has its options in args")
+                raise ValueError(
+                    f"{field} applies only to functions; options of the built-in reward {self.name} belong in args"
+                )
         return self
 
     @property
@@ -49,7 +51,7 @@ class RewardEntry(BaseModel):
 
 
 def _list_entries(value: object) -> object:
-    """One reward or a list of them as a list of entries."""
+    """Return one reward or a list of rewards as a list of entries."""
     items = value if isinstance(value, list) else [value]
     if not items:
         raise ValueError("the list is empty; name at least one reward")
@@ -60,9 +62,9 @@ RewardEntries = Annotated[list[RewardEntry], BeforeValidator(_list_entries)]
 """A name, an entry, or a list of names and entries."""
 
 ANY_SOURCE = "*"
-"""Key of the rewards of every `data_source` that is not named."""
+"""Key of the rewards for all values of `data_source` without rewards of their own."""
 
 
 def describe_sources(entries: Mapping[str, object]) -> str:
-    """Names of sources, for messages."""
+    """Return a list of source names for messages."""
     return ", ".join(repr(source) for source in entries) or "none"

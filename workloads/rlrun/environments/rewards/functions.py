@@ -1,7 +1,7 @@
-"""A user's own function as a reward: which arguments it takes, where it is called, and what it may return.
+"""A user's function as a reward: its parameters, its call and the check of its result.
 
-A plain function is called in processes that can be killed, in their main thread: it may block, compute for ever or set signal handlers.
-An `async def` is awaited in the environment's event loop, beside the episodes.
+A plain function is called in the main thread of a process that can be killed, so it may block, compute without end or set signal
+handlers. An `async def` is awaited in the environment's event loop, together with the episodes.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from rlrun.environments.rewards.entries import RewardEntry
 KIND = "reward"
 COMPLETIONS = "completions"
 _REPLY = ("completion", "solution_str")
-"""The reply; the second is verl's name."""
+"""Names of the parameter for the reply; the second is the name in verl."""
 _COLUMNS = ("data_source", "ability", "extra_info", "uid")
 ARGUMENTS = (*_REPLY, COMPLETIONS, "row", "prompt", "ground_truth", *_COLUMNS)
-"""Parameters that a function may have besides its own options."""
+"""Parameters that a function may have in addition to its own options."""
 _REQUIRED_NOWHERE: Mapping[str, Callable[[], Any]] = {"extra_info": dict}
-"""Columns that a row may lack though the function has no default for them, as in verl."""
+"""Default values of columns for rows without them, even if the function has no default, as in verl."""
 
 
 class RewardFunctionError(RuntimeError):
-    """A user's function raised, or returned what is no reward."""
+    """Error for a user's function that raised or did not return a reward."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Arguments that a function takes of a row and a reply."""
+    """Parameters of a function that are filled from a row and a reply."""
 
     takes: frozenset[str]
     required: frozenset[str]
@@ -47,45 +47,44 @@ class Signature:
 
     @property
     def group(self) -> bool:
-        """True if it gets all completions of a group at once."""
+        """Whether the function gets all completions of a group at once."""
         return COMPLETIONS in self.takes
 
 
 def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, object]) -> Signature:
-    """Hold a function's parameters against the arguments that there are.
+    """Check a function's parameters against the available arguments.
 
     Args:
-        path: its import path, for messages.
-        function: a user's.
+        path: import path of the function, for messages.
+        function: function of the user.
         options: arguments from the configuration.
 
     Raises:
-        ValueError: it takes no reply, lacks an option, or has a parameter that nothing fills; names it and the fix.
+        ValueError: the function has no parameter for the reply, an option has no parameter, or a parameter has no value. The message
+            contains the parameter and the fix.
     """
     where = f"reward {path}"
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{where}: its parameters cannot be read ({error}); wrap it in a function of your own"
-        ) from None
+        raise ValueError(f"{where}: its parameters cannot be read ({error}); wrap it in a Python function") from None
     named = {p.name: p.default is p.empty for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if bad := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
         raise ValueError(
-            f"{where}: {bad[0]} is a positional-only parameter; arguments are given by name, so remove the '/'"
+            f"{where}: {bad[0]} is a positional-only parameter, but arguments are passed by name; remove the '/'"
         )
     _refuse_options(where, options, named, takes_any=any(p.kind is p.VAR_KEYWORD for p in parameters))
     replies = [name for name in (*_REPLY, COMPLETIONS) if name in named]
     if len(replies) != 1:
         got = ", ".join(named) or "none"
         raise ValueError(
-            f"{where}: its parameters are ({got}); exactly one has to take what the policy wrote: completion (verl's solution_str is the "
-            "same), or completions for all of a group"
+            f"{where}: its parameters are ({got}); exactly one must be the parameter for the reply: completion (or solution_str, as in "
+            "verl), or completions for all replies of a group"
         )
     for name, required in named.items():
         if required and name not in ARGUMENTS and name not in options:
             raise ValueError(
-                f"{where}: nothing fills the parameter {name!r}{did_you_mean(name, ARGUMENTS)}; give it in args, or take "
+                f"{where}: the parameter {name!r} has no value{did_you_mean(name, ARGUMENTS)}; set it in args, or use one of "
                 f"{', '.join(ARGUMENTS)}"
             )
     takes = frozenset(name for name in named if name in ARGUMENTS)
@@ -93,23 +92,25 @@ def signature_of(path: str, function: Callable[..., Any], options: Mapping[str, 
 
 
 def _refuse_options(where: str, options: Mapping[str, object], named: Mapping[str, bool], *, takes_any: bool) -> None:
-    """Refuse options that the function has no parameter for, and those of the row or the reply. Raises ValueError."""
+    """Raise ValueError for options without a parameter, and for options with the name of a value from the row or the reply."""
     for option in options:
         if option in ARGUMENTS:
-            raise ValueError(f"{where}: args has {option!r}, which is of the row or the reply; remove it from args")
+            raise ValueError(
+                f"{where}: args has {option!r}, which is filled from the row or the reply; remove it from args"
+            )
         if option not in named and not takes_any:
             own = [name for name in named if name not in ARGUMENTS]
             raise ValueError(f"{where}: no parameter {option!r}{did_you_mean(option, own)}; remove it from args")
 
 
 class RewardFunction:
-    """A user's function, ready to be called.
+    """A user's function as a reward.
 
     Args:
-        entry: names it.
+        entry: declaration of the reward.
 
     Raises:
-        ValueError: it cannot be imported or called; says why.
+        ValueError: the function cannot be imported, or its parameters do not fit. The message contains the reason.
     """
 
     def __init__(self, entry: RewardEntry) -> None:
@@ -127,26 +128,26 @@ class RewardFunction:
         )
 
     def check(self, row: Mapping[str, object]) -> None:
-        """Refuse a row that lacks what the function takes. Raises ValueError: names the column."""
+        """Raise ValueError with the column's name if a row has no value for a required parameter."""
         self._columns(row)
 
     async def one(self, given: Mapping[str, object], row: Mapping[str, object], reply: str) -> Score:
-        """The function's score of one reply.
+        """Return the function's score of one reply.
 
         Args:
             given: `prompt` and `ground_truth`.
-            row: of the data set.
-            reply: of the policy.
+            row: row of the data set.
+            reply: reply of the policy.
 
         Raises:
-            RewardFunctionError: it raised, or returned no reward.
+            RewardFunctionError: the function raised or did not return a reward.
         """
         name = next(name for name in _REPLY if name in self.signature.takes)
         scores = await self._call({name: reply}, given, row, None)
         return scores[0]
 
     async def all(self, given: Mapping[str, object], row: Mapping[str, object], replies: Sequence[str]) -> list[Score]:
-        """The function's scores of all replies of a group; see `one`."""
+        """Return the function's scores of all replies of a group; see `one`."""
         return await self._call({COMPLETIONS: list(replies)}, given, row, len(replies))
 
     async def _call(
@@ -180,7 +181,7 @@ class RewardFunction:
             elif name in self.signature.required:
                 if name not in _REQUIRED_NOWHERE:
                     raise ValueError(
-                        f"there is no column {name!r}, which reward {self._entry.name} takes; add it, or give the parameter a default"
+                        f"the column {name!r} is missing, which reward {self._entry.name} needs; add it, or give the parameter a default"
                     )
                 found[name] = _REQUIRED_NOWHERE[name]()
         return found
@@ -190,7 +191,7 @@ Numbers = tuple[list[tuple[float, dict[str, float]]], str | None, bool]
 
 
 def call_here(path: str, arguments: Mapping[str, object], members: int | None) -> Numbers:
-    """Call a user's function in this process: its scores, or its error and whether that is an `UnplayableTaskError`."""
+    """Call a user's function in this process. Returns its scores, its error, and whether the error is an `UnplayableTaskError`."""
     try:
         value = imported(KIND, path)(**arguments)
         if inspect.isawaitable(value):
@@ -205,7 +206,7 @@ async def _await_result(value: Awaitable[object]) -> object:
 
 
 def _function_error(error: BaseException) -> str:
-    """An error of the function, and where in the user's files it was raised."""
+    """Return the error of a user's function, with the line of the user's file that raised it."""
     if isinstance(error, BoundsError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)
@@ -215,14 +216,14 @@ def _function_error(error: BaseException) -> str:
 
 
 def scores_of(value: object, members: int | None) -> list[Score]:
-    """Scores within the bounds, from the result of a function.
+    """Return the result of a function as scores within the limits of `bounds`.
 
     Args:
-        value: a number, or a dictionary with `score` and further numbers, which become metrics; for a group a list of such.
-        members: replies of the group; None: there is one reply.
+        value: number, or a dictionary with `score` and other numbers, which become metrics; for a group a list of these.
+        members: number of replies of the group. None: a single reply.
 
     Raises:
-        BoundsError: it is something else, or a number is not finite.
+        BoundsError: the value has another form, or a number is not finite.
     """
     if members is None:
         return [_read_score(value, "reward")]
@@ -233,7 +234,7 @@ def scores_of(value: object, members: int | None) -> list[Score]:
         found = []
     if len(found) != members:
         raise BoundsError(
-            f"it has to return a list of {members} rewards, one for each completion, not {_show_value(value)}"
+            f"it must return a list of {members} rewards, one for each completion, not {_show_value(value)}"
         )
     return [_read_score(item, f"reward of completion {i}") for i, item in enumerate(found)]
 
@@ -242,9 +243,7 @@ def _read_score(value: object, what: str) -> Score:
     if not isinstance(value, Mapping):
         return Score(bounded_number(value, what, MAX_REWARD))
     if "score" not in value:
-        raise BoundsError(
-            f"the dictionary that it returned has no 'score' but {', '.join(map(repr, value)) or 'nothing'}"
-        )
+        raise BoundsError(f"the returned dictionary has no 'score', only {', '.join(map(repr, value)) or 'nothing'}")
     metrics = {
         str(name): bounded_number(item, f"metric {name!r}", MAX_METRIC)
         for name, item in value.items()

@@ -1,7 +1,6 @@
-"""Comparison of a reply's final answer with the right one as expressions: "1/2", "0.5" and "\\frac{1}{2}" are the same.
+"""Comparison of a reply's final answer with the right one as expressions: "1/2", "0.5" and "\\frac{1}{2}" are equal.
 
-The package `math-verify` does the work. It computes with sympy, which some inputs keep busy for ever: call it through
-`bounded.BoundedCalls`.
+The package `math-verify` compares them. It uses sympy, which does not finish on some inputs, so call it through `bounded.BoundedCalls`.
 """
 
 from __future__ import annotations
@@ -15,27 +14,27 @@ from functools import partial
 from rlrun.environments.layouts import boxed_content, has_box
 
 _SCIENTIFIC = re.compile(r"\s*([+-]?(?:\d+\.?\d*|\.\d+))[eE]([+-]?\d+)\s*")
-"""A number as programs print it, such as `1e-05`: math-verify reads its `e` as Euler's number."""
+"""A number in the format of programs, such as `1e-05`. math-verify would read its `e` as Euler's number."""
 _MAX_DECIMALS = 50
-"""Digits before or after the point up to which such a number is written out."""
+"""Largest exponent, positive or negative, up to which such a number is written as a decimal."""
 _MAX_SHOWN = 60
 
 
-OWN_FUNCTION = "or set reward to a function of yours, which gets ground_truth as it is"
+OWN_FUNCTION = "or set reward to your own function, which gets ground_truth unchanged"
 
 
 class TruthError(ValueError):
-    """A ground truth that a reward cannot compare with.
+    """Error for a ground truth that a reward cannot compare with.
 
     Args:
         truth: value of the column `ground_truth`.
-        fix: what the reward needs, and how the row or the reward is changed; the same for all such rows.
+        fix: requirement of the reward, and the change of the row or the reward; the same text for all rows with this fault.
     """
 
     def __init__(self, truth: object, fix: str) -> None:
         shown = json.dumps(truth, default=str)
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
-        super().__init__(f"ground_truth is {shown}, and {fix}")
+        super().__init__(f"ground_truth is {shown}, but {fix}")
         self.fix = fix
 
 
@@ -63,14 +62,14 @@ def truth_text(truth: object) -> str:
 
 
 def math_score(reply: str, truth: str) -> float:
-    """1 if the last answer in a reply equals `truth`, else 0.
+    """Return 1 if the last answer in a reply equals `truth`, else 0.
 
-    A reply with a `\\boxed{}` is compared by the last one only; math-verify would take neighboring boxes for one set. A last box that is
-    not closed is no answer. A reply that the parsers refuse (nested too deeply, a number with too many digits) is worth 0.
+    If a reply contains a `\\boxed{}`, only the last one is compared, because math-verify would combine adjacent boxes into one set. A last
+    box without its end counts as no answer. A reply that the parsers reject (nested too deeply, a number with too many digits) scores 0.
 
     Args:
-        reply: text in which an answer is found in `\\boxed{}`, in LaTeX or as a plain expression.
-        truth: the right answer, an expression in LaTeX or plain.
+        reply: text with an answer in `\\boxed{}`, in LaTeX or as a plain expression.
+        truth: right answer, as an expression in LaTeX or plain.
 
     Raises:
         ModuleNotFoundError: `math-verify` is not installed.
@@ -104,20 +103,20 @@ def parse_truth(truth: str) -> list[object]:
     except (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError) as error:
         raise ValueError(f"the right answer {truth!r} cannot be parsed: {type(error).__name__}: {error}") from error
     if not gold:
-        raise ValueError(f"the right answer {truth!r} is no mathematical expression")
+        raise ValueError(f"the right answer {truth!r} is not a mathematical expression")
     return gold
 
 
 def _parse_answer(text: str) -> list[object]:
     from math_verify import parse
 
-    # Without its own time-outs, which would make a wrong answer of one that takes long.
+    # math-verify's own time limit is off: it would turn a slow answer into a wrong one.
     found: list[object] = partial(parse, parsing_timeout=None)(text)
     return found
 
 
 def _written_out(text: str) -> str:
-    """A number with an exponent as a decimal number, or as a product with a power of ten; any other text as it is."""
+    """Return a number with an exponent as a decimal or as a product with a power of ten, and any other text unchanged."""
     match = _SCIENTIFIC.fullmatch(text)
     if match is None:
         return text
@@ -127,11 +126,11 @@ def _written_out(text: str) -> str:
 
 
 def prepare_parsers() -> None:
-    """Import what `math_score` needs and build its parsers, which takes seconds."""
+    """Import the dependencies of `math_score` and build its parsers, which takes seconds."""
     math_score("\\boxed{1}", "2")
 
 
 def can_parse(truth: str) -> bool:
-    """True: the parsers finish on a right answer. For `bounded.BoundedCalls`, whose deadline is the other answer."""
+    """Return True after the parsers have parsed a right answer. Called through `bounded.BoundedCalls`, whose deadline is the other case."""
     parse_truth(truth)
     return True

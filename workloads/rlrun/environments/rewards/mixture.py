@@ -1,4 +1,4 @@
-"""Rewards of one environment together: a weighted sum for each `data_source`, of single replies and of whole groups."""
+"""Combination of an environment's rewards: a weighted sum for each `data_source`, of rewards of single replies and of groups."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RowTask(Task):
-    """A task that was made from a row of a data set."""
+    """A task that was created from a row of a data set."""
 
     row: Mapping[str, object] = field(default_factory=dict)
     truth: Any = None
-    """The row's ground truth as it is there."""
+    """Unchanged ground truth of the row."""
 
 
 class _Part:
@@ -65,13 +65,13 @@ def _given_arguments(task: RowTask) -> dict[str, object]:
 
 
 class Sum:
-    """A weighted sum of rewards. With several, the metric `reward_<label>` is each one's own.
+    """A weighted sum of rewards. If there are several, the metric `reward_<label>` reports each one.
 
     Args:
-        entries: the rewards.
+        entries: declarations of the rewards.
 
     Raises:
-        ValueError: one of them cannot be made; names it.
+        ValueError: one of the rewards cannot be created; the message contains its name.
     """
 
     def __init__(self, entries: Sequence[RewardEntry]) -> None:
@@ -88,26 +88,26 @@ class Sum:
 
     @property
     def compares(self) -> bool:
-        """True if a part of it is of whole groups."""
+        """Whether any reward scores whole groups."""
         return bool(self._of_groups)
 
     def check(self, row: Mapping[str, object], truth: object) -> None:
-        """Refuse a row that lacks what a reward takes. Raises ValueError."""
+        """Raise ValueError if a row has no value that a reward needs."""
         for part in self._parts:
             part.check(row, truth)
 
     async def score(self, task: RowTask, reply: str) -> Score:
-        """The part of the sum that a reply earns alone."""
+        """Return the sum of the rewards that score single replies."""
         found = await _gather_results(part.one(task, reply) for part in self._single)
         return self._added(Score(0.0), zip(self._single, found, strict=True))
 
     async def compare(self, task: RowTask, replies: Sequence[str], scores: Sequence[Score]) -> list[Score]:
-        """The whole sums of a group's replies.
+        """Return the complete sums of a group's replies.
 
         Args:
-            task: of the group.
-            replies: of the policy.
-            scores: what each earned alone.
+            task: task of the group.
+            replies: replies of the policy.
+            scores: sums of the rewards that score single replies.
         """
         found = await _gather_results(part.all(task, replies) for part in self._of_groups)
         return [
@@ -127,7 +127,7 @@ class Sum:
 
 
 async def _gather_results(awaitables: Iterable[Awaitable[T]]) -> list[T]:
-    """Results in order; with the first error the others end."""
+    """Return the results in order. After the first error, the other awaitables are canceled."""
     tasks = [asyncio.ensure_future(one) for one in awaitables]
     try:
         return list(await asyncio.gather(*tasks))
@@ -137,10 +137,10 @@ async def _gather_results(awaitables: Iterable[Awaitable[T]]) -> list[T]:
 
 
 class Rewards:
-    """The rewards of a data set.
+    """Rewards of a data set.
 
     Args:
-        sums: rewards by `data_source`; `*` is for all others.
+        sums: rewards by `data_source`; `*` applies to all other sources.
     """
 
     def __init__(self, sums: Mapping[str, Sequence[RewardEntry]]) -> None:
@@ -148,28 +148,28 @@ class Rewards:
 
     @property
     def compares(self) -> bool:
-        """True if some reward is of whole groups."""
+        """Whether any reward scores whole groups."""
         return any(found.compares for found in self._sums.values())
 
     def check(self, row: Mapping[str, object], truth: object) -> None:
-        """Refuse a row that no reward can be given for.
+        """Reject a row that the rewards cannot score.
 
         Args:
-            row: of the data set.
-            truth: its ground truth, of any JSON type.
+            row: row of the data set.
+            truth: ground truth of the row, of any JSON type.
 
         Raises:
-            ValueError: names column, value and fix.
+            ValueError: contains the column, the value and the fix.
         """
         self._of(row).check(row, truth)
 
     async def score(self, task: Task, reply: str) -> Score:
-        """Reward of a reply alone."""
+        """Return the reward of a single reply, without rewards that score whole groups."""
         assert isinstance(task, RowTask)
         return await self._of(task.row).score(task, reply)
 
     async def compare(self, task: Task, replies: Sequence[str], scores: Sequence[Score]) -> Sequence[Score]:
-        """Rewards of a group's replies, with those of each alone."""
+        """Return the complete rewards of a group's replies. `scores` are their results of `score`."""
         assert isinstance(task, RowTask)
         found = self._of(task.row)
         return await found.compare(task, replies, scores) if found.compares else scores
@@ -178,8 +178,10 @@ class Rewards:
         source = row.get("data_source")
         found = self._sums.get(str(source), self._sums.get(ANY_SOURCE))
         if found is None:
-            known = f"reward_by_source names {describe_sources(self._sums)}; name it there, or '{ANY_SOURCE}' for all others"
+            known = (
+                f"reward_by_source has {describe_sources(self._sums)}; add the source, or '{ANY_SOURCE}' for all others"
+            )
             if source is None:
-                raise ValueError(f"there is no column 'data_source'; {known}")
+                raise ValueError(f"the column 'data_source' is missing; {known}")
             raise ValueError(f"data_source {source!r} has no reward{did_you_mean(str(source), self._sums)}: {known}")
         return found

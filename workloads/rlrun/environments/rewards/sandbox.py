@@ -1,13 +1,13 @@
-"""The inside of the sandbox for code that a model wrote. It runs as a script, in a Python without site packages.
+"""Code that runs inside the sandbox for programs that a model wrote. It is a script for a Python without site packages.
 
-What the code may do follows from three things that need no privileges, put on in this order and never to be taken off:
+Three mechanisms limit the program. They need no privileges, are applied in this order and cannot be removed:
 
-- resource limits: processor time, address space, size of a file, open files;
-- Landlock: files of the Python installation may be read, and no file may be written, made, renamed or removed;
-- a seccomp filter with the list of the system calls that a computing program needs; files are opened for reading alone. No socket, no
-  process, no signal to others, no tracing, no change of rights is on it. A call that is not fails with EPERM.
+- Resource limits: processor time, address space, size of a file, open files.
+- Landlock: files of the Python installation can be read, and no file can be written, created, renamed or removed.
+- A seccomp filter with a list of the system calls that a computing program needs; files can be opened only for reading. The list has no
+  call for sockets, processes, signals to others, tracing or a change of rights. A call that is not in the list fails with EPERM.
 
-The filter lists what is allowed: a call that a future kernel brings is refused. Sources: landlock(7), seccomp(2), Linux'
+The filter is a list of allowed calls, so calls of future kernels are rejected. Sources: landlock(7), seccomp(2), Linux'
 `asm/unistd_64.h`.
 """
 
@@ -23,19 +23,19 @@ import struct
 import sys
 
 UNAVAILABLE = 99
-"""Exit code: this machine cannot confine the code; the reason is on stderr."""
+"""Exit code of a machine that cannot confine the code. The reason is on stderr."""
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 READ_FILE, REFER = 1 << 2, 1 << 13
-"""Rights of Landlock: to read a file, and to move one into another folder."""
+"""Landlock rights: read a file, and move a file into another folder."""
 WRITE_FILE, TRUNCATE = 1 << 1, 1 << 14
 CHANGE_FOLDERS = sum(1 << right for right in range(4, 13))
-"""Rights of Landlock: to remove files and folders, and to make every kind of them."""
+"""Landlock rights: remove files and folders, and create each kind of them."""
 SCOPE_SIGNAL = 1 << 1
-"""Scope of Landlock, from version 6 (Linux 6.12): no signal to a process outside of the domain."""
+"""Landlock scope, from version 6 (Linux 6.12): no signals to processes outside of the domain."""
 _READ = READ_FILE | 1 << 3  # READ_DIR
-_OF_FILES = 1 | 1 << 1 | READ_FILE | 1 << 14  # EXECUTE, WRITE_FILE, TRUNCATE: the rights that a single file can have
+_OF_FILES = 1 | 1 << 1 | READ_FILE | 1 << 14  # EXECUTE, WRITE_FILE, TRUNCATE: the rights that apply to single files
 _AUDIT_ARCH_X86_64, _X32_BIT = 0xC000003E, 0x40000000
 _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x80000000
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -54,12 +54,12 @@ ALLOWED = {
     "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271, "set_robust_list": 273, "eventfd2": 290,
     "epoll_create1": 291, "pipe2": 293, "getrandom": 318, "membarrier": 324, "statx": 332, "rseq": 334, "faccessat2": 439,
 }  # fmt: skip
-"""Allowed whatever the arguments: x86-64's numbers."""
+"""Calls that are allowed with all arguments, with their numbers on x86-64."""
 _OPEN, _OPENAT, _FCNTL, _IOCTL, _CLONE, _CLONE3, _TGKILL, _PRLIMIT = 2, 257, 72, 16, 56, 435, 234, 302
 _CHANGES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | (os.O_TMPFILE & ~os.O_DIRECTORY)
-"""Flags of `open` that write, make or empty a file. Access mode 3 reads and writes nothing, and empties with O_TRUNC: Landlock asks for
-no right to it before its version 3 (Linux 6.2)."""
-_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicate, flags: not F_SETOWN, which sends signals
+"""Flags of `open` that write, create or empty a file. Access mode 3 neither reads nor writes, but empties the file with O_TRUNC:
+Landlock before its version 3 (Linux 6.2) requires no right for it."""
+_FCNTL_COMMANDS = (0, 1, 2, 3, 4, 1030)  # duplicate and flags, but not F_SETOWN, which sends signals
 _IOCTL_COMMANDS = (0x5401, 0x5451, 0x541B, 0x5413)  # TCGETS, FIOCLEX, FIONREAD, TIOCGWINSZ
 
 
@@ -68,17 +68,17 @@ class UnavailableError(Exception):
 
 
 def filter_program(pid: int) -> list[tuple[int, int, int, int]]:
-    """The seccomp filter as classic BPF, `(code, jump if true, jump if false, operand)`.
+    """Return the seccomp filter as classic BPF instructions, `(code, jump if true, jump if false, operand)`.
 
     Args:
-        pid: the only process that the code may signal: itself.
+        pid: pid of this process, the only one to which the code may send signals.
     """
     load_number = (_LOAD, 0, 0, _NUMBER)
     program = [(_LOAD, 0, 0, _ARCH), (_EQUAL, 1, 0, _AUDIT_ARCH_X86_64), (_RETURN, 0, 0, _KILL), load_number]
     program += [(_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _KILL)]
 
     def allow_if(number: int, argument: int, tests: list[tuple[int, int, int, int]]) -> None:
-        # The tests see the argument's lower half, which is all that the kernel itself looks at for these; each jumps to the end.
+        # The tests load the argument's lower half; the kernel also uses only this half for these calls. Each test jumps to the end.
         body = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument), *tests, (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
         program.append((_EQUAL, 0, len(body), number))
         program.extend(body)
@@ -93,7 +93,7 @@ def filter_program(pid: int) -> list[tuple[int, int, int, int]]:
     allow_if(_CLONE, 0, [(_ANY_BIT, 1, 0, _CLONE_THREAD)])
     allow_if(_TGKILL, 0, one_of((pid,)))
     allow_if(_PRLIMIT, 0, one_of((0,)))
-    # The C library falls back to clone, whose flags a filter can see.
+    # The filter cannot read the flags of clone3, so it reports ENOSYS; the C library then uses clone, whose flags are an argument.
     program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     for number in sorted(ALLOWED.values()):
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
@@ -107,26 +107,26 @@ def _check_call(result: int, what: str) -> int:
 
 
 def landlock_version(libc: ctypes.CDLL) -> int:
-    """Version of the kernel's Landlock, from 1.
+    """Return the version of the kernel's Landlock, from 1.
 
     Raises:
-        UnavailableError: it has none.
+        UnavailableError: the kernel has no Landlock.
     """
     libc.syscall.restype = ctypes.c_long
     return _check_call(libc.syscall(_LANDLOCK_CREATE, None, 0, 1), "this kernel has no Landlock (Linux 5.13 or newer)")
 
 
 def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int]], *, scoped: int = 0) -> None:
-    """Refuse this process and all that it starts some rights to files but where they are allowed.
+    """Remove rights to files from this process and its future children, except for listed paths.
 
     Args:
-        libc: the C library.
-        handled: the rights, as bits of Landlock.
-        allowed: files, or folders with all that is in them, and the rights that stay; what does not exist is left out.
-        scoped: scopes, as bits of Landlock; kernels before version 6 know none.
+        libc: C library.
+        handled: removed rights, as Landlock bits.
+        allowed: files or folders (with their contents) and the rights that are kept for them. Missing paths are skipped.
+        scoped: scopes, as Landlock bits. Kernels with Landlock before version 6 do not support scopes.
 
     Raises:
-        UnavailableError: the kernel refuses.
+        UnavailableError: the kernel rejected the rules.
     """
     rules = struct.pack("=QQQ", handled, 0, scoped) if scoped else struct.pack("=Q", handled)
     ruleset = _check_call(libc.syscall(_LANDLOCK_CREATE, rules, len(rules), 0), "landlock_create_ruleset")
@@ -144,17 +144,17 @@ def restrict_files(libc: ctypes.CDLL, handled: int, allowed: list[tuple[str, int
 
 
 def _landlock_rules(libc: ctypes.CDLL, readable: list[str]) -> None:
-    # Version 1 knows all rights but moving between folders (2) and truncating (3), which the filter refuses in every form.
+    # Landlock 1 has all rights except moving between folders (2) and truncating (3); the seccomp filter rejects every form of both.
     abi = landlock_version(libc)
     rights = 13 + min(2, abi - 1)
     restrict_files(libc, (1 << rights) - 1, [(path, _READ) for path in readable])
 
 
 def install_filter(libc: ctypes.CDLL, program: list[tuple[int, int, int, int]]) -> None:
-    """Put a seccomp filter on this process and all that it starts.
+    """Apply a seccomp filter to this process and its future children.
 
     Raises:
-        UnavailableError: the kernel refuses.
+        UnavailableError: the kernel rejected the filter.
     """
     code = b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
     instructions = ctypes.create_string_buffer(code, len(code))
@@ -163,13 +163,13 @@ def install_filter(libc: ctypes.CDLL, program: list[tuple[int, int, int, int]]) 
 
 
 def confine_process(*, cpu_seconds: int, memory_bytes: int) -> None:
-    """Put everything on.
+    """Apply resource limits, Landlock and the seccomp filter to this process.
 
     Raises:
-        UnavailableError: the machine cannot; nothing may run then.
+        UnavailableError: the machine does not support one of them; then the program must not be run.
     """
     if platform.machine() != "x86_64" or sys.platform != "linux":
-        raise UnavailableError(f"the sandbox knows Linux on x86-64, not {sys.platform} on {platform.machine()}")
+        raise UnavailableError(f"the sandbox supports Linux on x86-64, not {sys.platform} on {platform.machine()}")
     for kind, limit in (
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, memory_bytes),
@@ -186,7 +186,7 @@ def confine_process(*, cpu_seconds: int, memory_bytes: int) -> None:
 
 
 def main() -> None:
-    """Run the program in a file descriptor: `sandbox.py DESCRIPTOR CPU_SECONDS MEMORY_BYTES`."""
+    """Run the program of a file descriptor: `sandbox.py DESCRIPTOR CPU_SECONDS MEMORY_BYTES`."""
     descriptor, cpu_seconds, memory_bytes = map(int, sys.argv[1:])
     with os.fdopen(descriptor, "rb") as file:
         code = file.read()

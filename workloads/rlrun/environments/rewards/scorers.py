@@ -1,4 +1,4 @@
-"""Rewards by name, for environments whose data has the right answers."""
+"""Built-in rewards by name, for environments whose data contains the right answers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs
 
 @runtime_checkable
 class Scorer(Protocol):
-    """Judges a reply to a task."""
+    """Reward of single replies."""
 
     async def __call__(self, task: Task, reply: str) -> float:
-        """The reward. Raises whatever makes the rollout unusable."""
+        """Return the reward of a reply. Exceptions make the rollout unusable."""
         ...
 
 
 @runtime_checkable
 class GroupScorer(Protocol):
-    """Judges all replies of a group together."""
+    """Reward of all replies of a group together."""
 
     async def of_group(self, task: Task, replies: Sequence[str]) -> Sequence[float]:
-        """The rewards, in the order of the replies. Raises whatever makes the group unusable."""
+        """Return the rewards in the order of the replies. Exceptions make the group unusable."""
         ...
 
 
@@ -43,7 +43,7 @@ class MathArgs(BaseModel):
     processes: int = Field(default=2, ge=1, le=256)
     """Processes that compare answers at the same time."""
     timeout_seconds: float = Field(default=10.0, gt=0)
-    """Deadline of one comparison; a reply that no parser finishes in this time is worth 0."""
+    """Time limit of one comparison. A reply that the parsers do not finish in this time scores 0."""
 
 
 class CodeArgs(BaseModel):
@@ -52,7 +52,7 @@ class CodeArgs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     timeout_seconds: float = Field(default=10.0, gt=0)
-    """Deadline of one case."""
+    """Time limit of one test case."""
     memory_mib: int = Field(default=512, ge=64)
     """Address space of a program."""
     concurrency: int = Field(default=4, ge=1, le=256)
@@ -60,16 +60,16 @@ class CodeArgs(BaseModel):
 
 
 class ExactArgs(BaseModel):
-    """Options of the reward `exact`: none."""
+    """Options of the reward `exact`, which has none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def find_scorer(name: str, options: Mapping[str, object]) -> Scorer:
-    """The built-in reward of this name.
+    """Return the built-in reward of this name.
 
     Raises:
-        ValueError: an option is wrong; says which.
+        ValueError: an option is invalid; the message contains its name.
     """
     found = _make_scorer(name, options)
     assert isinstance(found, Scorer)
@@ -77,7 +77,7 @@ def find_scorer(name: str, options: Mapping[str, object]) -> Scorer:
 
 
 def group_scorer(name: str, options: Mapping[str, object]) -> GroupScorer:
-    """The same of one in `OF_GROUPS`."""
+    """Return the built-in reward of this name, which must be in `OF_GROUPS`. Raises ValueError like `find_scorer`."""
     found = _make_scorer(name, options)
     assert isinstance(found, GroupScorer)
     return found
@@ -103,7 +103,7 @@ class _Math:
             processes=args.processes, timeout_seconds=args.timeout_seconds, prepare=mathematics.prepare_parsers
         )
         self._parsable: set[str] = set()
-        """Right answers that are known to be parsed in time."""
+        """Right answers that were parsed in time before."""
         self._unfinished = 0
 
     async def __call__(self, task: Task, reply: str) -> float:
@@ -111,7 +111,7 @@ class _Math:
         try:
             return await self._calls.call(mathematics.math_score, reply, truth)
         except BoundedCallError as error:
-            # If the right answer itself cannot be parsed, the fault is the row's: no reply could be right.
+            # If the right answer itself cannot be parsed, the row is faulty: no reply could be right.
             await self._require_parsable(truth)
             if not isinstance(error, UnfinishedCallError):
                 raise
@@ -132,11 +132,11 @@ class _Math:
         self._parsable.add(truth)
 
     def _report_unfinished(self, task: Task, error: UnfinishedCallError) -> None:
-        """Print the first, the tenth, the hundredth ... reply, so that a log of many stays short."""
+        """Print the count at 1, 10, 100, ... replies, so that the log stays short."""
         self._unfinished += 1
         if str(self._unfinished).strip("0") == "1":
             print(
-                f"reward math: {self._unfinished} replies are worth 0 because {error}; the latest one of task {task.id!r}"
+                f"reward math: {self._unfinished} replies scored 0 because {error}; the latest one is of task {task.id!r}"
             )
 
 
@@ -151,7 +151,7 @@ class _Code:
 
 
 def check_truth(reward: str, truth: object) -> None:
-    """Refuse a row's ground truth that a built-in reward cannot compare with.
+    """Reject a row's ground truth that a built-in reward cannot compare with.
 
     Args:
         reward: name in `BUILT_IN`.
@@ -175,7 +175,7 @@ def _check_text(truth: object) -> None:
 def _check_cases(truth: object) -> None:
     if not _read_cases(truth if isinstance(truth, str) else json.dumps(truth)):
         raise ValueError(
-            "ground_truth has no test case, so the reward code cannot pay for anything; add one, or remove the row"
+            "ground_truth has no test case, so the reward code cannot score a reply; add one, or remove the row"
         )
 
 
@@ -184,18 +184,18 @@ _TRUTHS: Mapping[str, Callable[[object], object]] = {
     "exact": _check_text,
     "code": _check_cases,
 }
-"""Checks of the ground truth; other rewards take any, or none."""
+"""Checks of the ground truth. Rewards without a check accept any ground truth."""
 
 
 def _read_cases(answer: str) -> list[Case]:
-    """Test cases from a data set: `[{"stdin": ..., "stdout": ...}]`, or `{"inputs": [...], "outputs": [...]}`."""
+    """Return the test cases of a ground truth: `[{"stdin": ..., "stdout": ...}]`, or `{"inputs": [...], "outputs": [...]}`."""
     try:
         found = json.loads(answer)
         if isinstance(found, dict):
             return [Case(str(i), str(o)) for i, o in zip(found["inputs"], found["outputs"], strict=True)]
         return [Case(str(case["stdin"]), str(case["stdout"])) for case in found]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"the ground truth holds no test cases: {error}") from error
+        raise ValueError(f"the ground truth contains no test cases: {error}") from error
 
 
 class _Judged:
@@ -223,7 +223,7 @@ class _Modelled:
 
 
 def _prompt_text(task: Task) -> str:
-    """The prompt as one text, without the system's."""
+    """Return the prompt as one text, without system messages."""
     texts = [content_text(message.get("content"), f"prompt[{i}].content") for i, message in enumerate(task.prompt)]
     return "\n\n".join(text for text, message in zip(texts, task.prompt, strict=True) if message["role"] != "system")
 
@@ -236,9 +236,9 @@ BUILT_IN: Mapping[str, tuple[type[BaseModel], Callable[[Any], Scorer | GroupScor
     "reward-model": (RewardModelArgs, _Modelled),
     "group-judge": (GroupJudgeArgs, _GroupJudged),
 }
-"""Built-in rewards: name -> options and what makes it."""
+"""Built-in rewards: class of the options, and constructor, by name."""
 
 SERVED = frozenset({"judge", "group-judge", "reward-model"})
-"""Rewards that ask a server, which may want a key."""
+"""Rewards that send requests to a server, which may need a key."""
 OF_GROUPS = frozenset({"group-judge"})
-"""Rewards that judge all replies of a group together."""
+"""Rewards that score all replies of a group together."""

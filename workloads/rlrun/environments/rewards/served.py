@@ -1,4 +1,4 @@
-"""Requests to a server that scores: retried after errors that pass, spaced, and with a deadline that counts all of it."""
+"""Requests to a scoring server, with a rate limit, retries after temporary errors, and one deadline for all of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def fill_template(template: str, fields: Mapping[str, str]) -> str:
-    """A template with the texts of its `{fields}`, all at once: braces in a text are no fields."""
+    """Replace all `{fields}` of a template in one pass, so that braces in a value are not replaced."""
     return re.sub(rf"\{{({'|'.join(fields)})\}}", lambda match: fields[match[1]], template)
 
 
@@ -29,37 +29,37 @@ _MAX_BACKOFF_SECONDS = 30.0
 
 
 class ServedError(RuntimeError):
-    """The server could not be asked, or gave no score."""
+    """Error for a server that could not be reached or returned no score."""
 
 
 class ServedArgs(BaseModel):
-    """Arguments of a reward that a server gives."""
+    """Arguments of a reward that is computed by a server."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     base_url: str = Field(pattern=r"^https?://[^\s/]")
     """URL of the server."""
     model: str = Field(min_length=1)
-    """Name of the model there."""
+    """Name of the model on the server."""
     api_key_env: str = "OPENAI_API_KEY"
-    """Environment variable that holds the key; it may be unset for a server without one."""
+    """Environment variable with the key. It may be unset if the server needs no key."""
     requests_per_minute: float = Field(default=600.0, gt=0)
-    """Most requests per minute, retries included."""
+    """Largest number of requests per minute, including retries."""
     concurrency: int = Field(default=32, ge=1)
-    """Most requests at the same time."""
+    """Largest number of simultaneous requests."""
     deadline_seconds: float = Field(default=60.0, gt=0)
-    """Deadline of one score, with all its retries and its turn in the queue."""
+    """Time limit of one score, including retries and the wait for the rate limit."""
 
 
 class RateLimit:
-    """Lets one through every `60 / per_minute` seconds, in order."""
+    """Limit of one call every `60 / per_minute` seconds, in order of arrival."""
 
     def __init__(self, per_minute: float) -> None:
         self._interval = 60.0 / per_minute
         self._next = 0.0
 
     async def turn(self) -> None:
-        """Wait for one's turn."""
+        """Wait until the caller may continue."""
         now = time.monotonic()
         at, self._next = max(now, self._next), max(now, self._next) + self._interval
         await asyncio.sleep(at - now)
@@ -73,11 +73,11 @@ class _RefusedError(Exception):
 
 
 class Server:
-    """A server that is asked for scores.
+    """Client of a scoring server.
 
     Args:
-        args: where it is, and how it is asked.
-        what: its name in messages, such as `the judge`.
+        args: address, model and limits.
+        what: name of the server in messages, such as `the judge`.
         error: class of the errors.
     """
 
@@ -88,15 +88,15 @@ class Server:
         self._session: Any = None
 
     async def ask(self, path: str, body: Mapping[str, object], parse: Callable[[object], T]) -> T:
-        """Result of `parse` on the JSON that the server answers at `path`.
+        """Send a request until it succeeds, and return the result of `parse` on the JSON answer.
 
         Raises:
-            ServedError: there was no answer before the deadline, or the server refuses the request.
+            ServedError: there was no answer before the deadline, or the server rejected the request.
         """
         where, seconds, last = (
             f"{self._what} at {self._args.base_url}",
             self._args.deadline_seconds,
-            "it was not asked yet",
+            "no request was sent yet",
         )
         try:
             async with asyncio.timeout(seconds):
@@ -106,19 +106,21 @@ class Server:
                     except _RefusedError as error:
                         last = f"status {error.status}: {error.text}"
                         if error.status not in _RETRIED:
-                            raise self._error(f"{where} refuses: {last}") from error
+                            raise self._error(f"{where} rejected the request: {last}") from error
                         wait = error.retry_after
                     except OSError as error:
                         last, wait = str(error) or type(error).__name__, None
-                    # Jitter, so that requests which failed together do not come back together.
+                    # Random delays, so that requests which failed together are not repeated together.
                     pause = backoff(attempt + 1, first=0.5, longest=_MAX_BACKOFF_SECONDS) * random.uniform(0.5, 1.0)
                     await asyncio.sleep(pause if wait is None else wait)
         except TimeoutError as error:
-            raise self._error(f"{where} gave no score within {seconds:g} seconds; the last: {last}") from error
+            raise self._error(
+                f"{where} returned no score within {seconds:g} seconds; the last failure: {last}"
+            ) from error
         raise AssertionError("unreachable")
 
     async def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -126,7 +128,7 @@ class Server:
         import aiohttp
 
         if self._session is None:
-            self._session = aiohttp.ClientSession(trust_env=True)  # a hosted judge may lie behind a proxy
+            self._session = aiohttp.ClientSession(trust_env=True)  # a hosted judge may be reached through a proxy
         key = os.environ.get(self._args.api_key_env)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         async with self._slots:
@@ -144,4 +146,4 @@ class Server:
         try:
             return json.loads(text)
         except ValueError:
-            raise self._error(f"the answer of {self._what} is no JSON: {text[:200]!r}") from None
+            raise self._error(f"{self._what} did not return JSON: {text[:200]!r}") from None

@@ -1,1 +1,1 @@
-"""Limits of an environment's processes: what they may reach, and that none outlives its keeper."""
+"""Limits of an environment's processes: which files and processes they can reach, and that none outlives its keeper."""

@@ -1,10 +1,12 @@
-"""Landlock for an environment's process: no look into other processes, no credentials of the pod, no files but its own to write.
+"""Landlock rules for an environment's process: no access to other processes and to credentials, and write access only to its files.
 
-A process with a Landlock domain can trace, and look into, only processes of that domain and those nested in it: its own, not those of other
-environments, of the trainer or of the user. It can read no file in the folders of credentials, and it writes only in its private folder, in
-the hub's caches and in `/dev`. From version 6 (Linux 6.12) it sends signals only to its own processes. What it starts inherits all of this.
-Put on where the process has `no_new_privs`, as in a pod without privilege escalation, for it cannot be put on otherwise; from version 2
-(Linux 5.19), since version 1 would refuse every move between folders. Mounting is refused, too.
+A process with a Landlock domain can trace and inspect only processes of that domain and of nested ones: its own, but not those of other
+environments, of the trainer or of the user. It cannot read files in the folders of credentials, and it can write only in its private
+folder, in the hub's caches and in `/dev`. From Landlock 6 (Linux 6.12) it can send signals only to its own processes. Its children inherit
+all rules.
+
+The rules require `no_new_privs`, which a pod without privilege escalation has, and Landlock 2 (Linux 5.19), because version 1 would deny
+every move between folders. Mounting is denied, too.
 Sources: landlock(7); https://docs.kernel.org/userspace-api/landlock.html.
 """
 
@@ -30,19 +32,19 @@ from rlrun.environments.rewards.sandbox import (
 )
 
 CREDENTIALS = ("/var/run/secrets/rlrun", "/var/run/secrets/kubernetes.io")
-"""Folders of the orchestrator's pod with tokens of Kubernetes' API."""
+"""Folders of the orchestrator's pod with tokens of the Kubernetes API."""
 _PR_GET_NO_NEW_PRIVS = 39
 _WITH_MOVES = 2
-"""First version that can allow moves between folders."""
+"""First Landlock version that can allow moves between folders."""
 _WITH_TRUNCATE, _WITH_SCOPES = 3, 6
-"""First versions that can refuse to empty a file, and to send a signal out of the domain."""
+"""First Landlock versions that can deny emptying a file, and sending a signal out of the domain."""
 _WRITABLE = ("/dev", "/proc")
-"""Folders that programs write next to their own: terminals, `/dev/null`, shared memory, and files of their own processes, which
+"""Folders that programs write in addition to their own: terminals, `/dev/null`, shared memory, and files of their own processes, which
 debuggers write."""
 
 
 def explain_missing() -> str | None:
-    """Reason why this kernel cannot enclose a process that gave up privileges; None: it can, or the process did not give them up."""
+    """Return why this kernel cannot enclose a process without privileges; None if it can, or if this process has privileges."""
     if not _gave_up_privileges():
         return None
     try:
@@ -58,11 +60,11 @@ def is_available() -> bool:
 
 
 def enclose_process(closed: Sequence[str] = CREDENTIALS, writable: Sequence[str] | None = None) -> bool:
-    """Enclose this process and all that it starts, if `is_available`; return whether it is enclosed.
+    """Enclose this process and its future children if `is_available`; return whether it is enclosed.
 
     Args:
-        closed: folders whose files are not read.
-        writable: the only folders, next to `/dev`, in which files are made, changed and removed; default: all.
+        closed: folders whose files cannot be read.
+        writable: only folders, in addition to `/dev`, in which files can be created, changed and removed. Default: all.
     """
     if not is_available():
         return False
@@ -76,7 +78,7 @@ def enclose_process(closed: Sequence[str] = CREDENTIALS, writable: Sequence[str]
         rules += [(path, changes) for path in (*_WRITABLE, *writable)]
     try:
         restrict_files(libc, handled, rules, scoped=SCOPE_SIGNAL if version >= _WITH_SCOPES else 0)
-    except UnavailableError:  # no more than 16 domains can be nested
+    except UnavailableError:  # at most 16 domains can be nested
         return False
     return True
 
@@ -86,10 +88,10 @@ def _gave_up_privileges() -> bool:
 
 
 def _all_but(closed: Sequence[Path]) -> list[str]:
-    """Files and folders that hold everything but some folders.
+    """Return files and folders that together contain everything except the closed folders.
 
-    Landlock allows, and takes nothing away from what it allows: so of each folder above a closed one all other entries are listed, and what
-    is made there later is closed.
+    Landlock rules can only allow access. Therefore all entries next to a closed folder and next to its parents are listed. Entries that
+    are created there later are closed.
     """
     shut = {path.resolve() for path in closed if path.is_dir()}
     if not shut:
@@ -100,6 +102,6 @@ def _all_but(closed: Sequence[Path]) -> list[str]:
         with suppress(OSError):
             real = (
                 entry for entry in os.scandir(folder) if not entry.is_symlink()
-            )  # a link may lead into a closed one
+            )  # links are left out, because one may point into a closed folder
             found += [entry.path for entry in real if Path(entry.path) not in shut | above]
     return found

@@ -1,7 +1,7 @@
-"""Processes of an environment: descendants of its keeper, its session, and processes that carry its mark.
+"""Find and kill the processes of an environment: descendants of its keeper, processes of its session, and processes with its mark.
 
-The keeper (see `keeper`) has every process of the environment among its descendants for as long as it lives. Should the environment
-have killed it, what it started is found by a mark in its environment variables, and by having been seen before. Linux only (/proc).
+While the keeper lives (see `keeper`), every process of the environment is its descendant. If the environment has killed the keeper, its
+processes are found by a mark in their environment variables and by a list of known processes. Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rlrun.runtime.processes import processes_with
 MARK_VARIABLE = "RLRUN_ENVIRONMENT_MARK"
 """Environment variable that every process of an environment inherits."""
 KILL_SECONDS = 5.0
-"""Longest wait for killed processes to end; one inside a hanging file system cannot."""
+"""Longest wait for killed processes to end. A process inside a hanging file system cannot end."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_SECONDS = 0.005
 
 Known = tuple[int, int]
-"""A process: its pid, and when it started, in ticks since boot; so a pid that is used again is another one."""
+"""Process identity: pid and start time in ticks since boot, so that a reused pid is not mistaken for the same process."""
 
 
 @dataclass(frozen=True)
 class _Process:
-    """A line of /proc."""
+    """Fields of /proc/PID/stat."""
 
     state: str
     parent: int
@@ -42,8 +42,8 @@ def _list_processes() -> dict[int, _Process]:
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError, IndexError, ValueError):  # gone meanwhile
-                # The name, in parentheses, may hold anything: the fields follow the last one, beginning with the state.
+            with suppress(OSError, IndexError, ValueError):  # the process has ended in the meantime
+                # The name, in parentheses, can contain any characters; the other fields follow the last parenthesis.
                 fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
                 process = _Process(fields[0], int(fields[1]), int(fields[3]), int(fields[19]), int(fields[21]) * _PAGE)
                 found[int(entry.name)] = process
@@ -51,8 +51,9 @@ def _list_processes() -> dict[int, _Process]:
 
 
 def _descendant_pids(leader: int, processes: dict[int, _Process]) -> set[int]:
-    """Pids of what descends from a process or is of its session, itself excepted."""
+    """Return the pids of all descendants of a process and of all processes of its session, without the process itself."""
     members = {leader} | {pid for pid, process in processes.items() if process.session == leader}
+    # Repeat until the set stops growing: each pass adds the children of the processes found so far.
     size = -1
     while size != len(members):
         size = len(members)
@@ -62,20 +63,20 @@ def _descendant_pids(leader: int, processes: dict[int, _Process]) -> set[int]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Present use of resources by an environment."""
+    """Current resource usage of an environment."""
 
     members: frozenset[Known]
-    """Processes of the environment, the keeper excepted."""
+    """Processes of the environment, without the keeper."""
     memory_bytes: int
-    """Resident memory of all its processes; what they share counts once, where the kernel reports it."""
+    """Resident memory of all processes. Shared memory counts once if the kernel reports shares."""
 
 
 def descendant_usage(leader: int, limit_bytes: int) -> Usage:
-    """Use of resources by all descendants of a process and its session.
+    """Return the resource usage of all descendants of a process and of its session.
 
     Args:
         leader: pid of the keeper.
-        limit_bytes: the exact figure, which is slow to get, is asked for only above this.
+        limit_bytes: memory above which the exact value is read, which is slow.
     """
     processes = _list_processes()
     members = _descendant_pids(leader, processes)
@@ -87,7 +88,7 @@ def descendant_usage(leader: int, limit_bytes: int) -> Usage:
 
 
 def _proportional_memory(pid: int, otherwise: int) -> int:
-    """Memory of a process in bytes, with its share of what it shares."""
+    """Memory of a process in bytes, with a proportional share of shared memory."""
     try:
         for line in Path("/proc", str(pid), "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
@@ -98,7 +99,7 @@ def _proportional_memory(pid: int, otherwise: int) -> int:
 
 
 def is_stopped(pid: int) -> bool:
-    """True if a process was stopped by a signal and not continued."""
+    """Return whether a process was stopped by a signal and not continued."""
     try:
         return Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "Tt"
     except (OSError, IndexError):
@@ -106,12 +107,12 @@ def is_stopped(pid: int) -> bool:
 
 
 def kill_descendants(leader: int, *, reap: Callable[[], object], known: Collection[Known] = ()) -> None:
-    """Kill all that descends from a process, and what was seen to, until nothing of it is left; itself excepted.
+    """Kill all descendants of a process and all known processes until none is left, but not the process itself.
 
     Args:
         leader: pid of the process.
-        reap: called after each round.
-        known: processes that descended from it once.
+        reap: function that is called after each round.
+        known: former descendants.
     """
     _until_none(lambda: _living_pids(leader, known), reap)
 
@@ -133,15 +134,15 @@ def _until_none(find: Callable[[], Collection[int]], reap: Callable[[], object])
 
 
 def kill_all(leader: int, mark: str, known: Collection[Known] = ()) -> None:
-    """Kill an environment's processes; the leader stays as a zombie child of this process until it is collected.
+    """Kill all processes of an environment. The leader stays a zombie child of this process until it is collected.
 
     Args:
         leader: pid of the keeper, which may have ended.
         mark: value of `MARK_VARIABLE`.
-        known: processes that were seen to descend from it.
+        known: processes that were descendants of the keeper.
     """
     kill_descendants(leader, reap=lambda: None, known=known)
-    # Before the leader is collected neither its pid nor its group's id can belong to another process.
+    # Until the leader is collected, its pid and its group's id cannot belong to another process.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     _until_none(lambda: processes_with(MARK_VARIABLE, mark), lambda: None)

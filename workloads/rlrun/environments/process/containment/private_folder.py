@@ -1,9 +1,9 @@
 """Private folder of an environment's process: its home, its temporary files and, in a pod, its working directory.
 
-An environment without an image of its own runs as the orchestrator's user, next to processes that hold secrets. If it could write their
-home folder, their working directory or the run's folder, it could give them modules to import (`trio.py`), settings that send a key
-elsewhere (`.netrc`, a tracker's settings), or another configuration. So it writes only here and in the hub's caches of data, and no other
-process reads what is here.
+An environment without its own image runs as the orchestrator's user, next to processes with secrets. If it could write their home folder,
+their working directory or the run's folder, it could add modules that they import (`trio.py`), settings that send a key to another server
+(`.netrc`, settings of a tracker), or another configuration. Therefore it can write only here and in the hub's caches of data, and no
+other process reads this folder.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _HUB_CACHES = {
     "assets": ("HF_ASSETS_CACHE",),
     "xet": ("HF_XET_CACHE",),
 }
-"""Folders of data in `HF_HOME`, and the variables that replace each. Its `modules` are code and its `token` is a secret."""
+"""Data folders of `HF_HOME`, and the variables that replace each. They exclude `modules` (code) and `token` (a secret)."""
 _REFUSED = re.compile(
     r"Permission denied: (?P<quote>['\"])(?P<behind>.+?)(?P=quote)|(?P<before>/[^\s:'\"‘’]+)['\"’]?: Permission denied"
 )
-"""Path in messages of Python and of programs."""
+"""Path in error messages of Python and of other programs."""
 
 
 def make_private_folder() -> Path:
-    """Make an empty private folder.
+    """Create an empty private folder.
 
     Raises:
         OSError: the folder for temporary files cannot be written.
@@ -57,19 +57,19 @@ def use_private_folder(variables: Mapping[str, str], folder: Path) -> dict[str, 
 
 
 def working_directory(folder: Path) -> Path | None:
-    """Return where the process starts: `work` of its private folder, or None to stay in this one.
+    """Return the working directory of the process: `work` of its private folder, or None for the current one.
 
-    The images of a run start in `/`, where a relative path means nothing. Elsewhere relative paths of the manifest start from this
-    directory.
+    Images of a run start in `/`, where relative paths of the manifest are meaningless. In other directories relative paths are valid, so
+    the process stays there.
     """
     return folder / WORK if Path.cwd() == Path("/") else None
 
 
 def make_hub_caches(variables: Mapping[str, str]) -> list[Path]:
-    """Make the hub's folders of data, which environments share, and return them.
+    """Create the hub's data folders, which environments share, and return them.
 
     Args:
-        variables: environment variables of the process; without `HF_HOME` and the like the caches lie in its private home.
+        variables: environment variables of the process. Without `HF_HOME` and similar ones the caches are in its private home.
     """
     home = variables.get("HF_HOME")
     named = [_first_set(variables, names) for names in (*_HUB_CACHES.values(), ("TORCH_HOME",), ("NLTK_DATA",))]
@@ -80,41 +80,41 @@ def make_hub_caches(variables: Mapping[str, str]) -> list[Path]:
     for place in map(Path, places):
         try:
             place.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a volume that is mounted for reading only
+        except OSError:  # a read-only volume
             continue
         found.append(place)
     return found
 
 
 def refused_hint(message: str, closed: Sequence[str] = CREDENTIALS) -> str:
-    """Advice on an error of an enclosed environment that names a path and "Permission denied"; "" without either.
+    """Return advice on an error of an enclosed environment that contains a path and "Permission denied", or "".
 
-    The message does not contain the kind of access. This process has the environment's user and is not enclosed: a path that it cannot
-    read was refused by owner and mode, and any other one outside of the credentials was refused because it was to be written.
+    The error does not contain the kind of access. This process has the environment's user but is not enclosed. If it cannot read the
+    path either, the path's owner and mode are the reason. Otherwise the environment tried to write (or to read credentials).
 
     Args:
         message: message of the error.
-        closed: folders whose files an enclosed environment does not read.
+        closed: folders whose files an enclosed environment cannot read.
     """
     found = _REFUSED.search(message)
     if found is None:
         return ""
     path = Path(found["behind"] or found["before"])
     if any(path.resolve().is_relative_to(Path(one).resolve()) for one in closed):
-        return f" (an environment without an image of its own does not read the pod's credentials in {path.parent})"
+        return f" (an environment without its own image cannot read the pod's credentials in {path.parent})"
     if (unreadable := _unreadable_part(path)) is not None:
         return (
-            f" (owner and mode of {unreadable} refuse it to user {os.getuid()}: make it readable, such as with "
+            f" (owner and mode of {unreadable} deny access to user {os.getuid()}: make it readable, for example with "
             f"`chmod -R a+rX {unreadable}`)"
         )
     return (
-        " (an environment without an image of its own writes only in its home folder and TMPDIR: use Python's tempfile, "
+        " (an environment without its own image can write only in its home folder and TMPDIR: use Python's tempfile, "
         "or give the environment a container with environments[].image)"
     )
 
 
 def _unreadable_part(path: Path) -> Path | None:
-    """The first part of a path that this process cannot read (a file) or pass (a folder), or None if it can."""
+    """Return the first part of a path that this process cannot read (a file) or enter (a folder), or None."""
     for folder in reversed(path.parents):
         if not os.access(folder, os.X_OK):
             return folder if folder.exists() else None

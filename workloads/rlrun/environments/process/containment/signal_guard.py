@@ -1,10 +1,12 @@
-"""No signal from an environment to its keeper, to the orchestrator, to what started that, or to everybody at once.
+"""Seccomp filter that denies signals from an environment to its keeper, to the orchestrator and their ancestors, and to all processes.
 
-A seccomp filter: the calls that send signals fail with EPERM for these targets, and so do the calls that let the kernel send them: the
-owner of a descriptor, a limit of processor time, a descriptor of a process out of /proc. Calls by another numbering (32-bit) are refused
-whole, for they would pass by it. It is put on where the kernel lets it be without giving up set-user-id programs (`no_new_privs`), that
-is in a pod without privilege escalation, or as root; on x86-64. Elsewhere the keeper alone stands between an environment and the
-orchestrator, and an environment can kill it.
+Calls that send signals fail with EPERM for these targets. So do calls that make the kernel send signals: setting the owner of a
+descriptor, a limit of processor time, and a process descriptor from /proc. All 32-bit calls are denied, because they would bypass the
+filter.
+
+The filter is installed only if the kernel accepts it without disabling set-user-id programs (`no_new_privs`): in a pod without
+privilege escalation, or as root; on x86-64. On other machines only the keeper is between an environment and the orchestrator, and an
+environment can kill it.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ _OTHERS = (129, 200, 234, 297, 434, 302)
 """rt_sigqueueinfo, tkill, tgkill, rt_tgsigqueueinfo, pidfd_open, prlimit64: their first argument is a process, never a group."""
 _FCNTL, _IOCTL, _PIDFD_SEND_SIGNAL = 72, 16, 424
 _OWNER_COMMANDS = {_FCNTL: (8, 15), _IOCTL: (0x8901, 0x8902)}
-"""F_SETOWN, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP: who gets a descriptor's signals, of any number."""
+"""F_SETOWN, F_SETOWN_EX; FIOSETOWN, SIOCSPGRP: set the receiver of a descriptor's signals, which can be any signal."""
 
 Instruction = tuple[int, int, int, int]
 
 
 def _refuse_if_one_of(argument: int, values: list[int]) -> list[Instruction]:
-    """The end of a program: refused if the lower half of an argument, an int, is one of the values."""
+    """Return the end of a program, which denies a call if the lower half of an argument (an int) is one of the values."""
     body = [(_LOAD, 0, 0, argument), *((_EQUAL, len(values) - i, 0, value) for i, value in enumerate(values))]
     return [*body, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _EPERM)]
 
 
 def signal_filter(processes: set[int], groups: set[int]) -> list[Instruction]:
-    """The filter as classic BPF, `(code, jump if true, jump if false, operand)`.
+    """Return the filter as classic BPF instructions, `(code, jump if true, jump if false, operand)`.
 
     Args:
-        processes: pids that no signal reaches.
-        groups: process groups that no signal reaches.
+        processes: pids to which signals are denied.
+        groups: process groups to which signals are denied.
     """
     program = [
         (_LOAD, 0, 0, _ARCH),
@@ -53,19 +55,23 @@ def signal_filter(processes: set[int], groups: set[int]) -> list[Instruction]:
         (_LOAD, 0, 0, _NUMBER),
     ]
     program += [(_GREATER_EQUAL, 0, 1, _X32_BIT), (_RETURN, 0, 0, _EPERM)]
-    # Its descriptor may come from /proc/PID instead of pidfd_open.
+    # The descriptor of this call may come from /proc/PID instead of pidfd_open.
     program += [(_EQUAL, 0, 1, _PIDFD_SEND_SIGNAL), (_RETURN, 0, 0, _EPERM)]
     for call, commands in _OWNER_COMMANDS.items():
         body = _refuse_if_one_of(_SECOND_ARGUMENT, list(commands))
         program += [(_EQUAL, 0, len(body), call), *body]
-    targets = [*sorted(processes), *((-group) & 0xFFFFFFFF for group in sorted(groups)), 0xFFFFFFFF]  # -1: everybody
+    targets = [
+        *sorted(processes),
+        *((-group) & 0xFFFFFFFF for group in sorted(groups)),
+        0xFFFFFFFF,
+    ]  # the last is -1: all processes
     calls = (_KILL, *_OTHERS)
     program += [(_EQUAL, len(calls) - i, 0, number) for i, number in enumerate(calls)]
     return [*program, (_RETURN, 0, 0, _ALLOW), *_refuse_if_one_of(_FIRST_ARGUMENT, targets)]
 
 
 def ancestor_pids(pid: int) -> set[int]:
-    """A process, its parent, and so on up to the first that can be seen."""
+    """Return a process and all its visible ancestors."""
     found: set[int] = set()
     while pid > 0 and pid not in found:
         found.add(pid)
@@ -77,10 +83,10 @@ def ancestor_pids(pid: int) -> set[int]:
 
 
 def protect_ancestors(keeper: int) -> bool:
-    """Keep this process and all that it starts from signalling the keeper and its ancestors; true if the machine can do so.
+    """Deny this process and its future children to signal the keeper and its ancestors. Return whether the machine supports it.
 
     Args:
-        keeper: its pid; the orchestrator is its parent. This process is still of its group, and must leave it.
+        keeper: pid of the keeper, whose parent is the orchestrator. This process is still in the keeper's process group and must leave it.
     """
     if platform.machine() != "x86_64" or sys.platform != "linux":
         return False
