@@ -44,7 +44,7 @@ def test_every_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert found["torch"]["said"].endswith("for CUDA 13.0")
     assert found["GPUs"]["said"] == "X"
     assert "is used by another run" in found["GPU 0"]["said"]
-    assert found["cluster"]["said"] == "you may not create RLRuns there"
+    assert found["cluster"]["said"] == "you may not create RLRuns in this namespace"
     assert found["hub"]["state"] == "note"
     assert main(["doctor"]) == code
     assert "this machine can: " in capsys.readouterr().out

@@ -140,7 +140,7 @@ def test_tokenizer_alone_is_fetched_and_pickled_weights_are_refused(server: Hub,
     tokenizer, older = role.ask({"weights": False}, {"revision": "older"})
     assert tokenizer["files"] == {"config.json": 23, "tokenizer.json": 2}
     assert older["code"] == exit_codes.DATA
-    assert "model.name: org/tiny has no weights as safetensors" in older["error"]
+    assert "model.name: org/tiny has no safetensors weights" in older["error"]
     assert "python -c" in older["error"]
     assert not [path for path in server.fetched() if path.startswith("/store")]
 
@@ -159,7 +159,7 @@ def test_one_process_fetches_and_the_others_wait_and_say_so(server: Hub, model: 
     assert second.stderr is not None
     said = next(line for line in second.stderr if "waiting" in line)
     server.hold.set()
-    assert f"model org/tiny is being fetched by {os.uname().nodename}, process {first.pid}; waiting for it" in said
+    assert f"{os.uname().nodename}, process {first.pid} downloads model org/tiny; waiting for it" in said
     answers = [json.loads(finish(process)[0]) for process in (first, second)]
     assert answers[0] == answers[1]
     assert answers[0][0]["files"]["model.safetensors"] == len(WEIGHTS)
@@ -174,9 +174,9 @@ def test_a_killed_download_is_no_whole_one(server: Hub, model: Repo, role: Role)
     role.variables["HF_HUB_OFFLINE"] = "1"
     [refused] = role.ask()
     assert refused["code"] == exit_codes.DATA
-    assert "model.name: org/tiny at main is not, or not wholly, in the hub's cache" in refused["error"]
+    assert "model.name: org/tiny at main is missing or incomplete in the hub's cache" in refused["error"]
     assert refused["error"].endswith(
-        "and HF_HUB_OFFLINE forbids to fetch it; fetch it once without that variable, or name a folder with path"
+        "and HF_HUB_OFFLINE disables downloads; download it once without that variable, or use a folder with path"
     )
     del role.variables["HF_HUB_OFFLINE"]
     assert role.ask()[0]["files"]["model.safetensors"] == len(WEIGHTS)
@@ -190,14 +190,14 @@ def test_what_goes_wrong_is_one_message_with_field_and_fix(server: Hub, model: R
     record.parent.mkdir(parents=True)
     record.write_text("{}")
     cases = [
-        ({"token": ""}, exit_codes.CONFIGURATION, "model.name: the hub does not show org/tiny to somebody without a token (401)"),
+        ({"token": ""}, exit_codes.CONFIGURATION, "model.name: the hub does not show org/tiny to requests without a token (401)"),
         ({"token": "hf_wrong"}, exit_codes.CONFIGURATION, "model.name: the hub does not show org/tiny to this token (401)"),
         ({"token": "hf_right"}, None, ""),
         ({"name": "org/other"}, exit_codes.DATA, f"model.name: {server.url} has no model org/other (404); check the name"),
-        ({"name": "org/gated"}, exit_codes.CONFIGURATION, "model.name: the hub keeps org/gated from this token's account (403): accept"),
-        ({"revision": "v9"}, exit_codes.DATA, "model.revision: model org/tiny has no revision v9 (404); name a branch, tag or commit"),
+        ({"name": "org/gated"}, exit_codes.CONFIGURATION, "account access to org/gated (403): accept"),
+        ({"revision": "v9"}, exit_codes.DATA, "model.revision: model org/tiny has no revision v9 (404); set an existing branch"),
         ({"what": "dataset", "name": "org/rows"}, exit_codes.DATA, f"data.sources[0].name: {server.url} has no data set org/rows (404)"),
-        ({"run": "damaged"}, exit_codes.DATA, f"{record.relative_to(role.folder)} does not hold a commit; delete it"),
+        ({"run": "damaged"}, exit_codes.DATA, f"{record.relative_to(role.folder)} does not contain a commit; delete it"),
     ]  # fmt: skip
     answers = role.ask(*(asked for asked, _, _ in cases))
     for answer, (_, code, message) in zip(answers, cases, strict=True):

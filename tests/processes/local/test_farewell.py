@@ -58,11 +58,11 @@ def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None
     paths = RunPaths(tmp_path)
     again = f"{COMMAND} --output-dir runs/a --resume"
     assert told(paths) == [
-        "  saved:    no checkpoint is complete, so that it begins again at step 1",
-        f"  go on:    {again}",
+        "  saved:    no checkpoint is complete, so the run starts again at step 1",
+        f"  continue: {again}",
     ]
     metrics(paths, 9)
-    assert told(paths)[0].endswith("begins again at step 1; steps 1 to 9 are trained again")
+    assert told(paths)[0].endswith("starts again at step 1; steps 1 to 9 are trained again")
     checkpoint(paths, 4)
     checkpoint(paths, 8)
     paths.checkpoint(10, 1).mkdir()  # being written
@@ -78,9 +78,9 @@ def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None
         "  exports:  runs/a/exports",
         "  model:    rlrun export runs/a --output DIR",
         "  why:      rlrun why runs/a",
-        f"  repair the cause, then go on: {again}",
+        f"  repair the cause, then continue: {again}",
     ]
-    assert "nothing of it is asked again" in told(paths, trains=False)[0]
+    assert "will not be requested again" in told(paths, trains=False)[0]
     (paths.checkpoint(8, 1) / "manifest.json").write_text("{}")
     paths.metrics.write_text("{torn")
     assert told(paths)[0] == "  saved:    step 8 in runs/a/checkpoints/step_00000008.a0001"
@@ -88,7 +88,7 @@ def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None
 
 def test_a_full_volume_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(farewell, "volume_is_full", lambda _: True)
-    full = "  full:     the volume has no room: traces/, exports/ and logs/ of the folder may be deleted"
+    full = "  full:     the volume is full: you can delete traces/, exports/ and logs/ of the folder"
     assert told(RunPaths(tmp_path))[-2] == full
 
 
@@ -167,8 +167,8 @@ def test_a_signal_while_the_model_is_made(played: Played, monkeypatch: pytest.Mo
     assert played.run() == 130
     assert played.lines == [
         "interrupted: everything is stopped",
-        "  saved:    no checkpoint is complete, so that it begins again at step 1",
-        "  go on:    rlrun local run.yaml --output-dir runs/a --resume",
+        "  saved:    no checkpoint is complete, so the run starts again at step 1",
+        "  continue: rlrun local run.yaml --output-dir runs/a --resume",
     ], "a command is one line, however narrow the terminal is"
     monkeypatch.setattr(launcher, "prepare_model", lambda *_: None)
     thread = when(is_watched(played), signalled)
@@ -209,9 +209,12 @@ def test_a_signal_while_it_trains(played: Played, number: int, by: str) -> None:
         "  lost:     step 5 is trained again",
         "  logs:     runs/a/logs/attempt_0001",
         "  model:    rlrun export runs/a --output DIR",
-        "  go on:    rlrun local run.yaml --output-dir runs/a --resume",
+        "  continue: rlrun local run.yaml --output-dir runs/a --resume",
     ]
-    assert "stopping: the last trained step is being saved (Ctrl-C again stops at once, without that)" in played.lines
+    assert (
+        "stopping: the last trained step is being saved (press Ctrl-C again to stop immediately without saving)"
+        in played.lines
+    )
     assert "starting trainer, orchestrator" in played.lines
     assert "data chats.jsonl: 35 B" in played.lines
 
@@ -226,7 +229,7 @@ def test_a_second_signal_does_not_wait(played: Played) -> None:
     played.grace_seconds = 3600  # longer than any test may take
     assert played.run() == 130
     thread.join()
-    assert played.lines[-1].startswith("  go on:")
+    assert played.lines[-1].startswith("  continue:")
 
 
 def test_a_role_that_fails(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,10 +241,10 @@ def test_a_role_that_fails(played: Played, capsys: pytest.CaptureFixture[str]) -
     assert lines[-6:] == [
         "stopping the other processes",
         "everything is stopped",
-        "  saved:    no checkpoint is complete, so that it begins again at step 1",
+        "  saved:    no checkpoint is complete, so the run starts again at step 1",
         "  logs:     runs/a/logs/attempt_0001",
         "  why:      rlrun why runs/a",
-        "  repair the cause, then go on: rlrun local run.yaml --output-dir runs/a --resume",
+        "  repair the cause, then continue: rlrun local run.yaml --output-dir runs/a --resume",
     ]
 
 
@@ -249,13 +252,13 @@ def test_a_model_that_cannot_be_made(
     played: Played, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*_: Any) -> None:
-        raise PreflightError("the tiny model could not be made (exit code 1)", exit_codes.FAILURE)
+        raise PreflightError("the tiny model could not be created (exit code 1)", exit_codes.FAILURE)
 
     monkeypatch.setattr(launcher, "prepare_model", broken)
     assert played.run() == exit_codes.FAILURE
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "error: the tiny model could not be made (exit code 1)"
-    assert lines[-1] == "  repair the cause, then go on: rlrun local run.yaml --output-dir runs/a --resume"
+    assert lines[0] == "error: the tiny model could not be created (exit code 1)"
+    assert lines[-1] == "  repair the cause, then continue: rlrun local run.yaml --output-dir runs/a --resume"
 
 
 def test_nothing_that_is_printed_reads_like_a_fault(played: Played) -> None:
@@ -271,5 +274,5 @@ def test_a_folder_with_a_blank_is_quoted(tmp_path: Path, monkeypatch: pytest.Mon
     thread = when(is_watched(played), signalled)
     played.run()
     thread.join()
-    assert played.lines[-1] == "  go on:    rlrun local run.yaml --output-dir 'my runs' --resume"
+    assert played.lines[-1] == "  continue: rlrun local run.yaml --output-dir 'my runs' --resume"
     shutil.rmtree(played.paths.root)

@@ -57,8 +57,8 @@ def test_visible_gpus_are_those_that_cuda_sees(text: str | None, expected: list[
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("4", "there is no GPU 4 on this machine, which has 4"),
-        ("0,GPU-aaaa-1", "names a GPU twice"),
+        ("4", "this machine has no GPU 4, only 4 GPUs"),
+        ("0,GPU-aaaa-1", "contains a GPU twice"),
         ("x", "'x' is neither"),
     ],
 )
@@ -115,7 +115,7 @@ def test_a_gpu_that_is_named_is_not_replaced_by_another_one(tmp_path: Path) -> N
     variables = {"CUDA_VISIBLE_DEVICES": "GPU-aaaa-1,GPU-cccc-3,GPU-dddd-4"}
     with claim(config("a"), tmp_path, trainer=[0], inference=[2]):
         with (
-            pytest.raises(PreflightError, match=r"^GPU GPU-cccc-3 is used by run a .*name other GPUs"),
+            pytest.raises(PreflightError, match=r"^GPU GPU-cccc-3 is used by run a .*choose other GPUs"),
             claim(config("b"), tmp_path, trainer=[2], inference=["GPU-dddd-4"], variables=variables),
         ):
             pass

@@ -69,7 +69,7 @@ def test_engines_on_the_trainers_gpus(tmp_path: Path) -> None:
     assert split_gpus(run, range(4), None, None) == ([0, 1, 2, 3], [0, 1, 2, 3])
     with pytest.raises(ValueError, match="trainer needs 4 GPUs"):
         split_gpus(run, range(3), None, None)
-    with pytest.raises(ValueError, match="leave --inference-gpu-ids out"):
+    with pytest.raises(ValueError, match="remove --inference-gpu-ids"):
         split_gpus(run, range(4), None, [0])
     configs = with_endpoints(run, PORTS, replay=None)
     urls = ["http://127.0.0.1:1004", "http://127.0.0.1:1005"]
@@ -117,9 +117,9 @@ def test_gpus_are_split_as_asked(
 
 
 def test_too_few_gpus_are_refused_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"trainer needs 2 GPUs .* and 1 of 3 are left"):
+    with pytest.raises(ValueError, match=r"trainer needs 2 GPUs .* but only 1 of 3 are free for it"):
         split_gpus(config(tmp_path, **GPU), [0, 1, 2], None, None)
-    with pytest.raises(ValueError, match="there is no GPU 7"):
+    with pytest.raises(ValueError, match="this machine has no GPU 7"):
         split_gpus(config(tmp_path, **GPU), [0, 1, 2, 3], [0, 7], None)
 
 
@@ -138,7 +138,7 @@ def test_a_folder_that_holds_something_is_only_used_to_resume(tmp_path: Path) ->
     (tmp_path / "precious").write_text("x")
     with pytest.raises(PreflightError, match="is not empty: add --resume"):
         check_folder(tmp_path, resume=False)
-    with pytest.raises(PreflightError, match=r"holds no run \(there is no run.json\)"):
+    with pytest.raises(PreflightError, match=r"contains no run \(run.json is missing\)"):
         check_folder(tmp_path, resume=True)
     check_folder(tmp_path / "new", resume=False)
     assert (tmp_path / "precious").read_text() == "x"
@@ -172,7 +172,7 @@ def test_a_file_in_the_place_of_the_folder_is_said(tmp_path: Path) -> None:
 def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "m"
     run = config(tmp_path, model={"path": str(folder)})
-    with pytest.raises(PreflightError, match="there is no folder"):
+    with pytest.raises(PreflightError, match="no folder"):
         check_model(run.trainer.model)
     folder.mkdir()
     (folder / "config.json").write_text("{}")

@@ -47,7 +47,7 @@ def test_a_run_takes_the_engine_and_starts_none(url: str, tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--inference-port", "8000"], "--inference-port is of engines that are started here"),
+        (["--inference-port", "8000"], "--inference-port applies to engines that are started here"),
         (["--engine-url", "127.0.0.1:8000"], r"got '127\.0\.0\.1:8000', expected the root of a server"),
         (
             ["--engine-url", "http://127.0.0.1:1/"],
@@ -66,7 +66,7 @@ def test_what_is_refused(
 
 def test_an_engine_of_another_run_is_named(url: str, tmp_path: Path) -> None:
     write_json(RunPaths(tmp_path).identity, {"name": "other", "uid": "u"})
-    with pytest.raises(PreflightError, match="was started for the run 'other', and this one is 'x'"):
+    with pytest.raises(PreflightError, match="was started for the run 'other', but this run is 'x'"):
         check_engines(options("--engine-url", url), config(), RunPaths(tmp_path))
 
 

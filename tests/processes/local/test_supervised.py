@@ -52,18 +52,18 @@ def test_data_that_is_not_there_is_told_before_anything_starts(tmp_path: Path, m
 
     monkeypatch.chdir(tmp_path)
     (absent,) = said()
-    assert "('data', 'sources', 0, 'path'): there is no file or folder chats.jsonl" in absent
+    assert "('data', 'sources', 0, 'path'): no file or folder chats.jsonl" in absent
     Path("chats.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
     assert said() == []
     (held,) = said(validation={"path": "held"})
-    assert "('data', 'validation', 'path'): there is no file or folder held" in held
+    assert "('data', 'validation', 'path'): no file or folder held" in held
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--replay", "."], "--replay is for task RL"),
-        (["--inference-port", "8000"], "--inference-port names 1 ports, task SFT runs no engine; leave it out"),
+        (["--replay", "."], "--replay works only for task RL"),
+        (["--inference-port", "8000"], "--inference-port has 1 ports, but task SFT runs no engine; remove it"),
     ],
 )
 def test_options_of_rl_are_refused(
@@ -92,7 +92,9 @@ def test_a_replay_has_no_engine_to_give_a_port(
         "spec: {model: {tiny: {}}, maxSteps: 1, environments: [{id: reverse-text}]}\n"
     )
     assert main(["run.yaml", "--replay", ".", "--inference-port", "8000"]) == exit_codes.CONFIGURATION
-    assert "--inference-port names 1 ports, --replay without spec.evaluation runs no engine" in capsys.readouterr().err
+    assert (
+        "--inference-port has 1 ports, but --replay without spec.evaluation runs no engine" in capsys.readouterr().err
+    )
 
 
 def test_the_summary_tells_the_losses(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_was_not_copied_is_said_and_copied_by_the_command(tmp_path: Path) -
     with mirror_beside(config, RunPaths(root).run_json, os.environ, say=said.append, hurry=lambda: False):
         pass
     assert len(said) == 1
-    assert f"`rlrun mirror {root}` copies the rest" in said[0]
+    assert f"`rlrun mirror {root}` copies them" in said[0]
     assert "refuses" in (root / "logs" / "mirror.log").read_text()
     assert main(["mirror", str(root)]) != 0
     there.unlink()

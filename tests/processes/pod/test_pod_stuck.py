@@ -165,7 +165,7 @@ def test_a_dump_is_bounded(start: Callable[[], int], tmp_path: Path, monkeypatch
     monkeypatch.setattr(stacks, "MAX_BYTES", 60)
     told = stacks.request_stacks(pids, tmp_path / "stacks", why="it is stuck").decode()
     assert len(told) == 60 + len("\n...\n")
-    assert f"== process {pids[1]}: not asked any more" in (tmp_path / "stacks").read_text()
+    assert f"== process {pids[1]}: skipped, the limit of size or time is reached" in (tmp_path / "stacks").read_text()
 
 
 def test_who_writes_elsewhere_is_not_asked(start: Callable[[], int], tmp_path: Path) -> None:

@@ -47,8 +47,8 @@ def test_whatever_a_tracker_does_its_curve_is_whole_in_the_end(server: Server, s
     assert server.status == "FINISHED"
     assert server.parameters["trainer.max_steps"] == "40"
     for said in (
-        "refuses: 403 no; set MLFLOW_TRACKING_USERNAME",
-        "does not get on for 5 s",
+        "rejected the request: 403 no; set MLFLOW_TRACKING_USERNAME",
+        "no progress for 5 s",
         "507",
     ):
         assert said in log, log

@@ -56,8 +56,9 @@ def test_more_steps_are_set_where_the_steps_are() -> None:
     root = Path("/runs/my run")
     ends = "--output-dir '/runs/my run' --resume`"
     assert (
-        continue_advice("rlrun local run.yaml", root) == f"Go on: raise maxSteps and run `rlrun local run.yaml {ends}"
+        continue_advice("rlrun local run.yaml", root)
+        == f"Continue: raise maxSteps and run `rlrun local run.yaml {ends}"
     )
     for option in ("--max-steps 5", "--max-steps=5", "--maxSteps 5"):
         command = f"rlrun local run.yaml {option}"
-        assert continue_advice(command, root) == f"Go on: raise --max-steps in `{command} {ends}"
+        assert continue_advice(command, root) == f"Continue: raise --max-steps in `{command} {ends}"

@@ -26,7 +26,8 @@ def test_an_answer_of_another_form_names_the_field(answer: dict[str, object], mo
     tracker = MlflowTracker(MlflowConfig.model_validate({"uri": "http://tracker.example.org"}), {})
     monkeypatch.setattr(tracker, "_call", lambda *_: answer)
     with pytest.raises(
-        TrackerError, match=re.escape("does not answer like an MLflow server; set tracking.mlflow.uri to one")
+        TrackerError,
+        match=re.escape("does not answer like an MLflow server; set tracking.mlflow.uri to the address of one"),
     ):
         tracker.open(RUN, [], 0)
 

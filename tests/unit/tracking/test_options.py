@@ -55,8 +55,8 @@ def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyP
     config = tracking(wandb={}, tensorboard={}, mlflow={}, trackio={})
     environ = {"WANDB_API_KEY": "k"}
     assert dict(missing.missing_trackers(config, environ, in_image=True))["wandb"] == (
-        "needs the package wandb, which this image lacks; set orchestrator.image to one that has it, as the trainer's image of a release "
-        "has, or remove tracking.wandb"
+        "needs the package wandb, which this image does not have; set orchestrator.image to one that has it, such as the trainer's image "
+        "of a release, or remove tracking.wandb"
     )
     assert dict(missing.missing_trackers(config, environ)) == {
         "wandb": f"needs the package wandb, which is not installed; install it: {install_extras('wandb')}",
@@ -89,9 +89,9 @@ def test_validate_says_so_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 WANDB_SECRET = {"wandb": {"secretRef": {"name": "for-rlrun-wandb"}}}
-PLAIN = "WANDB_API_KEY in orchestrator.env, where whoever may see the run reads it"
+PLAIN = "WANDB_API_KEY in orchestrator.env, which every reader of the run can see"
 IN_CLUSTER: list[tuple[dict[str, object], dict[str, str | None], bool, list[str]]] = [
-    ({"wandb": {}}, {}, False, ["has no key in a cluster: name a Secret with WANDB_API_KEY in secretRef"]),
+    ({"wandb": {}}, {}, False, ["has no key in a cluster: set secretRef to a Secret with WANDB_API_KEY"]),
     ({"wandb": {}}, {}, True, []),
     ({"wandb": {}}, {"WANDB_API_KEY": None}, False, []),
     ({"wandb": {}}, {"WANDB_API_KEY": "k"}, False, [PLAIN]),

@@ -1,1 +1,1 @@
-"""Reports of a process that ends or hangs, and named points at which a test lets one fail."""
+"""Reports about processes that end or hang, and named points at which a test can make a process fail."""

@@ -1,7 +1,7 @@
-"""Last Python frames of a process that a signal of its own making ended, in a file that is its alone.
+"""Last Python frames of a crashed process, in a separate file for each process.
 
-Ranks of a group share one log, and the survivors of a crash write their own tracebacks into it at the same moment. So every rank has
-a file of its own for faulthandler, which their launcher reads once one of them has ended.
+The ranks of a group share one log, and the survivors of a crash write their own tracebacks to it at the same moment. Therefore every rank
+has its own file for faulthandler, which the launcher reads after a rank has ended.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import chain
 from pathlib import Path
 
 FOLDER_VARIABLE = "RLRUN_CRASHES"
-"""Environment variable: where the processes of a group write what they were doing when they crashed; without it to stderr."""
+"""Environment variable with the folder for the crash files of a group. Without it, faulthandler writes to stderr."""
 BEGIN = "Fatal Python error:"
-"""Beginning of faulthandler's output; every role runs with it (`failures.ROLE_ENVIRONMENT`)."""
+"""First words of faulthandler's output. Every role enables faulthandler (`failures.ROLE_ENVIRONMENT`)."""
 _SIGNALLED = 128
 _CURRENT = "Current thread "
 _THREAD = "Thread "
@@ -26,19 +26,19 @@ _EMPTY = "<no Python frame>"
 
 
 def listen(name: str) -> None:
-    """Write what this process does when it crashes to the file `name` of the folder of its group.
+    """Make faulthandler write a crash of this process to the file `name` in the folder of its group.
 
-    The file stays open: it is written from the signal's handler, when nothing can be opened any more.
+    The file stays open: it is written in a signal handler, when no file can be opened any more.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder:
-        with suppress(OSError):  # faulthandler goes on writing to stderr
+        with suppress(OSError):  # faulthandler continues to write to stderr
             file = os.open(Path(folder) / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
             faulthandler.enable(file, all_threads=True)
 
 
 def crash_report(folder: Path, name: str) -> str:
-    """Report of a process that called `listen(name)`; empty when it did not crash, or could not write."""
+    """Return the report of a process that called `listen(name)`; empty if it did not crash or could not write."""
     try:
         return (folder / name).read_text(errors="replace")
     except OSError:
@@ -46,13 +46,13 @@ def crash_report(folder: Path, name: str) -> str:
 
 
 def crash_lines(lines: list[str]) -> list[str] | None:
-    """The part of a log about a crash, the latest call of the thread that crashed first; None: there is none.
+    """Return the lines of a log about a crash, starting with the latest call of the crashed thread, or None without a crash.
 
-    faulthandler writes the threads from the youngest to the oldest, so the one that matters is often the last: where native code crashed
-    that has no frames, the main thread comes first, and threads without frames are left out.
+    faulthandler writes the threads from the youngest to the oldest, so the crashed thread is often the last one. If native code without
+    Python frames crashed, the main thread comes first, and threads without frames are left out.
 
     Args:
-        lines: of the log, without empty ones.
+        lines: lines of the log, without empty ones.
     """
     begin = next((i for i, line in enumerate(lines) if BEGIN in line), None)
     if begin is None:
@@ -68,17 +68,17 @@ def crash_lines(lines: list[str]) -> list[str] | None:
 
 
 def _thread_lines(dump: list[str]) -> list[list[str]]:
-    """Lines of each thread that has frames, in the order of the dump."""
+    """Lines of each thread with frames, in the order of the dump."""
     begins = [i for i, line in enumerate(dump) if line.startswith(_THREAD)]
     threads = [dump[begin:end] for begin, end in zip(begins, [*begins[1:], len(dump)], strict=True)]
     return [lines for lines in threads if any(_EMPTY not in line for line in lines[1:])]
 
 
 def describe_end(code: int) -> str:
-    """Way a process ended, in words.
+    """Return how a process ended, as text.
 
     Args:
-        code: of its end: that of a shell, 128 + n for signal n, or that of Python's `subprocess`, -n.
+        code: exit code of a shell (128 + n for signal n) or of Python's `subprocess` (-n).
     """
     number = -code if code < 0 else code - _SIGNALLED
     try:

@@ -1,4 +1,4 @@
-"""Garbage collection that does not hold up an event loop: what lives as long as the process, or a rollout, is visited once."""
+"""Garbage collection that does not block an event loop: long-lived objects are visited only once."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 GROWTH_BYTES = 2 * 1024**3
-"""More resident memory than after the last collection that visited everything, before the next one does."""
+"""Growth of the resident memory since the last complete collection after which the next complete collection runs."""
 _FULL = 2
-"""The generation of a full collection."""
+"""Generation number of a full collection in `gc`."""
 
 
 def freeze_loaded() -> None:
-    """Call once all is loaded: what is there now is garbage at once, or never.
+    """Exclude all existing objects from future collections. Call it after a process has loaded its code and data.
 
-    Packages and tasks are hundreds of thousands of objects, and every full collection would visit all of them: a fifth of the CPU of a
-    rollout whose environment costs nothing. See `gc.freeze`.
+    Packages and tasks are hundreds of thousands of objects, and every full collection would visit all of them. This would take a fifth of
+    the CPU time of a rollout with a cheap environment. See `gc.freeze`.
     """
     gc.collect()
     gc.freeze()
-    # The collector waits for a quarter of what was left by the last full collection before it begins the next: now nothing is left.
+    # The collector starts a full collection after a growth of 25 % over the objects of the last one. This call resets that count to 0.
     gc.collect()
 
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the collector out of imports, and what these leave behind out of all later collections.
+    """Disable the collector during imports, and exclude the imported objects from all later collections.
 
-    What is imported stays. To look through it again and again takes a sixth of what the import of torch computes, a quarter of vLLM's.
+    Imported modules stay in memory. Repeated collections take a sixth of the time of importing torch, and a quarter of vLLM's.
     """
     enabled, modules = gc.isenabled(), len(sys.modules)
     gc.disable()
     try:
         yield
     finally:
-        if len(sys.modules) > modules:  # else all that is new may be garbage
+        if len(sys.modules) > modules:  # without a new module, all new objects may be garbage
             gc.freeze()
         if enabled:
             gc.enable()
 
 
 class Slices:
-    """Full collections in slices: each visits only what came since the one before, and freezes what survives it.
+    """Full collections in slices: each one visits only objects that are newer than the previous collection, then freezes the survivors.
 
-    A full collection holds the interpreter's lock while it visits every object: with 10,000 rollouts in flight these are 800,000, for a
-    third of a second. The state of a rollout is freed by reference counts when that ends, frozen or not. Only a cycle that closes through
-    a frozen object stays; therefore everything is visited after a growth of `GROWTH_BYTES`, whatever it came from.
+    A full collection holds the interpreter's lock while it visits every object. With 10,000 rollouts in flight these are 800,000 objects,
+    which takes a third of a second. The state of a rollout is freed by reference counts at its end, even if it is frozen. Only a cycle that
+    includes a frozen object is not freed; therefore everything is visited after the memory has grown by `GROWTH_BYTES`, for any reason.
 
     Attributes:
-        whole: how often everything was visited.
+        whole: number of collections that visited everything.
     """
 
     def __init__(self) -> None:
@@ -62,15 +62,15 @@ class Slices:
         self._statm: int | None = None
 
     def begin(self) -> None:
-        """Spare what is there, and collect in slices from now on. Not for a process that runs code of others, who may count on cycles."""
+        """Freeze existing objects, and collect in slices from now on. Not for processes with user code, which may rely on cycles."""
         freeze_loaded()
-        # Kept open: the collector may run when the process has no descriptor left.
+        # The file is kept open, because the collector may run when the process has no free descriptor.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._bytes = self.resident_bytes()
         gc.callbacks.append(self._collected)
 
     def end(self) -> None:
-        """Leave collections as they were before `begin`."""
+        """Restore the collector's state before `begin`."""
         gc.callbacks.remove(self._collected)
         gc.unfreeze()
         if self._statm is not None:
@@ -78,7 +78,7 @@ class Slices:
             self._statm = None
 
     def resident_bytes(self) -> int:
-        """Memory of this process that is in RAM."""
+        """Return the resident memory of this process in bytes."""
         assert self._statm is not None
         return int(os.pread(self._statm, 128, 0).split()[1]) * resource.getpagesize()
 
@@ -90,6 +90,6 @@ class Slices:
             self.whole += 1
         elif self.resident_bytes() - self._bytes > GROWTH_BYTES:
             self._visits_all = True
-            gc.unfreeze()  # nothing can be collected inside of a collection; the next full one follows soon
+            gc.unfreeze()  # a collection cannot be started inside of another one; the next full collection visits everything
             return
         gc.freeze()

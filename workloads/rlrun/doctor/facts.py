@@ -1,4 +1,4 @@
-"""Facts about this machine. Nothing is imported that is slow or may break: packages are asked for their versions, torch in a process."""
+"""Facts about this machine. Slow or fragile packages are not imported: versions come from metadata, and torch runs in its own process."""
 
 from __future__ import annotations
 
@@ -32,49 +32,49 @@ _ASK_TORCH = (
 
 @dataclass(frozen=True)
 class Torch:
-    """Facts about torch, from a process of its own."""
+    """Facts about torch, from a separate process."""
 
     error: str | None = None
-    """Last line of the reason why it cannot be imported."""
+    """Last line of the import error, or None."""
     cuda: str | None = None
-    """CUDA's version that it was built for; None: a build for CPUs."""
+    """CUDA version of the build, or None for a CPU build."""
     gpus: int = 0
     names: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Facts:
-    """This machine."""
+    """Facts about this machine."""
 
     python: tuple[int, int]
     packages: Mapping[str, str]
-    """Versions of those of `PACKAGES` that are installed."""
+    """Versions of the installed packages of `PACKAGES`."""
     torch: Torch
     gpus: int
-    """GPUs that the driver shows."""
+    """Number of GPUs that the driver shows."""
     taken: Mapping[int, str]
-    """GPUs that a run has, with that run."""
+    """GPUs that runs use, with the name of the run."""
     compiler: str | None
     shared_memory: int | None
-    """Bytes of /dev/shm; None: there is none."""
+    """Size of /dev/shm in bytes, or None if it does not exist."""
     free_disk: int
-    """Bytes that are free where runs are written."""
+    """Free bytes of the volume to which runs are written."""
     open_files: int
-    """Most files that a process may have open."""
+    """Largest number of open files of a process."""
     port: bool
-    """State of a port: True if it is free."""
+    """Whether a free port was found."""
     hub: str | None
-    """Host of the model hub that answers; None: none does."""
+    """Host of the model hub, or None if it does not answer."""
     kubectl: str | None
-    """Answer of `kubectl auth can-i create rlruns.rlrun.io`: yes, no, or an error; None: there is no kubectl."""
+    """Answer of `kubectl auth can-i create rlruns.rlrun.io`: yes, no, or an error. None: kubectl is not installed."""
 
 
 def gather_facts(folder: Path, variables: Mapping[str, str] = os.environ) -> Facts:
-    """Ask this machine.
+    """Gather the facts about this machine.
 
     Args:
-        folder: where runs are written, or are to be.
-        variables: the environment.
+        folder: folder to which runs are, or will be, written.
+        variables: environment variables.
     """
     machine = Machine.here()
     packages = {name: version for name in PACKAGES if (version := _package_version(name)) is not None}
@@ -120,7 +120,7 @@ def _torch_facts() -> Torch:
 
 
 def _taken_gpus(machine: Machine, variables: Mapping[str, str]) -> dict[int, str]:
-    """GPUs that a run has; each lock is tried for a moment, as a run that starts would."""
+    """GPUs that runs use. Each lock is tried for a moment, as by a run that starts."""
     if not machine.uuids:
         return {}
     locks = GpuLocks.here(variables)

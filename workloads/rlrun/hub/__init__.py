@@ -1,5 +1,5 @@
-"""Models and data sets of a hub: a commit that a run keeps, one download for all of its pods, and errors that name field and fix.
+"""Models and data sets of a hub: a fixed commit per run, one download for all of its pods, and errors with field and fix.
 
-`repository` says what is meant, `revisions` which commit it is for this run, `fetch` brings the files into the hub's cache, `explain`
-turns what the hub answers into a message.
+`repository` describes what to download, `revisions` stores its commit for this run, `fetch` downloads the files to the hub's cache, and
+`explain` turns errors of the hub into messages.
 """

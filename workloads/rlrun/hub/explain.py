@@ -1,4 +1,4 @@
-"""Answers of a hub for people: one message with the field, the value and the fix."""
+"""Error messages for the hub's answers, with the field, the value and the fix."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AGAIN = frozenset({408, 425, 429})
 
 
 def status_of(error: BaseException) -> int | None:
-    """HTTP status that the hub answered with; None: it has not answered."""
+    """Return the HTTP status of the hub's answer, or None if it has not answered."""
     for cause in _error_causes(error):
         response = getattr(cause, "response", None)
         if isinstance(status := getattr(response, "status_code", None), int):
@@ -23,7 +23,7 @@ def status_of(error: BaseException) -> int | None:
 
 
 def is_temporary(error: BaseException) -> bool:
-    """True for what may be over in a moment: no network, a connection that broke off, a hub that is overloaded."""
+    """Return whether a retry may succeed: no network, an interrupted connection, or an overloaded hub."""
     status = status_of(error)
     if status is not None:
         return status >= 500 or status in _AGAIN
@@ -31,11 +31,11 @@ def is_temporary(error: BaseException) -> bool:
 
 
 def explain_error(error: BaseException, repository: Repository) -> RoleError:
-    """The error that ends a role.
+    """Return the error that ends a role.
 
     Args:
-        error: of the hub's client.
-        repository: what was asked for.
+        error: error of the hub's client.
+        repository: requested repository.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import GatedRepoError, RevisionNotFoundError
@@ -44,43 +44,45 @@ def explain_error(error: BaseException, repository: Repository) -> RoleError:
     status, name, field = status_of(error), repository.name, repository.name_field
     if isinstance(error, RevisionNotFoundError):
         return RoleError(
-            f"{repository.revision_field}: {repository} has no revision {repository.asked} (404); name a branch, tag or commit "
-            "that it has, or leave revision out for its main branch",
+            f"{repository.revision_field}: {repository} has no revision {repository.asked} (404); set an existing branch, tag or commit, "
+            "or remove revision for the main branch",
             exit_codes.DATA,
         )
     if isinstance(error, GatedRepoError) or status == 403:
         return RoleError(
-            f"{field}: the hub keeps {name} from this token's account (403): accept the conditions on the repository's page, or "
-            f"use a token that may read it: {TOKEN}",
+            f"{field}: the hub denies this token's account access to {name} (403): accept the conditions on the repository's page, or "
+            f"use a token with access: {TOKEN}",
             exit_codes.CONFIGURATION,
         )
     if status == 401:
-        token = "this token" if os.environ.get("HF_TOKEN") else "somebody without a token"
+        token = "this token" if os.environ.get("HF_TOKEN") else "requests without a token"
         return RoleError(
-            f"{field}: the hub does not show {name} to {token} (401): it is private, or there is none of this name; check the "
-            f"name, and give a token that may read it: {TOKEN}",
+            f"{field}: the hub does not show {name} to {token} (401): it is private or does not exist; check the "
+            f"name, and set a token with access: {TOKEN}",
             exit_codes.CONFIGURATION,
         )
     if status == 404:
         return RoleError(
-            f"{field}: {endpoint} has no {repository} (404); check the name, or give a token if it is private: {TOKEN}",
+            f"{field}: {endpoint} has no {repository} (404); check the name, or set a token if it is private: {TOKEN}",
             exit_codes.DATA,
         )
     if constants.is_offline_mode():
         return RoleError(
-            f"{field}: {name} at {repository.asked} is not, or not wholly, in the hub's cache "
-            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE forbids to "
-            "fetch it; fetch it once without that variable, or name a folder with path",
+            f"{field}: {name} at {repository.asked} is missing or incomplete in the hub's cache "
+            f"({constants.HF_HUB_CACHE}), and HF_HUB_OFFLINE disables "
+            "downloads; download it once without that variable, or use a folder with path",
             exit_codes.DATA,
         )
     if is_temporary(error):
-        why = f"answers {status}" if status is not None else f"cannot be reached ({_error_reason(error)})"
+        why = f"returned status {status}" if status is not None else f"cannot be reached ({_error_reason(error)})"
         return RoleError(
-            f"{field}: the hub {endpoint} {why}, so {name} cannot be fetched; check the network (in a cluster "
-            "spec.networkPolicy.extraEgress, for a mirror HF_ENDPOINT), or name a folder with path",
+            f"{field}: the hub {endpoint} {why}, so {name} cannot be downloaded; check the network (in a cluster "
+            "spec.networkPolicy.extraEgress, for a mirror HF_ENDPOINT), or use a folder with path",
             exit_codes.FAILURE,
         )
-    return RoleError(f"{field}: {name} cannot be fetched from {endpoint}: {_error_reason(error)}", exit_codes.FAILURE)
+    return RoleError(
+        f"{field}: {name} cannot be downloaded from {endpoint}: {_error_reason(error)}", exit_codes.FAILURE
+    )
 
 
 def _error_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -90,7 +92,7 @@ def _error_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _of_network(error: BaseException) -> bool:
-    """True for errors of sockets and of the client's HTTP library, and for a body that is shorter than was announced."""
+    """Return whether an error comes from sockets or the HTTP library, or a body is shorter than announced."""
     if isinstance(error, ConnectionError | TimeoutError) or "Consistency check failed" in str(error):
         return True
     return type(error).__module__.partition(".")[0] in (

@@ -1,4 +1,4 @@
-"""Files of a repository in the hub's cache: one process of all that share the cache fetches them, and the others wait for it."""
+"""Download of a repository to the hub's cache. One of the processes that share the cache downloads, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rlrun.runtime import exit_codes
 
 TRIES = 5
 PAUSE_SECONDS = 1.0
-"""Pause after the first failure of the network; doubled after each."""
+"""Pause after the first network failure. It doubles after each further failure."""
 LOOK_SECONDS = 0.5
 SAY_SECONDS = 60.0
-"""A role that waits for another one's download says so at once, and then this often."""
+"""Interval of log lines while a role waits for another role's download. The first line is logged immediately."""
 SAFETENSORS = ("*.safetensors",)
 _WEIGHTS = (
     "*.safetensors",
@@ -44,21 +44,21 @@ _WEIGHTS = (
     "*.onnx_data",
 )
 _OTHER_WEIGHTS = ("*/*", "consolidated*")
-"""Weights in other formats beside those that are loaded: folders such as `onnx/` and `original/`."""
+"""Weights in other formats in the same repository: folders such as `onnx/` and `original/`."""
 ResultT = TypeVar("ResultT")
 
 
 def model_source(model: ModelConfig, made: Path, *, with_weights: bool, trained: bool = False) -> str:
-    """Folder of a run's model; one of the hub is fetched unless it is there.
+    """Return the folder of a run's model, and download a model of the hub if it is not in the cache.
 
     Args:
-        model: which.
+        model: model to load.
         made: folder of the tiny model.
-        with_weights: False: what tokenizer and configuration need.
-        trained: whether the run trains it; one that cannot be trained is refused before its weights are fetched.
+        with_weights: whether to load the weights. False: only files for tokenizer and configuration.
+        trained: whether the run trains the model. A model that cannot be trained is rejected before its weights are downloaded.
 
     Raises:
-        RoleError: it cannot be fetched, or cannot be trained.
+        RoleError: the model cannot be downloaded, or cannot be trained.
     """
     if model.name is None:
         if trained and model.path is not None:
@@ -69,7 +69,7 @@ def model_source(model: ModelConfig, made: Path, *, with_weights: bool, trained:
 
 
 def reference_source(config: ReferenceConfig, chosen: ModelConfig) -> str:
-    """Folder of a reference or teacher that is not the run's own model, as `model_source`."""
+    """Return the folder of a reference or teacher model that is not the run's own model; see `model_source`."""
     if chosen.name is None:
         if chosen.path is not None:
             refuse_untrainable(Path(chosen.path), "algorithm.reference.model")
@@ -80,10 +80,10 @@ def reference_source(config: ReferenceConfig, chosen: ModelConfig) -> str:
 
 
 def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = False) -> Path:
-    """The folder with a model of the hub.
+    """Return the folder with a model of the hub.
 
     Raises:
-        RoleError: it cannot be fetched, or cannot be trained although it is to be; names the field and the fix.
+        RoleError: the model cannot be downloaded, or cannot be trained although it has to be. The message contains the field and a fix.
     """
     folder = _fetch_files(repository, "files", ignore=_WEIGHTS)
     if trained:
@@ -96,12 +96,12 @@ def fetch_model(repository: Repository, *, with_weights: bool, trained: bool = F
 
 
 def fetch_rows(repository: Repository, patterns: Sequence[str]) -> Path:
-    """The folder with a data set's files of these patterns; raises as `fetch_model`."""
+    """Return the folder with a data set's files that match the patterns. Raises like `fetch_model`."""
     return _fetch_files(repository, "rows", allow=patterns)
 
 
 def _log_line(text: str, level: str = "INFO") -> None:
-    """Log a line; an environment's own Python has no loguru, and prints it into the environment's log."""
+    """Log a line. An environment's own Python has no loguru, so there the line is printed to the environment's log."""
     try:
         from loguru import logger
     except ModuleNotFoundError:
@@ -122,7 +122,7 @@ def _fetch_files(
     lock = Path(constants.HF_HUB_CACHE) / ".locks" / "rlrun" / f"{repository.folder_name}.{commit}.{part}"
 
     def download() -> str:
-        # With the commit itself, files that are in the cache cost no request; a cache that lacks some is never taken for whole.
+        # With an exact commit, cached files cause no request, and a cache with missing files is never taken as complete.
         return snapshot_download(
             repository.name, repo_type=repository.kind, revision=commit,
             allow_patterns=list(allow) if allow else None, ignore_patterns=list(ignore) if ignore else None,
@@ -133,7 +133,7 @@ def _fetch_files(
 
 
 def _current_commit(repository: Repository) -> str:
-    """The commit that the asked revision is now; without network the one that the cache knows."""
+    """Return the current commit of the requested revision. Without a network, the cached one is used."""
     from huggingface_hub import HfApi, constants
 
     def ask() -> str:
@@ -150,11 +150,12 @@ def _current_commit(repository: Repository) -> str:
                 raise
             commit = known.read_text().strip()
             _log_line(
-                f"the hub is not asked for {repository}: {repository.asked} is commit {commit} in its cache", "WARNING"
+                f"the hub cannot be asked for {repository}: using commit {commit} of {repository.asked} from its cache",
+                "WARNING",
             )
             return commit
         _log_line(f"{repository}: {repository.asked} is commit {commit}")
-        with suppress(OSError):  # for runs that begin without network; a cache that cannot be written goes without
+        with suppress(OSError):  # for later runs without a network; a read-only cache cannot store it
             write_bytes(known, commit.encode())
         return commit
 
@@ -162,13 +163,13 @@ def _current_commit(repository: Repository) -> str:
 
 
 def _call_explained(repository: Repository, ask: Callable[[], ResultT]) -> ResultT:
-    """The result of a request, or the error for a person."""
+    """Return the result of a request, or raise an error with a message for users."""
     try:
         return ask()
     except RoleError:
         raise
     except OSError as error:
-        if error.errno is not None and error.filename is not None:  # the cache's volume, not the hub
+        if error.errno is not None and error.filename is not None:  # an error of the cache's volume, not of the hub
             raise RoleError(
                 f"cannot write the hub's cache: {error.filename}: {error.strerror}", exit_codes.STORAGE
             ) from error
@@ -178,7 +179,7 @@ def _call_explained(repository: Repository, ask: Callable[[], ResultT]) -> Resul
 
 
 def _call_with_retries(ask: Callable[[], ResultT], repository: Repository) -> ResultT:
-    """Try again what the network broke off; whole files are kept, and the client goes on within one where the connection ended."""
+    """Retry after network failures. Complete files are kept, and the client resumes an interrupted file."""
     for tried in range(1, TRIES + 1):
         try:
             return ask()
@@ -187,14 +188,14 @@ def _call_with_retries(ask: Callable[[], ResultT], repository: Repository) -> Re
                 raise
             pause = PAUSE_SECONDS * 2 ** (tried - 1)
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            _log_line(f"the hub broke off ({reason}); {repository} is asked for again in {pause:.0f} s", "WARNING")
+            _log_line(f"the connection to the hub failed ({reason}); retrying {repository} in {pause:.0f} s", "WARNING")
             time.sleep(pause)
     raise AssertionError("unreachable")
 
 
 @contextmanager
 def _lock_download(path: Path, repository: Repository) -> Iterator[None]:
-    """Keep other processes of this cache from fetching the same; a cache that takes no locks goes without."""
+    """Prevent other processes with this cache from downloading the same files. A cache without lock support is used without a lock."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
@@ -210,7 +211,7 @@ def _lock_download(path: Path, repository: Repository) -> Iterator[None]:
 
 
 def _take_lock(descriptor: int, path: Path, repository: Repository) -> bool:
-    """Wait for the lock; False: the volume has none."""
+    """Wait for the lock. Returns False if the volume does not support locks."""
     said = float("-inf")
     while True:
         try:
@@ -220,7 +221,7 @@ def _take_lock(descriptor: int, path: Path, repository: Repository) -> bool:
             now = time.monotonic()
             if now - said >= SAY_SECONDS:
                 said = now
-                _log_line(f"{repository} is being fetched by {path.read_text() or 'another process'}; waiting for it")
+                _log_line(f"{path.read_text() or 'another process'} downloads {repository}; waiting for it")
             time.sleep(LOOK_SECONDS)
         except OSError:
             return False

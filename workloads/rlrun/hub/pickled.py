@@ -1,4 +1,4 @@
-"""Refusal of models whose weights are pickles: RLRun reads safetensors only."""
+"""Rejection of models with pickled weights: RLRun reads only safetensors."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
-"""Files of weights that Python reads as a pickle, which is a program."""
+"""Weights files that Python reads as a pickle, which can contain a program."""
 _CONVERT = (
     "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; a, b = sys.argv[1:]; "
     "M.from_pretrained(a, dtype='auto', use_safetensors=False).save_pretrained(b); T.from_pretrained(a).save_pretrained(b)"
 )
-"""Program that converts: transformers reads only tensors of such a file (`weights_only`)."""
+"""Conversion program. transformers reads only tensors from such a file (`weights_only`)."""
 
 
 def convert_command(source: str, target: str) -> str:
-    """Return the command that writes a model as safetensors.
+    """Return the command that converts a model to safetensors.
 
     Args:
         source: folder, or name on the hub.
@@ -28,15 +28,15 @@ def convert_command(source: str, target: str) -> str:
 
 
 def refuse_pickles(folder: Path, field: str, source: str) -> None:
-    """Refuse a model without safetensors whose weights are pickles.
+    """Reject a model that has pickled weights and no safetensors.
 
     Args:
-        folder: files of the model.
-        field: field that names the model.
-        source: its value.
+        folder: folder of the model.
+        field: manifest field of the model.
+        source: value of the field.
 
     Raises:
-        RoleError: with the file, and the command that converts the model.
+        RoleError: contains the file, and the command that converts the model.
     """
     if any(folder.glob("*.safetensors")):
         return
@@ -49,13 +49,13 @@ def pickle_refusal(field: str, source: str, file: str = "") -> str:
     """Return the message about a model without safetensors.
 
     Args:
-        field: field that names the model.
-        source: its value.
-        file: a pickle of it; empty: unknown.
+        field: manifest field of the model.
+        source: value of the field.
+        file: name of one of its pickles, or an empty text if unknown.
     """
     seen = f" ({file} is a pickle)" if file else ""
     target = f"{Path(source).name}-safetensors"
     return (
-        f"{field}: {source} has no weights as safetensors{seen}, and RLRun reads no pickles: they can contain programs. "
+        f"{field}: {source} has no safetensors weights{seen}, and RLRun reads no pickles: they can contain programs. "
         f"Convert the model in a sandbox, then set model.path to the new folder: {convert_command(source, target)}"
     )

@@ -1,4 +1,4 @@
-"""A repository on the hub, as a field of the configuration names it."""
+"""A repository of the hub that a manifest field names."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _SNAPSHOT = re.compile(r".*/models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f
 
 @dataclass(frozen=True)
 class Repository:
-    """Repository to fetch."""
+    """Repository to download."""
 
     kind: Kind
     name: str
-    """Such as `Qwen/Qwen3-8B`."""
+    """Name such as `Qwen/Qwen3-8B`."""
     revision: str | None
-    """Branch, tag or commit; None: the main branch."""
+    """Branch, tag or commit. None: the main branch."""
     name_field: str
-    """Field that holds the name, for messages."""
+    """Manifest field with the name, for messages."""
     revision_field: str
-    """Field that holds the revision, for messages."""
+    """Manifest field with the revision, for messages."""
 
     @property
     def asked(self) -> str:
-        """The revision that is meant."""
+        """Requested revision."""
         return self.revision or MAIN
 
     @property
@@ -41,6 +41,6 @@ class Repository:
 
 
 def show_source(source: str) -> str:
-    """A model's folder for a message: `org/name@commit` where it is one of the hub's cache."""
+    """Return a model's folder for messages: `org/name@commit` if the folder is in the hub's cache."""
     match = _SNAPSHOT.fullmatch(source)
     return source if match is None else f"{match['name'].replace('--', '/')}@{match['commit'][:7]}"

@@ -1,7 +1,7 @@
-"""The commit of each repository that a run reads: written into its folder by whoever asks first, and kept for all later attempts.
+"""Records of the commit of each repository that a run reads. The first role to resolve a commit writes it to the run's folder.
 
-A branch may move while a run lives. Without the record a trainer that starts again would go on with other weights than its engines, and
-another attempt with other data than the one before.
+A branch may move while a run lives. Without the record, a restarted trainer would continue with other weights than its engines, and a
+later attempt would use other data than the one before.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
 VARIABLE = "RLRUN_REVISIONS"
-"""Environment variable of a role and of its environments' processes: the folders of records. The first is written, all are read."""
+"""Environment variable of roles and their environments' processes with the folders of records. The first one is written, all are read."""
 
 
 def keep_revisions(run: RunPaths, host: RunPaths | None = None) -> None:
-    """Have this process, and those that it starts, keep the commits of a run.
+    """Make this process and its future children use and store the commits of a run.
 
     Args:
-        run: whose folder gets the records.
-        host: the run whose trainer it shares; it reads that one's model.
+        run: run whose folder gets the records.
+        host: run whose trainer it shares and whose model it reads.
     """
     folders = [run.revisions] if host is None else [run.revisions, host.revisions]
     os.environ[VARIABLE] = os.pathsep.join(map(str, folders))
 
 
 def kept_commit(repository: Repository, resolve: Callable[[], str]) -> str:
-    """The commit of a repository for this process's run.
+    """Return the commit of a repository for this process's run.
 
     Args:
-        repository: what is read.
-        resolve: asks the hub which commit the revision is now; called where no record says it.
+        repository: repository to read.
+        resolve: function that requests the current commit of the revision from the hub. It is called only without a record.
 
     Raises:
         OSError: the record cannot be written.
-        RoleError: a record is damaged, or contradicts a full commit of the configuration; names the file.
+        RoleError: a record is damaged, or contradicts a full commit of the configuration. The message contains the file.
     """
     files = [folder / _file_name(repository) for folder in _revision_folders()]
     for file in files:
@@ -53,23 +53,23 @@ def kept_commit(repository: Repository, resolve: Callable[[], str]) -> str:
     commit = repository.asked if COMMIT.fullmatch(repository.asked) else resolve()
     if files:
         document = {"kind": repository.kind, "name": repository.name, "revision": repository.asked, "commit": commit}
-        with suppress(FileExistsError):  # another role was first; its answer counts
+        with suppress(FileExistsError):  # another role was first; its commit is used
             create_json(files[0], document)
         return _read_commit(files[0], repository) or commit
     return commit
 
 
 def recorded_commit(run: RunPaths, repository: Repository) -> str | None:
-    """The commit that a run has kept; None: it has asked for none yet.
+    """Return the commit that a run has stored, or None if there is no record.
 
     Raises:
-        RoleError: the record is damaged, or contradicts a full commit of the configuration; names the file.
+        RoleError: the record is damaged, or contradicts a full commit of the configuration. The message contains the file.
     """
     return _read_commit(run.revisions / _file_name(repository), repository)
 
 
 def as_recorded(model: ModelConfig, run: RunPaths) -> ModelConfig:
-    """A model of the hub at the commit that a run has kept; any other, and one that the run has not asked for, as it is."""
+    """Return a model of the hub with the commit that a run has stored. Other models, and models without a record, are unchanged."""
     if model.name is None:
         return model
     commit = recorded_commit(run, Repository("model", model.name, model.revision, "model.name", "model.revision"))
@@ -87,7 +87,7 @@ def _file_name(repository: Repository) -> str:
 
 
 def _read_commit(file: Path, repository: Repository) -> str | None:
-    """The recorded commit, or None if there is no record. No record replaces a commit that the configuration names in full."""
+    """Return the recorded commit, or None. A record must not differ from a full commit of the configuration."""
     try:
         commit = json.loads(file.read_text())["commit"]
     except FileNotFoundError:
@@ -95,9 +95,9 @@ def _read_commit(file: Path, repository: Repository) -> str | None:
     except (ValueError, KeyError, TypeError):
         commit = None
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-        message = f"{file} does not hold a commit; delete it, and the next attempt asks the hub again"
+        message = f"{file} does not contain a commit; delete it, and the next attempt requests it from the hub again"
         raise RoleError(message, exit_codes.DATA)
     if COMMIT.fullmatch(repository.asked) and commit != repository.asked:
-        message = f"{file} holds commit {commit}, but {repository.revision_field} is commit {repository.asked}; delete the file"
+        message = f"{file} contains commit {commit}, but {repository.revision_field} is commit {repository.asked}; delete the file"
         raise RoleError(message, exit_codes.DATA)
     return commit

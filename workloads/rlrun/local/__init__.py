@@ -1,4 +1,5 @@
-"""`rlrun local`: all roles of a run on this machine, from the manifest that the operator takes.
+"""`rlrun local`: run all roles on this machine, with the same manifest as in a cluster.
 
-`plan` (pure) says which processes, `preflight` what would go wrong, `supervisor` starts, watches and ends them, `view` shows the run.
+`plan` (pure) computes the processes, `preflight` checks for problems before the start, `supervisor` starts, watches and ends the processes,
+and `view` shows the run.
 """

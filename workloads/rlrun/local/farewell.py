@@ -1,4 +1,4 @@
-"""Last words of a run that was stopped or has failed: what is saved, where things are, and how to go on."""
+"""Last lines of a stopped or failed run: the saved state, the folders, and the command that continues it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlrun.protocol.files.volume_faults import show_size
 
 @dataclass(frozen=True)
 class Farewell:
-    """A run that does not go on.
+    """A run that has stopped.
 
     Args:
-        paths: its folder.
-        folder: the same as a user types it.
-        command: what goes on with the run.
-        trains: False if it evaluates alone.
-        failed: True if a role has failed.
+        paths: paths of the run's folder.
+        folder: the folder as the user typed it.
+        command: command that continues the run.
+        trains: whether the run trains; False for an evaluation.
+        failed: whether a role has failed.
     """
 
     paths: RunPaths
@@ -32,24 +32,24 @@ class Farewell:
     failed: bool = False
 
     def lines(self) -> Iterator[str]:
-        """A line for each thing that a person may want now."""
+        """Yield the lines to print, one for each fact."""
         checkpoint = max(complete_checkpoints(self.paths), key=lambda one: (one.step, one.attempt), default=None)
         rows = [*self._saved(checkpoint), *self._places(checkpoint)]
         if volume_is_full(self.paths.root):
-            rows.append(("full", "the volume has no room: traces/, exports/ and logs/ of the folder may be deleted"))
+            rows.append(("full", "the volume is full: you can delete traces/, exports/ and logs/ of the folder"))
         if self.failed:
             rows.append(("why", f"rlrun why {self.folder}"))
-        rows.append(("repair the cause, then go on" if self.failed else "go on", self.command))
+        rows.append(("repair the cause, then continue" if self.failed else "continue", self.command))
         yield from rows_text(rows).splitlines()
 
     def _saved(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
         if not self.trains:
-            yield "saved", "what was answered is kept, and nothing of it is asked again"
+            yield "saved", "finished answers are saved and will not be requested again"
             return
         last = _last_step(self.paths.metrics)
         if checkpoint is None:
             trained = f"; {_show_steps(1, last)} trained again" if last else ""
-            yield "saved", f"no checkpoint is complete, so that it begins again at step 1{trained}"
+            yield "saved", f"no checkpoint is complete, so the run starts again at step 1{trained}"
             return
         where = checkpoint.path.relative_to(self.paths.root)
         yield "saved", f"step {checkpoint.step} in {self.folder}/{where}{_show_size(checkpoint.path)}"
@@ -70,7 +70,7 @@ class Farewell:
 
 
 def rows_text(rows: Iterable[tuple[str, str]]) -> str:
-    """Labels and texts below each other, a line each."""
+    """Return labels and texts as aligned lines."""
     return "\n".join(f"  {label + ':':<9} {text}" for label, text in rows)
 
 
@@ -86,7 +86,7 @@ def _show_steps(first: int, last: int) -> str:
 
 
 def _last_step(metrics: Path) -> int:
-    """Last trained step that the metrics have; 0: none. A damaged file says nothing."""
+    """Last trained step in the metrics, or 0 if there is no such step or the file is damaged."""
     try:
         return max((int(line["step"]) for _, line in metrics_lines(metrics) if line is not None), default=0)
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Checks of what a run reads before anything starts: the model's folder, its chat template, and the rows of the data."""
+"""Checks of a run's input before anything starts: the model's folder, its chat template, and the rows of the data."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from rlrun.local.user_code import Finding, Piece, limits_of
 from rlrun.protocol.files.volume_faults import show_size
 
 READ_SECONDS = 20.0
-"""Most time for reading rows; the rest of a large data set is judged when it is trained on."""
+"""Time limit for reading rows. Further rows of a large data set are checked when they are trained on."""
 MAX_BAD_ROWS = 10
-"""Bad rows of one data set that are named."""
+"""Largest number of bad rows that are reported for one data set."""
 COUNT_PROMPTS = "rlrun.orchestrator.rollouts.prompt_lengths:count_unplayable"
 CHECK_TEMPLATE = "rlrun.orchestrator.rollouts.template_check:check_template"
 CHECK_ENCODER = "rlrun.orchestrator.sft.main:check_encoder"
 TEMPLATE_LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
-"""Limits of the check of a template; it loads an environment only if the template has a fault."""
+"""Limits of the check of a template. It loads an environment only if the template has a fault."""
 DATA_SETS = ("dataset", "gsm8k")
-"""Environments whose prompts are asked as they are in their rows."""
+"""Environments whose prompts are sent to the model exactly as they are in the rows."""
 _PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("a tokenizer", "token*"))
 
 
 def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "path")) -> Iterator[Finding]:
-    """Findings about `model.path`.
+    """Yield findings about `model.path`.
 
     Args:
-        model: the model.
-        key: the field that names it.
-        here: whether the run is to run on this machine; otherwise an absolute path may be one of its pods.
+        model: model to check.
+        here: whether the run will run on this machine. Otherwise a missing absolute path may exist in its pods.
+        key: manifest field of the model.
     """
     if model.path is None:
         return
@@ -57,17 +57,17 @@ def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "
         if lacking:
             yield Finding(
                 key,
-                f"{model.path} holds no {', no '.join(lacking)}; it must be a Hugging Face model folder "
-                "(`rlrun tiny-model DIR` makes a tiny one)",
+                f"{model.path} has no {', no '.join(lacking)}; it must be a Hugging Face model folder "
+                "(`rlrun tiny-model DIR` creates a tiny one)",
             )
         elif problem := _config_problem(folder / "config.json"):
             yield Finding(key, problem)
 
 
 def check_model_weights(model: ModelConfig, *, key: Key = ("model", "path")) -> Iterator[Finding]:
-    """Find a weights file that no reader accepts in a model folder of this machine.
+    """Yield a finding about an unreadable weights file in a model folder of this machine.
 
-    The kind of the model comes first: ask only if `check_model_folder` and `why_untrainable` have no finding.
+    Call this only if `check_model_folder` and `why_untrainable` have no finding, because the kind of the model is the first problem.
     """
     if model.path is not None and (problem := _weights_problem(Path(model.path))) is not None:
         yield Finding(key, problem)
@@ -76,7 +76,7 @@ def check_model_weights(model: ModelConfig, *, key: Key = ("model", "path")) -> 
 def check_template_arguments(
     model: ModelConfig, environments: Sequence[EnvironmentConfig], sampling: Sampling, evaluation: Sampling | None
 ) -> Iterator[Finding]:
-    """Findings about `chatTemplateArguments` that the template of a model does not read; none about one that is not here."""
+    """Yield findings about `chatTemplateArguments` that the model's template does not use. Models that are not here are skipped."""
     template = _chat_template(model)
     if template is None:
         return
@@ -88,7 +88,7 @@ def check_template_arguments(
 
 
 def _chat_template(model: ModelConfig) -> str | None:
-    """Text of a model's chat template; None: it is not on this machine, or has none."""
+    """Text of a model's chat template, or None if the model is not on this machine or has no template."""
     if model.tiny is not None:
         from rlrun.trainer.modeling.character_tokenizer import CHAT_TEMPLATE
 
@@ -101,16 +101,16 @@ def _chat_template(model: ModelConfig) -> str | None:
             return file.read_text()
         found = json.loads((Path(model.path) / "tokenizer_config.json").read_bytes()).get("chat_template")
     except (OSError, ValueError, AttributeError):
-        return None  # its tokenizer cannot be used: the orchestrator names the reason
+        return None  # the tokenizer is unusable: the orchestrator reports the reason
     return found if found is None or isinstance(found, str) else json.dumps(found)
 
 
 def count_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
-    """Yield a check for each environment of rows, if the model's folder is on this machine.
+    """Yield a check for each environment of data rows, if the model's folder is on this machine.
 
     Args:
-        spec: the run.
-        wrong: fields that have a problem already.
+        spec: specification of the run.
+        wrong: fields that already have a problem.
     """
     model = spec.model
     if (
@@ -139,8 +139,8 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
     """Yield the check of the chat template, if the model's folder is on this machine.
 
     Args:
-        spec: the run.
-        wrong: fields that have a problem already.
+        spec: specification of the run.
+        wrong: fields that already have a problem.
     """
     model = spec.model
     if model.path is None or ("model", "path") in wrong or not (folder := Path(model.path).absolute()).is_dir():
@@ -165,9 +165,9 @@ def template_pieces(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Piece]:
 
 
 def _weights_problem(folder: Path) -> str | None:
-    """Find a weights file that no reader accepts, such as one of an interrupted copy or a pointer of Git LFS.
+    """Return the problem of an unreadable weights file, such as one of an interrupted copy or a pointer of Git LFS.
 
-    The proof of the trainer finds it too, in a process that imports torch and transformers for 5 s of CPU time.
+    The trainer's proof would also find it, in a process that imports torch and transformers for 5 s of CPU time.
     """
     for file in _weight_files(folder):
         try:
@@ -175,12 +175,12 @@ def _weights_problem(folder: Path) -> str | None:
         except ValueError as error:
             return f"{error}; copy or download the file again"
         except OSError:
-            continue  # the proof reports it with the reason of its reader
+            continue  # the proof reports it with the reader's reason
     return None
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    """Weights files that transformers reads and that exist; other files of the folder do not matter."""
+    """Existing weights files that transformers reads. Other files of the folder are ignored."""
     index = folder / "model.safetensors.index.json"
     try:
         names = set(json.loads(index.read_bytes())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
@@ -190,7 +190,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key] = ()) -> Iterator[Finding]:
-    """Findings about the data sets of supervised fine-tuning, bad rows with file and line; none about those that are left out."""
+    """Yield findings about the data sets of supervised fine-tuning, including bad rows with file and line. Skips `left_out` fields."""
     if data is None:
         return
     sets: list[tuple[Key, DataSetConfig]] = [(("data", "sources", i), one) for i, one in enumerate(data.sources)]
@@ -209,14 +209,12 @@ def check_data(data: DataConfig | None, *, here: bool, left_out: Collection[Key]
 
 def _absent_path(key: Key, path: str, what: str, *, here: bool) -> Finding:
     if not here and Path(path).is_absolute():
-        return Finding(
-            key, f"is not checked on this machine: there is no {what} {path} here; the pods must have it", True
-        )
-    return Finding(key, f"there is no {what} {path}, seen from {Path.cwd()}{_path_fix(key, path)}")
+        return Finding(key, f"is not checked on this machine: it has no {what} {path}; the pods must have it", True)
+    return Finding(key, f"no {what} {path} in {Path.cwd()}{_path_fix(key, path)}")
 
 
 def _path_fix(key: Key, path: str) -> str:
-    """The fix of a path that is written as an address, with a variable, or that is a repository of the hub."""
+    """Fix for a path that is written as an address or with a variable, or that is a repository of the hub."""
     if key[-2:] == ("model", "path") and re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", path):
         return f"; write model: {{name: {path}}} for the repository of the hub"
     expanded = str(Path(os.path.expandvars(path.removeprefix("file://"))).expanduser())
@@ -229,7 +227,7 @@ def _config_problem(file: Path) -> str | None:
     except (OSError, ValueError) as error:
         return f"{file} cannot be read: {getattr(error, 'strerror', None) or error}"
     if not isinstance(config, dict) or not (config.get("architectures") or config.get("model_type")):
-        return f"{file} names neither architectures nor model_type; it must be the config.json of a Hugging Face model"
+        return f"{file} has neither architectures nor model_type; it must be the config.json of a Hugging Face model"
     return None
 
 
@@ -244,7 +242,9 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
     except RoleError as error:
         if isinstance(error.__cause__, ImportError) and not here:
             said = f"is not checked on this machine: {str(error).removeprefix(f'{field}: ')}"
-            yield Finding(key, said.replace("which this image lacks", "which is not installed here"), notice=True)
+            yield Finding(
+                key, said.replace("which this image does not have", "which is not installed here"), notice=True
+            )
             return
         yield Finding(key, str(error).removeprefix(f"{field}: ").removeprefix(f"{field}.path: "))
         return
@@ -260,9 +260,9 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
         except ValueError as error:
             bad += 1
             place = "" if str(error).startswith(rows.describe_place(index)) else f"{rows.describe_place(index)}: "
-            yield Finding(key, f"{one.path}: {place}{error}; mend the row, or set data.malformed to Skip")
+            yield Finding(key, f"{one.path}: {place}{error}; correct the row, or set data.malformed to Skip")
             if index == 0 and "Expecting value: line 1 column 1" in str(error):
-                return  # another format: each line has the same problem
+                return  # the file has another format: all lines have the same problem
         if bad == MAX_BAD_ROWS or time.monotonic() > deadline:
             if index + 1 < len(rows):
                 yield Finding(
@@ -273,25 +273,25 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
 
 
 def _unlearned_rows(key: Key, one: DataSetConfig, data: DataConfig, count: int, rows: int) -> Iterator[Finding]:
-    """Rows from which nothing is learned, since no message has a role that is."""
+    """Yield a finding about rows without a message of a trained role."""
     if not count:
         return
     roles = ", ".join(data.loss_roles)
     if count == rows:
         yield Finding(
             key,
-            f"{one.path}: no row has a message of role {roles} (data.lossRoles): nothing would be learned; mend the rows",
+            f"{one.path}: no row has a message of role {roles} (data.lossRoles), so there is nothing to learn; correct the rows",
         )
     else:
         yield Finding(
             key,
-            f"{one.path}: {count} of {rows} rows have no message of role {roles}: nothing is learned from them",
+            f"{one.path}: {count} of {rows} rows have no message of role {roles}: they are not trained on",
             notice=True,
         )
 
 
 def read_of(config: RunConfig) -> Iterator[str]:
-    """Lines on what a run reads from this machine, with its size: the model's folder and the data."""
+    """Yield lines about the model's folder and the data that a run reads from this machine, with their sizes."""
     model, data = config.trainer.model, config.orchestrator.data
     if model.path is not None:
         yield f"model {model.path}: {show_size(_path_bytes(Path(model.path)))}"
@@ -302,7 +302,7 @@ def read_of(config: RunConfig) -> Iterator[str]:
 
 
 def _path_bytes(path: Path) -> int:
-    """Bytes of a file, or of all files in a folder; 0 where it cannot be read, which is said elsewhere."""
+    """Size of a file, or of all files in a folder, in bytes; 0 if it cannot be read, which other checks report."""
     try:
         return sum(one.stat().st_size for one in (path.rglob("*") if path.is_dir() else (path,)) if one.is_file())
     except OSError:

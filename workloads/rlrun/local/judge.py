@@ -1,4 +1,4 @@
-"""Validation of a run before it starts: its manifest, its code, its model and its data, in one round."""
+"""Validation of a run before it starts: its manifest, code, model and data, so that all problems are reported at once."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from rlrun.runtime import exit_codes
 from rlrun.tracking.backends.missing import missing_trackers, problems_in_cluster
 
 GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
-"""Advantages that compare a rollout with its group: in a group of one they are 0."""
+"""Advantages that compare a rollout with its group. In a group of one rollout they are 0."""
 _UNREADABLE = EnvironmentConfig(id="unreadable")
 _LOADED = ("id", "args", "python", "variables", "image", "start_timeout_seconds", "memory_gib")
 _COLUMNS = ("messages_field", "prompt_field", "completion_field", "tools_field", "loss_roles", "malformed")
-"""Fields of `data` that say what a row must be."""
+"""Fields of `data` that define the format of a row."""
 _REFERENCE: Key = ("algorithm", "reference", "model")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 ModelT = TypeVar("ModelT", bound=RLRun | RLRunSpec)
@@ -52,20 +52,20 @@ LeaveOut = Callable[[RLRunSpec], Collection[Key]]
 
 @dataclass(frozen=True)
 class Judged(Generic[ModelT]):
-    """A run's description and its validation results."""
+    """A run's specification and its validation results."""
 
     run: ModelT | None
-    """None: it cannot be understood."""
+    """Parsed run, or None if it cannot be parsed."""
     problems: Sequence[Problem]
-    """Reasons why it cannot run, by source and line."""
+    """Reasons why the run cannot start, ordered by source and line."""
     notices: Sequence[Problem]
-    """Facts worth knowing that do not stop it."""
+    """Facts that do not prevent the start."""
     code: int = exit_codes.CONFIGURATION
-    """Exit code of a command that it stops."""
+    """Exit code of a command that stops because of the problems."""
 
 
 def omit_nothing(_spec: RLRunSpec) -> Collection[Key]:
-    """Leave out nothing."""
+    """Return an empty collection: the default of `leave_out`."""
     return ()
 
 
@@ -78,18 +78,18 @@ def judge_manifest(
     variation: Variation | None = None,
     lay: Lay | None = None,
 ) -> Judged[RLRun]:
-    """Every problem and notice of a manifest.
+    """Return all problems and notices of a manifest.
 
     Args:
-        text: the manifest.
-        source: how messages call it.
-        here: whether it is to run on this machine, or in pods that have other packages and files.
-        leave_out: fields of a specification, by Python names, whose models, code and data the command has no use for.
-        variation: options and variables that change it.
-        lay: over defaults.
+        text: text of the manifest.
+        source: name of the manifest in messages.
+        here: whether the run will run on this machine, and not in pods that have other packages and files.
+        leave_out: function that returns the fields of a specification, by Python names, whose models, code and data need no check.
+        variation: options and variables that change the manifest.
+        lay: function that applies the manifest on top of defaults.
 
     Raises:
-        KeyboardInterrupt: a signal came while its code was loaded.
+        KeyboardInterrupt: a signal arrived while users' code was loaded.
     """
     try:
         examined, layer = examine_manifest(text, source, variation, lay)
@@ -101,12 +101,12 @@ def judge_manifest(
 def judge_layer(
     model: type[ModelT], layer: Layer, *, here: bool = True, leave_out: LeaveOut = omit_nothing
 ) -> Judged[ModelT]:
-    """Judge, as `judge_manifest` does, a specification that files and a command line describe."""
+    """Return all problems and notices of a specification from files and a command line, as `judge_manifest`."""
     return _judge_document(model, examine_layer(model, layer), layer, below=(), here=here, leave_out=leave_out)
 
 
 def report_and_stop(judged: Judged[ModelT]) -> int | None:
-    """Print notices and problems of a run that is to start; the exit code where a problem stops it."""
+    """Print the notices and problems of a run. Returns the exit code if there are problems, or else None."""
     for notice in judged.notices:
         print(f"note: {notice}", file=sys.stderr)
     if not judged.problems and judged.run is not None:
@@ -118,7 +118,7 @@ def report_and_stop(judged: Judged[ModelT]) -> int | None:
 def _judge_document(
     model: type[ModelT], examined: Examined[ModelT], layer: Layer, *, below: Key, here: bool, leave_out: LeaveOut
 ) -> Judged[ModelT]:
-    """Judge a document. Args: below: the specification's place in the document."""
+    """Validate a document. `below` is the position of the specification in it."""
     found: list[Finding] = []
     if examined.result is not None:
         spec: RLRunSpec = examined.result.spec if isinstance(examined.result, RLRun) else examined.result
@@ -151,14 +151,15 @@ def _check_code(problems: Sequence[Problem], found: Sequence[Finding]) -> int:
 
 
 def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), name: str = "my") -> list[Finding]:
-    """Findings about what a specification names.
+    """Return findings about the models, code and data of a specification.
 
     Args:
-        spec: the specification.
-        here: as for `judge_manifest`.
-        left_out: fields that something else is wrong with, or that are of no use.
-        name: of the run.
+        spec: specification of the run.
+        here: same as for `judge_manifest`.
+        left_out: fields that already have a problem, or that are not needed.
+        name: name of the run.
     """
+    # Each group of checks skips fields that an earlier check has rejected: first the model's folder, its kind, then its weights.
     models = trained_models(spec, left_out)
     found = [*check_model_folder(spec.model, here=here)]
     if (reference := models.get(_REFERENCE)) is not None:
@@ -171,16 +172,18 @@ def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), 
         if model is not None and key not in wrong:
             found += check_model_weights(model, key=key)
     found += [Finding(key, note, notice=True) for key, note in quantization_notes(models)]
+    # Then the checks that load code: proofs of the models' architectures, prompts and templates, and the user's own code.
     made = list_proofs(models, {finding.key for finding in found}, seq_len=spec.seq_len)
     found += [] if here else unproved_notices(models)
     pieces = [proof.piece for proof in made]
-    if not here:  # a run that starts finds them itself, and its own processes need the time
+    if not here:  # a run on this machine makes these checks itself after its start, which would otherwise be delayed
         wrong = {finding.key for finding in found}
         pieces += [*count_pieces(spec, wrong), *template_pieces(spec, wrong)]
     found += check_user_code(
         spec.environments, spec.algorithm, spec.model.tiny, here=here, left_out=left_out, models=pieces
     )
     keep_proofs(made, {*left_out, *(finding.key for finding in found)})
+    # At last the checks that compare fields of the specification, which cost nothing.
     evaluation = spec.evaluation.sampling if spec.evaluation is not None else None
     found += check_template_arguments(spec.model, spec.environments, spec.sampling, evaluation)
     found += check_data(spec.data, here=here, left_out=left_out)
@@ -198,7 +201,7 @@ def find_problems(spec: RLRunSpec, *, here: bool, left_out: Sequence[Key] = (), 
 
 
 def _check_trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
-    """Trackers that cannot work on this machine; of a cluster, what the manifest says, as notes."""
+    """Yield findings about trackers that cannot work on this machine, or notices about those of a cluster."""
     if spec.tracking is None:
         return
     block = spec.orchestrator
@@ -214,7 +217,7 @@ def _check_trackers(spec: RLRunSpec, *, here: bool) -> Iterator[Finding]:
 
 
 def _proxies_elsewhere(spec: RLRunSpec) -> Iterator[Finding]:
-    """Proxies whose address a Secret or ConfigMap holds, which the operator does not read: the run's policy does not open it."""
+    """Yield notices about proxies with an address in a Secret or ConfigMap: the operator cannot allow it in the run's network policy."""
     if spec.network_policy.mode == "None" or spec.network_policy.extra_egress:
         return
     for role in ("trainer", "inference", "orchestrator"):
@@ -222,14 +225,14 @@ def _proxies_elsewhere(spec: RLRunSpec) -> Iterator[Finding]:
             if variable.name.upper() in _PROXIES and variable.value_from is not None:
                 yield Finding(
                     (role, "env", i),
-                    f"has {variable.name} from another object, whose address the run's network policy cannot open; write it as value, "
-                    "or open it in networkPolicy.extraEgress",
+                    f"has {variable.name} from another object, whose address the run's network policy cannot allow; set it as value, "
+                    "or allow it in networkPolicy.extraEgress",
                     notice=True,
                 )
 
 
 def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:
-    """Groups of one rollout, from which a group baseline learns nothing."""
+    """Yield notices about groups of one rollout, from which a group baseline learns nothing."""
     for i, environment in enumerate(spec.environments if spec.task == "RL" else ()):
         advantage = _check_advantage(spec, environment)
         if environment.group_size == 1 and _compares_within_group(advantage):
@@ -242,7 +245,7 @@ def _lonely_groups(spec: RLRunSpec) -> Iterator[Finding]:
 
 
 def _narrow_bands(spec: RLRunSpec) -> Iterator[Finding]:
-    """Bands of the run's and of the environments' losses that rounding alone leaves, each warning once."""
+    """Yield warnings about bands of losses that are narrower than rounding errors, each once."""
     if spec.task != "RL":
         return
     if (warning := spec.algorithm.band_warning) is not None:
@@ -250,9 +253,7 @@ def _narrow_bands(spec: RLRunSpec) -> Iterator[Finding]:
     for i, environment in enumerate(spec.environments):
         try:
             own = environment.algorithm.over(spec.algorithm).band_warning
-        except (
-            ValueError
-        ):  # parts that do not go together, or a field that is reported and left out: validation names both
+        except ValueError:  # validation reports parts that do not fit together, and a field that is left out
             continue
         if own is not None and own != warning:
             yield Finding(("environments", i, "algorithm", "proximal"), own, notice=True)
@@ -267,7 +268,7 @@ def _check_advantage(spec: RLRunSpec, environment: EnvironmentConfig) -> Advanta
 
 
 def _that_fits(environment: EnvironmentConfig, spec: RLRunSpec) -> EnvironmentConfig:
-    """The environment, without an algorithm that does not go with the run's: validation reports it, and nothing resolves it."""
+    """The environment, without an algorithm that does not fit the run's algorithm: validation reports it, and it cannot be resolved."""
     try:
         environment.algorithm.over(spec.algorithm)
     except ValueError:
@@ -276,7 +277,7 @@ def _that_fits(environment: EnvironmentConfig, spec: RLRunSpec) -> EnvironmentCo
 
 
 def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
-    """The specification with its environments, data and model folder as they were written, as far as each can be understood."""
+    """Return the specification with its environments, data and model folder as they were written, as far as each can be parsed."""
     changes: dict[str, object] = {}
     environments = written.get("environments")
     if (model := _model_folder(written)) is not None:
@@ -288,7 +289,7 @@ def _as_written(spec: RLRunSpec, written: Mapping[str, object]) -> RLRunSpec:
 
 
 def _model_folder(written: Mapping[str, object]) -> ModelConfig | None:
-    """The model's folder as it was written; None: there is none, or its path is wrong."""
+    """The model's folder as it was written, or None if there is no folder or its path is invalid."""
     model = written.get("model")
     path = model.get("path") if isinstance(model, dict) else None
     if not isinstance(model, dict) or not isinstance(path, str):
@@ -308,13 +309,13 @@ def _check_environment(item: object) -> Examined[EnvironmentConfig]:
 
 
 def _left_out(replaced: Collection[Key], written: Mapping[str, object]) -> list[Key]:
-    """The parts of a specification that are not as they were written, as far as they are looked at."""
+    """Return the checked parts of a specification that validation has replaced by defaults."""
     left_out: list[Key] = []
     if any(key[0] == "algorithm" for key in replaced):
         left_out += [("algorithm", "loss"), ("algorithm", "advantage"), ("algorithm", "reference")]
     left_out += [key[:1] for key in replaced if key[:2] == ("model", "tiny")]
     if any(key[0] == "model" for key in replaced) and _model_folder(written) is None:
-        left_out.append(("model",))  # a stand-in is in its place
+        left_out.append(("model",))  # the specification contains a placeholder
     data = _check_data(written)
     left_out += [("data", *key) for key in data.replaced]
     if any(data.is_replaced((name,)) for name in _COLUMNS):

@@ -1,4 +1,4 @@
-"""`rlrun local run.yaml`: start all roles, show the run, end everything; exit code 0 only for a complete run."""
+"""`rlrun local run.yaml`: start all roles, show the run and end all processes. The exit code is 0 only for a complete run."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _MAX_PORT = 65_535
 
 
 def parser() -> Parser:
-    """The command line of `rlrun local`."""
+    """Return the parser of `rlrun local`."""
     p = Parser(
         "rlrun local",
-        "Run all roles of a run on this machine. Fields of spec are options too, behind the manifest; "
-        "--wandb, --wandb.project NAME, --tensorboard and their like turn trackers on.",
+        "Run all roles of a run on this machine. Fields of spec are options, too, after the manifest; "
+        "--wandb, --wandb.project NAME, --tensorboard and similar options turn trackers on.",
     )
     p.add_argument("manifest", help="an RLRun manifest")
     p.add_argument("--dry-run", action="store_true", help="print the configuration of all roles, and start nothing")
@@ -73,13 +73,15 @@ def parser() -> Parser:
 
 
 def add_options(p: argparse.ArgumentParser) -> None:
-    """The options that `rlrun local` and `rl` share."""
+    """Add the options that `rlrun local` and `rl` share."""
     p.add_argument("--output-dir", help="the run's folder (default: runs/<name>)")
     p.add_argument(
-        "--resume", action="store_true", help="go on with the run in the folder, from its last complete checkpoint"
+        "--resume", action="store_true", help="continue the run in the folder from its last complete checkpoint"
     )
     p.add_argument(
-        "--take-over", action="store_true", help="with --resume: take the folder from a launcher that still runs"
+        "--take-over",
+        action="store_true",
+        help="with --resume: continue the run although another launcher still runs it",
     )
     p.add_argument(FLAG, action="store_true", help=f"with --resume: {HELP}")
     p.add_argument(
@@ -106,17 +108,17 @@ def add_options(p: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str], *, task: str | None = None) -> int:
-    """Run `rlrun local`; returns the exit code.
+    """Run `rlrun local` and return the exit code.
 
     Args:
-        argv: the command line without the program's name.
-        task: the only task that the calling command starts; default: any.
+        argv: command line without the program's name.
+        task: only task that the calling command can start. Default: any task.
     """
     return not_yet(lambda: _run_main(argv, task))
 
 
 def not_yet(start: Callable[[], int]) -> int:
-    """Exit code of `start`, which handles signals itself once it has started something."""
+    """Return the exit code of `start`. A signal before `start` handles signals itself means that nothing was started."""
     try:
         return start()
     except KeyboardInterrupt:
@@ -148,7 +150,7 @@ def _run_main(argv: Sequence[str], task: str | None) -> int:
     run = judged.run
     if task not in (None, run.spec.task):
         fix = f"start it with rlrun local {shlex.quote(options.manifest)}"
-        problem = Problem(options.manifest, "spec.task", f"got {run.spec.task}, and this command starts {task}; {fix}")
+        problem = Problem(options.manifest, "spec.task", f"got {run.spec.task}, but this command starts {task}; {fix}")
         print(problem, file=sys.stderr)
         return exit_codes.CONFIGURATION
     return run_spec(
@@ -161,7 +163,7 @@ def _run_main(argv: Sequence[str], task: str | None) -> int:
 
 
 def _print_config(options: argparse.Namespace, varied: Sequence[str]) -> int:
-    """Print the configuration that the run would have; returns the exit code."""
+    """Print the resolved configuration of the run and return the exit code."""
     try:
         manifest, layer = parse_manifest(
             read_text(Path(options.manifest)), options.manifest, Variation(varied, os.environ)
@@ -178,14 +180,14 @@ def _print_config(options: argparse.Namespace, varied: Sequence[str]) -> int:
 
 
 def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console: Console, command: str) -> int:
-    """Run a specification to its end.
+    """Run a specification to its end and return the exit code.
 
     Args:
-        spec: what to run; `judge` has found no problem in it.
-        name: the run's name.
-        options: as `add_options` defines them.
-        console: where the view is drawn.
-        command: what the user called, without the folder; for messages.
+        spec: validated specification.
+        name: name of the run.
+        options: options of `add_options`.
+        console: console for the view.
+        command: command of the user without the folder, for messages.
     """
     root = Path(options.output_dir or Path("runs") / name).absolute()
     interrupted: list[int] = []
@@ -215,8 +217,9 @@ def run_spec(spec: RLRunSpec, *, name: str, options: argparse.Namespace, console
 
 
 def _run_local(call: Call, held: ExitStack) -> int:
-    """Run to the end; what is claimed on the way is let go with `held`."""
+    """Run to the end. Locks and ports that are claimed on the way are released with `held`."""
     began = time.monotonic()
+    # Everything that can fail without a trace is checked before the first file is written.
     config = resolve_config(call)
     check_trackers(call.spec.tracking, os.environ)
     place = find_place(call, config, held)
@@ -225,8 +228,9 @@ def _run_local(call: Call, held: ExitStack) -> int:
     configs = with_place(call, config, place)
     if not make_private_folder(call.paths.root):
         call.say(
-            f"other users of this machine can open {call.folder}; to close it: chmod 700 {shlex.quote(str(call.folder))}"
+            f"other users of this machine can open {call.folder}; close it with: chmod 700 {shlex.quote(str(call.folder))}"
         )
+    # From here on the folder contains a run, so a failure prints how to continue it.
     call.begun.extend(files := write_configs(call.paths, configs))
     write_bytes(call.paths.manifest, manifest_text(call.spec, call.name).encode())
     attempt = next_number(call.paths)
@@ -236,6 +240,7 @@ def _run_local(call: Call, held: ExitStack) -> int:
         prepare_model(config, files[0], call.paths, attempt, call.say, lambda: bool(call.interrupted))
     if call.interrupted:
         raise KeyboardInterrupt
+    # The id marks every process of this launch in its environment variables, so that the supervisor finds and ends all of them.
     launch_id = uuid.uuid4().hex
     specs = plan_processes(
         configs, files, attempt=attempt, api_key=place.api_key, launch_id=launch_id, ports=place.ports,

@@ -1,4 +1,4 @@
-"""The measures of policies side by side, as `results.json` holds them."""
+"""Results of several policies side by side, as stored in `results.json`."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from rich.table import Table
 RESULTS = "results.json"
 """File in the folder of the answers."""
 _WIDTH = 160
-"""Columns of a table that is written into a file or pipe."""
+"""Width of a table in a file or pipe, in characters."""
 
 
 def print_measures(console: Console, folder: Path) -> None:
-    """Print the table of a run's folder, and where it comes from."""
+    """Print the table of a run's folder and the path of its file."""
     path = folder / RESULTS
     wide = console if console.is_terminal else Console(file=console.file, width=_WIDTH)
     wide.print(measures_table(json.loads(path.read_text())))
-    console.print(f"all of it: {path}", highlight=False, soft_wrap=True)
+    console.print(f"all results: {path}", highlight=False, soft_wrap=True)
 
 
 class Measure(TypedDict):
-    """Measures of one policy in one environment."""
+    """Results of one policy in one environment."""
 
     environment: str
     policy: str
@@ -32,9 +32,9 @@ class Measure(TypedDict):
     tasks: int
     answers: int
     metrics: dict[str, float]
-    """Named as in `metrics.jsonl` after `eval/<env>/`."""
+    """Metrics by their names in `metrics.jsonl` after `eval/<env>/`."""
     files: list[str]
-    """Files of the answers, below the document's folder."""
+    """Files of the answers, relative to the document's folder."""
 
 
 class Measures(TypedDict):
@@ -48,7 +48,7 @@ class Measures(TypedDict):
 
 
 def measures_table(document: Measures) -> Table:
-    """The document's measures side by side; environments one after the other, policies in order of step."""
+    """Return a table of the results, ordered by environment and step."""
     rows = document["results"]
     names = [name for row in rows for name in row["metrics"]]
     passes = sorted({name for name in names if name.startswith("pass@")}, key=lambda name: int(name[5:]))

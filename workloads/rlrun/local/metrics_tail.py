@@ -1,4 +1,4 @@
-"""Tail of a run's `metrics.jsonl` for the live view, with the memory of a few numbers per step: a whole line needs 11 KB."""
+"""Tail of a run's `metrics.jsonl` for the live view. It keeps a few numbers per step, because a whole line needs 11 KB of memory."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _CURVES = ("reward/mean", "loss")
 
 
 class History:
-    """Summary of the lines of one file: what the panel shows of them."""
+    """Summary of one file's lines for the live view."""
 
     def __init__(self) -> None:
         self.last: MetricsLine = {}
-        """The newest line of a step; empty: there is none."""
+        """Newest line of a step, or an empty mapping."""
         self.held_out: list[str] = []
-        """First and newest held-out result, such as `v30 0.512`."""
+        """First and newest held-out results, such as `v30 0.512`."""
         self._curves = {name: array("d") for name in _CURVES}
 
     def add(self, line: MetricsLine) -> None:
-        """Take one line in."""
+        """Add a line to the summary."""
         for key, value in line.items():
             if (key.startswith("eval/") and key.endswith("reward/mean")) or key == "validation/loss":
                 missing = missing_answers(line, key.removesuffix("reward/mean"))
@@ -39,33 +39,33 @@ class History:
                     curve.append(point)
 
     def curve(self, name: str) -> list[float]:
-        """Values of `reward/mean` or `loss` of all steps that have one."""
+        """Return the values of `reward/mean` or `loss` of all steps that have one."""
         return list(self._curves[name])
 
 
 class MetricsTail:
-    """Follows `metrics.jsonl`, which each attempt replaces by those of its lines that it keeps. A line counts once it ends in a newline.
+    """Reader that follows `metrics.jsonl`. Each attempt replaces the file by the lines that it keeps. Only lines with a newline are read.
 
     Args:
-        path: the file; it may come later.
+        path: metrics file, which may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.history = History()
         self._seen = array("q")
-        """Hash of each line of the file, to find those that another file has in common with it."""
+        """Hash of each line of the file, to detect lines that a new file has in common with it."""
         self._file: BinaryIO | None = None
-        """Kept open: no other file can have its inode, however soon one takes its name and grows beyond what was read of it."""
+        """Open file. While it is open, no other file can get its inode, so a new file with the same name is always detected."""
         self._offset = 0
 
     @property
     def is_empty(self) -> bool:
-        """True if the file has no line yet."""
+        """Whether the file has no line yet."""
         return not self._seen
 
     def poll(self) -> Iterator[MetricsLine]:
-        """Yield lines that are new since the last call; of another file, those after what it has in common with the one before."""
+        """Yield lines that are new since the last call. Of a new file, lines that it shares with the previous file are skipped."""
         try:
             file, known = self._opened()
         except OSError:
@@ -82,7 +82,7 @@ class MetricsTail:
             yield line
 
     def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
-        """Yield lines after the offset, which moves behind each chunk of them."""
+        """Yield lines after the offset, and advance the offset after each chunk."""
         most = _CHUNK_BYTES
         while True:
             try:
@@ -98,10 +98,10 @@ class MetricsTail:
             yield from whole.splitlines()
 
     def _opened(self) -> tuple[BinaryIO, array[int] | None]:
-        """The file that has the name now; if it is another one, also the lines of the one before.
+        """Return the current file, and the hashes of the previous file's lines if the file is a new one.
 
         Raises:
-            OSError: there is none.
+            OSError: the file does not exist.
         """
         there = self.path.stat()
         if (
@@ -124,7 +124,7 @@ class MetricsTail:
 
 
 def _parse_line(text: bytes) -> MetricsLine | None:
-    """One line; None if something else has damaged it."""
+    """Parse one line. Returns None for a damaged line."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The tiny model that a manifest asks for, made before anything needs it."""
+"""Creation of the manifest's tiny model before any role needs it."""
 
 from __future__ import annotations
 
@@ -29,25 +29,27 @@ def prepare_model(
     say: Callable[[str], None],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Make the tiny model that the manifest asks for, unless it is there; a folder appears only when it is whole.
+    """Create the tiny model of the manifest unless it exists. Its folder becomes visible only after it is complete.
 
     Args:
-        config: the run.
-        file: holds it.
-        paths: of the run's folder.
-        attempt: its number, for the log.
-        say: prints a line.
-        interrupted: whether to give up; a warm-up runs an environment's code, which may hang.
+        config: configuration of the run.
+        file: file with this configuration.
+        paths: paths of the run's folder.
+        attempt: number of the attempt, for the log.
+        say: function that prints a line.
+        interrupted: function that returns whether to stop. It is needed because a warm-up runs an environment's code, which may hang.
 
     Raises:
-        PreflightError: it could not be made; shows the end of its log.
-        KeyboardInterrupt: `interrupted` said so.
+        PreflightError: the model could not be created; the message contains the end of its log.
+        KeyboardInterrupt: `interrupted` returned True.
     """
     if config.trainer.model.tiny is None or paths.model.is_dir():
         return
     began = time.monotonic()
     tiny = config.trainer.model.tiny
-    say("making the tiny model" + (f", warmed up on {tiny.warmup_environment}" if tiny.warmup_environment else ""))
+    say(
+        "creating the tiny model" + (f" with a warm-up on {tiny.warmup_environment}" if tiny.warmup_environment else "")
+    )
     log = paths.logs(attempt, "trainer") / "model.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     command = module_command("rlrun.trainer.modeling.tiny_model", ["--config", str(file)])
@@ -66,14 +68,14 @@ def prepare_model(
                 raise KeyboardInterrupt
             time.sleep(_POLL_SECONDS)
     finally:
-        with suppress(ProcessLookupError):  # what a warm-up's environment has left, too
+        with suppress(ProcessLookupError):  # the warm-up's environment may have left processes
             os.killpg(making.pid, signal.SIGKILL)
         making.wait()
     if making.returncode or not paths.model.is_dir():
         lines = "\n".join(f"  | {line}" for line in last_lines(log))
         raise PreflightError(
-            f"the tiny model could not be made (exit code {making.returncode}):\n{lines}\n  its log: {log}",
+            f"the tiny model could not be created (exit code {making.returncode}):\n{lines}\n  its log: {log}",
             exit_codes.FAILURE,
         )
     whole = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
-    say(f"made it in {time.monotonic() - began:.0f} s: {show_size(whole)}")
+    say(f"created the tiny model in {time.monotonic() - began:.0f} s: {show_size(whole)}")

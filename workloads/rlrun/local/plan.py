@@ -1,4 +1,4 @@
-"""Processes of one attempt on this machine: a pure function of the configuration, the ports and the GPUs."""
+"""Processes of one attempt on this machine, as a pure function of configuration, ports and GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.runtime.processes import LAUNCH_VARIABLE
 from rlrun.trainer.ranks.launch import torchrun_command
 
 GpuId = int | str
-"""A GPU of this machine: its index, or its UUID."""
+"""GPU of this machine: its index or its UUID."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Ports:
     inference: tuple[int, ...]
 
     def all(self) -> dict[str, int]:
-        """Every port with the name that messages call it by."""
+        """Return all ports by their names in messages."""
         engines = {
             f"inference {i}" if len(self.inference) > 1 else "inference": p for i, p in enumerate(self.inference)
         }
@@ -46,24 +46,28 @@ class RoleProcess:
 
     role: Role
     name: str
-    """Name in messages: the role, with a number when there are several."""
+    """Name in messages: the role, with a number if there are several processes."""
     command: tuple[str, ...]
     environment: Mapping[str, str]
-    """Variables added to this process's own environment."""
+    """Environment variables in addition to those of the launcher."""
     log: Path
     error_file: Path
-    """File into which the role writes what went wrong, for people."""
+    """File to which the role writes its error message."""
 
     @property
     def gpus(self) -> str:
-        """Its GPUs, as CUDA reads them; empty: none."""
+        """GPUs of the process in the format of CUDA_VISIBLE_DEVICES; empty if it has none."""
         return self.environment.get("CUDA_VISIBLE_DEVICES", "")
 
 
 def with_endpoints(config: RunConfig, ports: Ports, replay: str | None, running: Sequence[str] = ()) -> list[RunConfig]:
-    """The configuration with this attempt's addresses: one per engine, which differ only in the engine's port; one without engines.
+    """Return the configuration with the addresses of this attempt, once per engine that is started, or once without engines.
 
-    `running` are addresses of engines that are not started here.
+    Args:
+        config: configuration of the run.
+        ports: ports of the attempt. The configurations of the engines differ only in the engine's port.
+        replay: folder of recorded batches, if they replace new ones.
+        running: addresses of engines that already run, instead of engines to start.
     """
     places: dict[str, object] = {
         "trainer_url": f"http://127.0.0.1:{ports.trainer}",
@@ -89,7 +93,7 @@ def with_endpoints(config: RunConfig, ports: Ports, replay: str | None, running:
 
 
 def gpus_wanted(config: RunConfig) -> tuple[int, int]:
-    """Numbers of GPUs that trainer and engines have to themselves; engines that share the trainer's want none."""
+    """Return the numbers of GPUs that trainer and engines need. Engines that share the trainer's GPUs need 0."""
     engine = config.inference
     own = engine is not None and not engine.colocated
     return (
@@ -104,16 +108,16 @@ def split_gpus(
     trainer_ids: Sequence[GpuId] | None,
     inference_ids: Sequence[GpuId] | None,
 ) -> tuple[list[GpuId], list[GpuId]]:
-    """GPUs of the trainer and of the engines; the ids that are given win.
+    """Assign GPUs to trainer and engines. Explicit ids take precedence.
 
     Raises:
-        ValueError: the manifest wants more GPUs than there are; says how many.
+        ValueError: the machine has too few GPUs; the message contains the numbers.
     """
     want_trainer, want_inference = gpus_wanted(config)
     engine = config.inference
     colocated = engine is not None and engine.colocated
     if colocated and inference_ids is not None:
-        raise ValueError("placement.colocate gives the engines the trainer's GPUs; leave --inference-gpu-ids out")
+        raise ValueError("placement.colocate makes the engines use the trainer's GPUs; remove --inference-gpu-ids")
     free = _without_role(available, (*(trainer_ids or ()), *(inference_ids or ())))
     inference = list(inference_ids) if inference_ids is not None else free[:want_inference]
     trainer = list(trainer_ids) if trainer_ids is not None else _without_role(free, inference)[:want_trainer]
@@ -129,10 +133,10 @@ def _without_role(gpus: Sequence[GpuId], taken: Sequence[GpuId]) -> list[GpuId]:
 def _check_gpus(role: Role, wanted: int, got: Sequence[GpuId], available: Sequence[GpuId]) -> None:
     missing = _without_role(got, available)
     if missing:
-        raise ValueError(f"{role}: there is no GPU {missing[0]} on this machine; it has {list(available) or 'none'}")
+        raise ValueError(f"{role}: this machine has no GPU {missing[0]}; it has {list(available) or 'none'}")
     if len(got) < wanted:
         raise ValueError(
-            f"{role} needs {wanted} GPUs (replicas x gpusPerReplica) and {len(got)} of {len(available)} are left for it; "
+            f"{role} needs {wanted} GPUs (replicas x gpusPerReplica), but only {len(got)} of {len(available)} are free for it; "
             f"lower spec.{role}.gpusPerReplica, or share GPUs with --trainer-gpu-ids and --inference-gpu-ids and a lower "
             "spec.inference.gpuMemoryUtilization"
         )
@@ -149,17 +153,17 @@ def plan_processes(
     trainer_gpus: Sequence[GpuId],
     inference_gpus: Sequence[GpuId],
 ) -> list[RoleProcess]:
-    """Processes to start.
+    """Return the processes to start.
 
     Args:
-        configs: as `with_endpoints` gives them, one per engine.
-        files: the configuration files they were written to.
-        attempt: this attempt's number.
-        api_key: the run's key; in the environment, never on a command line.
-        launch_id: marks every process that this launch started, so that none is left and none of others is touched.
-        ports: where to listen.
-        trainer_gpus: indices of the trainer's GPUs.
-        inference_gpus: indices of the engines' GPUs, dealt out in order.
+        configs: configurations of `with_endpoints`, one per engine.
+        files: files of these configurations.
+        attempt: number of the attempt.
+        api_key: key of the run. It is passed in environment variables, because other users can read command lines.
+        launch_id: mark of every process of this launch, by which exactly these processes are found and ended.
+        ports: ports of the processes.
+        trainer_gpus: GPUs of the trainer.
+        inference_gpus: GPUs of the engines, assigned in order.
     """
     config = configs[0]
     trains = config.trainer.task in TRAINING_TASKS
@@ -171,7 +175,7 @@ def plan_processes(
     orchestrator = make("orchestrator", "orchestrator", module_command(module, _launch_command(files[0])), ())
     if not trains:
         return [*_plan_engines(config, files, inference_gpus, make), orchestrator]
-    if config.trainer.shared_with is not None:  # all else is the host's
+    if config.trainer.shared_with is not None:  # the host run has trainer and engines
         return [orchestrator]
     return [
         *_plan_engines(config, files, inference_gpus, make),
@@ -188,14 +192,14 @@ def engine_processes(
     launch_id: str,
     gpus: Sequence[GpuId],
 ) -> list[RoleProcess]:
-    """The engines alone, for what samples without training.
+    """Return only the engines, for commands that sample without training.
 
     Args:
-        configs: as `with_endpoints` gives them, one per engine.
-        files: the configuration files they were written to.
+        configs: configurations of `with_endpoints`, one per engine.
+        files: files of these configurations.
         api_key: see `plan_processes`.
         launch_id: see `plan_processes`.
-        gpus: indices of the engines' GPUs, dealt out in order.
+        gpus: GPUs of the engines, assigned in order.
     """
     config = configs[0]
     assert config.inference is not None
@@ -216,7 +220,9 @@ def _plan_maker(config: RunConfig, attempt: int, api_key: str, launch_id: str, *
         **ROLE_ENVIRONMENT,
     }
     if on_cpu:
-        shared["OMP_NUM_THREADS"] = "1"  # ranks, engine and orchestrator share the cores; more threads only fight
+        shared["OMP_NUM_THREADS"] = (
+            "1"  # ranks, engine and orchestrator share the cores, so more threads slow each other down
+        )
 
     def make(role: Role, name: str, command: list[str], gpus: Sequence[GpuId]) -> RoleProcess:
         folder = paths.logs(attempt, role)

@@ -1,4 +1,4 @@
-"""Writer of a run's launcher record: its progress while it goes on, and how it ended."""
+"""Writer of the launcher's record: the progress of a run and the way it ended."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlrun.protocol.files.launcher import BEAT_SECONDS, State, new_record, write
 
 
 class Recorder:
-    """Keeps `launcher.json` of one attempt.
+    """Writer of one attempt's `launcher.json`.
 
     Args:
-        path: the file.
-        name: the run's name.
-        attempt: the attempt's number.
-        command: what goes on with the run.
-        gpus: of each role.
-        use: present use of each role's GPUs.
-        clock: seconds since the epoch.
+        path: path of the file.
+        name: name of the run.
+        attempt: number of the attempt.
+        command: command that continues the run.
+        gpus: number of GPUs of each role.
+        use: function that returns the current usage of each role's GPUs.
+        clock: function that returns seconds since the epoch.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Recorder:
         self._written = 0.0
 
     def beat(self, progress: Mapping[str, Any] | None) -> None:
-        """Write the present progress, once every two seconds; None: the orchestrator does not answer."""
+        """Record the current progress, and write it at most every two seconds. None: the orchestrator does not answer."""
         now = self._clock()
         if progress:
             self._record = replace(self._record, progress=progress, progress_time=now)
@@ -49,7 +49,7 @@ class Recorder:
             self._write(now)
 
     def end(self, state: State, failed: Running | None = None) -> None:
-        """Write how the attempt ended."""
+        """Write the final state of the attempt."""
         role, code = (failed.spec.name, failed.process.returncode) if failed is not None else (None, None)
         self._record = replace(self._record, state=state, failed_role=role, exit_code=code)
         self._write(self._clock())

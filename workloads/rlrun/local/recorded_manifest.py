@@ -1,4 +1,4 @@
-"""Code that a specification names, and manifests in the folder of a run, which the author of the folder wrote."""
+"""Code that a specification names, and protection against manifests from the folder of another author's run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlrun.protocol.files.recorded_code import check_recorded_code
 
 
 def code_of_spec(spec: RLRunSpec) -> list[NamedCode]:
-    """Code that a specification names."""
+    """Return the code that a specification names."""
     return [
         *code_of_model(spec.model),
         *code_of_algorithm(spec.algorithm),
@@ -33,9 +33,9 @@ def code_of_spec(spec: RLRunSpec) -> list[NamedCode]:
 
 
 def code_of_folder(model: ModelConfig, paths: RunPaths) -> Iterator[NamedCode]:
-    """Code that a folder chooses for a manifest that trusts the model's own code: a commit of the hub, or a tiny model's files.
+    """Yield the code that a run's folder selects for a manifest with `trustRemoteCode`: a commit of the hub, or a tiny model's files.
 
-    The hub serves commits of proposed changes, which anybody may write. A tiny model in the folder is used as it is.
+    The hub also serves commits of proposed changes, which anyone can create. A tiny model in the folder is used unchanged.
     """
     if not model.trust_remote_code:
         return
@@ -48,19 +48,19 @@ def code_of_folder(model: ModelConfig, paths: RunPaths) -> Iterator[NamedCode]:
 
 
 def check_recorded_manifest(file: Path, text: str, changes: Sequence[str], *, trusted: bool) -> None:
-    """Refuse code of a manifest that lies in the folder of a run, as `rlrun fork` and `rlrun why` recommend it.
+    """Reject code of a manifest inside of a run's folder, as `rlrun fork` and `rlrun why` recommend to use it.
 
-    Checks of a manifest load the code that it names, so this check comes first. Code that the caller's own options name is trusted.
+    Checks of a manifest load its code, so this check comes first. Code from the caller's own options is trusted.
 
     Args:
-        file: the manifest.
-        text: its content.
+        file: manifest file.
+        text: content of the file.
         changes: options of the command line that change fields.
-        trusted: True if the caller trusts the folder.
+        trusted: whether the caller trusts the folder.
 
     Raises:
-        ConfigError: the manifest has problems, which then have to be repaired before anything of it is loaded.
-        RoleError: it names code, and the caller neither started the run here nor trusts the folder.
+        ConfigError: the manifest has problems, which must be fixed before its code is loaded.
+        RoleError: the manifest names code, and the caller neither started the run here nor trusts the folder.
     """
     root = file.absolute().parent
     if not RunPaths(root).run_json.is_file():

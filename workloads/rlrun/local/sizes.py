@@ -1,4 +1,4 @@
-"""Findings from the sizes of a run's models, where these are at hand: layouts that cannot be, and memory that is too small."""
+"""Findings from the sizes of a run's models, if they are known: impossible layouts, and too little memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rlrun.local.user_code import Finding
 
 
 def size_findings(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
-    """Findings about layout and memory; none about a model whose sizes are not known on this machine.
+    """Yield findings about layout and memory. Models with unknown sizes are skipped.
 
     Args:
-        spec: the run's.
-        wrong: fields that something is wrong with.
+        spec: specification of the run.
+        wrong: fields that already have a problem.
     """
     if any(key[0] == "model" for key in wrong) or (model := _layout_shape(spec.model)) is None:
         return
@@ -36,7 +36,7 @@ def size_findings(spec: RLRunSpec, wrong: Collection[Key]) -> Iterator[Finding]:
 
 
 def allocation_notice(spec: RLRunSpec) -> Iterator[Finding]:
-    """A notice of the layout that `spec.allocation_notice` stands for."""
+    """Yield a notice with the layout that `spec.allocation` expands to."""
     if spec.allocation is None:
         return
     trainer, engines, parts = spec.trainer, spec.inference, []
@@ -55,21 +55,23 @@ def allocation_notice(spec: RLRunSpec) -> Iterator[Finding]:
 
 
 def autoscale_notice(spec: RLRunSpec) -> Iterator[Finding]:
-    """A notice that the number of engines does not change on one machine."""
+    """Yield a notice that the number of engines is constant on one machine."""
     block = spec.inference.autoscale
     if block is not None:
-        words = f"is for a cluster; on one machine the run has autoscale.min ({block.min}) engines throughout"
+        words = f"applies only in a cluster; on one machine the run always has autoscale.min ({block.min}) engines"
         yield Finding(("inference", "autoscale"), words, notice=True)
 
 
 def spot_notice(spec: RLRunSpec) -> Iterator[Finding]:
-    """A notice that one machine has no interruptible nodes."""
+    """Yield a notice that one machine has no interruptible nodes."""
     if spec.inference.spot is not None:
-        yield Finding(("inference", "spot"), "is for a cluster; on one machine all engines are alike", notice=True)
+        yield Finding(
+            ("inference", "spot"), "applies only in a cluster; on one machine all engines are equal", notice=True
+        )
 
 
 def elastic_notice(spec: RLRunSpec) -> Iterator[Finding]:
-    """A notice that the trainer keeps its size on one machine, or the sizes that it may have in a cluster."""
+    """Yield a notice about the sizes of an elastic trainer, which is constant on one machine."""
     trainer = spec.trainer
     if trainer.elastic is None:
         return
@@ -78,20 +80,20 @@ def elastic_notice(spec: RLRunSpec) -> Iterator[Finding]:
         f", not {', '.join(map(str, found.left_out))}: {next(iter(found.left_out.values()))}" if found.left_out else ""
     )
     words = (
-        f"is for a cluster, where the trainer may have {', '.join(map(str, found.allowed))} pods{skipped}; on one machine it has replicas "
-        f"({trainer.replicas})"
+        f"applies only in a cluster, where the trainer may have {', '.join(map(str, found.allowed))} pods{skipped}; on one machine it has "
+        f"replicas ({trainer.replicas})"
     )
     yield Finding(("trainer", "elastic"), words, notice=True)
 
 
 def _memory_notices(spec: RLRunSpec, model: Architecture, reference: Architecture | None) -> Iterator[Finding]:
-    """Notices, not problems: the sum is an estimate."""
+    """Yield findings about memory. They are notices and not problems, because the sum is an estimate."""
     known = {role: memory_of(product) for role, product in gpu_products(spec).items() if product is not None}
     memory = {role: size for role, size in known.items() if size is not None}
     if len(memory) < len(gpu_products(spec)):
         return
     surroundings = Surroundings(model, reference, memory, gpu_products(spec).get("trainer"))
-    words = "each GPU needs about {} and has {}; `rlrun fit` names what to change"
+    words = "each GPU needs about {} and has {}; `rlrun fit` reports what to change"
     needs = needs_of(spec, surroundings)
     for one in needs:
         if not one.fits:

@@ -1,4 +1,4 @@
-"""Summary of a finished run: the curve of its reward or loss, the held-out results, and the paths of everything."""
+"""Summary of a finished run: the curve of its reward or loss, the held-out results, and the paths of its files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
 
 _ROWS = 10
 _SHOWN = {"step", "reward/mean", "loss", "validation/loss", "mismatch_kl", "off_policy/mean", "time/step"}
-"""Metrics of the summary; those of evaluations too."""
+"""Metrics of the summary, in addition to those of evaluations."""
 
 
 def mean_evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
-    """Policy version and mean held-out reward over the environments, in order."""
+    """Return policy versions and their mean held-out rewards over all environments, in order."""
     found = []
     for line in lines:
         values = [value for key, value in line.items() if key.startswith("eval/") and key.endswith("/reward/mean")]
@@ -29,12 +29,12 @@ def mean_evaluations(lines: list[MetricsLine]) -> list[tuple[int, float]]:
 
 
 def mean_value(values: list[float]) -> float:
-    """Arithmetic mean of a non-empty list."""
+    """Return the arithmetic mean of a non-empty list."""
     return sum(values) / len(values)
 
 
 def print_summary(console: Console, root: Path, *, elapsed_seconds: float, command: str) -> None:
-    """Print table, plot and places of a run that is complete."""
+    """Print table, plot and paths of a complete run."""
     lines = [_shown_part(line) for _, line in metrics_lines(RunPaths(root).metrics) if line is not None]
     steps = [line for line in lines if line["step"] > 0]
     if steps and "reward/mean" not in steps[0]:
@@ -47,7 +47,7 @@ def print_summary(console: Console, root: Path, *, elapsed_seconds: float, comma
 
 
 def _shown_part(line: MetricsLine) -> MetricsLine:
-    """Values that the summary shows: a whole line needs 11 KB of memory, and a long run has many."""
+    """Keep only the values of the summary: a whole line needs 11 KB of memory, and a long run has many lines."""
     return {name: value for name, value in line.items() if name in _SHOWN or name.startswith("eval/")}
 
 
@@ -80,7 +80,7 @@ def _print_plot(console: Console) -> None:
 
 
 def _learning_curve(steps: list[MetricsLine], held_out: list[tuple[int, float]]) -> Table:
-    """Table of at most ten rows, each the mean of as many steps."""
+    """Table of at most ten rows, each with the mean over an equal number of steps."""
     table = Table(title="learning curve", title_justify="left")
     for column in ("steps", "reward", "held-out reward", "mismatch_kl", "staleness", "step time"):
         table.add_column(column, justify="right")
@@ -136,7 +136,7 @@ def _print_rewards(console: Console, lines: list[MetricsLine], steps: list[Metri
 
 
 def missing_notes(lines: list[MetricsLine]) -> list[str]:
-    """Return a sentence for each evaluation of which answers are missing."""
+    """Return a sentence for each evaluation with missing answers."""
     found = []
     for line in lines:
         for name in sorted(line):
@@ -148,11 +148,11 @@ def missing_notes(lines: list[MetricsLine]) -> list[str]:
 
 
 def continue_advice(command: str, root: Path) -> str:
-    """Advice on how a complete run trains more steps. An option of the command overrides the manifest, so it is the one to raise."""
+    """Return advice on how to train a complete run further. If the command has an option for the steps, the option has to be raised."""
     more = (
         "raise --max-steps in" if re.search(r"--max[-_]?steps\b", command, re.IGNORECASE) else "raise maxSteps and run"
     )
-    return f"Go on: {more} `{command} --output-dir {shlex.quote(str(root))} --resume`"
+    return f"Continue: {more} `{command} --output-dir {shlex.quote(str(root))} --resume`"
 
 
 def _print_places(console: Console, root: Path, *, elapsed_seconds: float, command: str, traces: bool) -> None:
@@ -165,7 +165,7 @@ def _print_places(console: Console, root: Path, *, elapsed_seconds: float, comma
         what = (
             "adapter (PEFT and vLLM load it onto the model)"
             if adapter
-            else "model (transformers and vLLM load it as it is)"
+            else "model (transformers and vLLM load it directly)"
         )
         console.print(
             f"  {path.relative_to(root)}  the trained {what}",
@@ -175,7 +175,7 @@ def _print_places(console: Console, root: Path, *, elapsed_seconds: float, comma
     console.print("  metrics.jsonl                    one line per step", highlight=False, soft_wrap=True)
     if traces:
         console.print(
-            "  traces/                          every rollout with its tokens' versions; eval_*.jsonl the held-out ones",
+            "  traces/                          every rollout with its tokens' versions; eval_*.jsonl for held-out tasks",
             highlight=False,
             soft_wrap=True,
         )

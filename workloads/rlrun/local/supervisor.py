@@ -1,11 +1,11 @@
-"""Starts, watches and ends the roles' processes, and reports why one failed.
+"""Start, watch and end the roles' processes, and report why one failed.
 
-Nothing that a launch started outlives it, and nothing else is touched.
+No process of a launch outlives it, and no other process is signaled.
 
-A role may start processes of its own (torchrun its ranks, vLLM its engine core), in sessions of their own. Each inherits the launch's id
-in its environment; ending a role means ending its process group, and at the end every process that still carries the id. The launcher
-makes itself the reaper of orphans, so that a role's killed parent does not hide its children. Should the launcher itself be killed, the
-kernel signals the roles (parent-death signal).
+A role may start processes in sessions of their own (torchrun its ranks, vLLM its engine core). Each one inherits the launch's id in its
+environment variables. To end a role, the supervisor ends its process group, and finally every process that still has the id. The launcher
+is a subreaper, so the children of a killed role become its own children. If the launcher itself is killed, the kernel signals the roles
+(parent-death signal).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 STOP_SECONDS = 15.0
-"""Seconds that a role may take to end after SIGTERM, beyond what it has to save."""
+"""Seconds that a role has to end after SIGTERM, in addition to the time for saving."""
 
 
 @dataclass
@@ -46,26 +46,26 @@ class Running:
 
 
 def _die_with_parent() -> None:
-    # SIGTERM, not SIGKILL: torchrun and vLLM then end the processes that they started themselves.
+    # SIGTERM, not SIGKILL, lets torchrun and vLLM end the processes that they started themselves.
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def stacks_file(spec: RoleProcess) -> Path:
-    """File for the stacks of the role's processes when they do not end, beside its log."""
+    """Return the file for the stacks of a role's processes that do not end. It is next to the log."""
     return spec.log.with_name(spec.log.stem + stacks.SUFFIX)
 
 
 def marked_processes(launch_id: str) -> list[int]:
-    """Pids of all processes of this launch, zombies excepted."""
+    """Return the pids of all processes of this launch, except zombies."""
     return processes_with(LAUNCH_VARIABLE, launch_id)
 
 
 class Supervisor:
-    """The processes of one launch.
+    """Processes of one launch.
 
     Args:
-        launch_id: marks them.
-        locks: descriptors that the roles with GPUs hold too, as long as they live.
+        launch_id: mark of the processes.
+        locks: descriptors of GPU locks. Roles with GPUs inherit them, so the locks are held while a role lives.
     """
 
     def __init__(self, launch_id: str, locks: Sequence[int] = ()) -> None:
@@ -74,7 +74,7 @@ class Supervisor:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def start(self, specs: Sequence[RoleProcess]) -> None:
-        """Start every process, its output appended to its log."""
+        """Start every process. Its output is appended to its log."""
         for spec in specs:
             spec.log.parent.mkdir(parents=True, exist_ok=True)
             spec.error_file.unlink(missing_ok=True)
@@ -93,21 +93,21 @@ class Supervisor:
             self.running.append(Running(spec, process))
 
     def exited(self) -> list[Running]:
-        """Processes that have ended; the logs of all are kept within their bound."""
+        """Return the processes that have ended, and cut all logs to their size limit."""
         for running in self.running:
             cut_back(running.spec.log)
         return [r for r in self.running if r.process.poll() is not None]
 
     def of_role(self, role: str) -> list[Running]:
-        """The processes of one role."""
+        """Return the processes of one role."""
         return [r for r in self.running if r.spec.role == role]
 
     def stop(self, grace_seconds: float = STOP_SECONDS, hurry: Callable[[], bool] = lambda: False) -> None:
-        """End everything that this launch started: SIGTERM, then SIGKILL for what is left. Safe to call twice.
+        """End all processes of this launch: SIGTERM first, and SIGKILL after a grace time. A second call is harmless.
 
         Args:
-            grace_seconds: between the two.
-            hurry: ends this time early as soon as it is true.
+            grace_seconds: time between the two signals.
+            hurry: function that ends the grace time as soon as it returns True.
         """
         for running in self.running:
             if running.process.poll() is None:
@@ -118,7 +118,7 @@ class Supervisor:
                 asked = True
                 self._ask_for_stacks()
             time.sleep(0.05)
-        # Whatever carries the mark now has outlived its role's grace: ranks of a killed torchrun, an engine core.
+        # Processes with the mark have outlived the grace time of their role: ranks of a killed torchrun, an engine core.
         deadline = time.monotonic() + STOP_SECONDS
         while (left := self._alive()) and time.monotonic() < deadline:
             for pid in left:
@@ -141,21 +141,21 @@ class Supervisor:
         return [r for r in self.running if r.process.poll() is None]
 
     def _alive(self) -> list[int]:
-        """Pids of all that this launch started: those with its mark, and roles whose variables nobody may read (see `privacy`)."""
+        """Pids of all live processes of this launch: those with its mark, and roles with unreadable variables (see `privacy`)."""
         return sorted({*marked_processes(self._launch_id), *(r.process.pid for r in self._left())})
 
     def _ask_for_stacks(self) -> None:
-        """Ask roles that do not stop for their stacks, before they are killed."""
+        """Request the stacks of roles that do not stop, before they are killed."""
         for running in self._left():
             file = stacks_file(running.spec)
-            with suppress(OSError):  # a courtesy: the volume may be full
+            with suppress(OSError):  # the volume may be full; the stacks are optional
                 if stacks.request_stacks(self._alive(), file, why=f"{running.spec.role} does not end"):
                     with running.spec.log.open("a") as log:
-                        log.write(f"the role does not end although it was asked to; what it does is in {file}\n")
+                        log.write(f"the role does not end after SIGTERM; its stacks are in {file}\n")
 
     @staticmethod
     def _reap() -> None:
-        """Collect orphans that were handed to this process."""
+        """Collect orphans that have become children of this process."""
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -164,7 +164,7 @@ class Supervisor:
 
 
 def last_lines(log: Path, count: int = 15) -> list[str]:
-    """Most informative lines of the end of a log; a few lines of a traceback help more than a name of a file."""
+    """Return the most informative lines at the end of a log, such as those of a traceback."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - 64 * 1024))
@@ -174,12 +174,12 @@ def last_lines(log: Path, count: int = 15) -> list[str]:
 
 
 def first_cause(failed: Sequence[Running]) -> Running:
-    """First cause among roles that ended within one look: the one with an error report; else the first."""
+    """Return the probable cause among roles that ended in the same check: the first one with an error report, or else the first one."""
     return next((running for running in failed if read_error(running.spec.error_file.parent) is not None), failed[0])
 
 
 def exit_code_of(failed: Running, root: Path) -> int:
-    """The exit code of a run that a role's failure ended."""
+    """Return the exit code of a run that failed because of a role."""
     said, code = read_error(failed.spec.error_file.parent), failed.process.returncode
     if said is not None:
         return said.code or exit_codes.FAILURE
@@ -197,7 +197,7 @@ def explain_failure(failed: Running, root: Path) -> None:
         first, *more = printable(str(said), lines=True).splitlines()
         print("\n".join([f"  {first}", *(f"  | {line}" for line in more)]), file=sys.stderr)
     elif volume_is_full(root):
-        print(f"  the volume of {root} is full (No space left on device); make space", file=sys.stderr)
+        print(f"  the volume of {root} is full (No space left on device); free some space", file=sys.stderr)
     else:
         print("  its last lines:", file=sys.stderr)
         for line in last_lines(failed.spec.log):

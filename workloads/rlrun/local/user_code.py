@@ -1,4 +1,4 @@
-"""Checks of a run's own code before anything starts: environments, losses and advantages, each loaded in a process of its own."""
+"""Checks of a run's own code before the start: environments, losses and advantages, each loaded in its own process."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlrun.environments.process.user_code_check import check_subjects
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about one field of a specification."""
+    """Problem or notice about one field of a specification."""
 
     key: Key
-    """The field, by Python names, from the specification on."""
+    """Field, by Python names relative to the specification."""
     message: str
     notice: bool = False
-    """True if it is worth reporting, and no reason to refuse the run."""
+    """Whether it is only reported, and does not prevent the run."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Code that is loaded in a process of its own."""
+    """Code that is loaded in its own process."""
 
     key: Key
-    """The field that names it."""
+    """Field that names the code."""
     command: Command
     limits: Limits
 
@@ -46,19 +46,19 @@ def check_user_code(
     left_out: Collection[Key] = (),
     models: Sequence[Piece] = (),
 ) -> list[Finding]:
-    """Findings about all code that the run names.
+    """Return findings about all code of a run.
 
     Args:
-        environments: of the run.
-        algorithm: its objective.
-        tiny: the tiny model that is made first; its warm-up asks an environment too.
-        here: whether the run is to run on this machine. Otherwise an environment with an image is not checked, and what is not
-            installed here is a notice: the run's image may have it.
-        left_out: pieces that are not checked, because something else is wrong with them.
-        models: checks of models, which the trainer makes too when it starts: one that cannot be made here is a notice.
+        environments: environments of the run.
+        algorithm: algorithm of the run.
+        tiny: tiny model to create, whose warm-up also uses an environment.
+        here: whether the run will run on this machine. Otherwise an environment with an image is not checked, and missing packages are
+            only notices, because the run's image may have them.
+        left_out: fields that are not checked, because they already have a problem.
+        models: checks of models, which the trainer repeats at its start. A check that cannot be made here is only a notice.
 
     Raises:
-        KeyboardInterrupt: a signal came meanwhile.
+        KeyboardInterrupt: a signal arrived during the checks.
     """
     findings = []
     pieces = [*models, *_imported_functions(algorithm, ("algorithm",))]
@@ -86,18 +86,18 @@ def check_user_code(
             notice = refusal.missing and not here if piece not in models else refusal.missing or not refusal.said
             said = f"is not checked on this machine: {refusal.message}" if notice else refusal.message
             finding = Finding(_refused_field(piece, refusal.missing), said, notice)
-            if finding not in findings:  # several checks of one model can miss the same package
+            if finding not in findings:  # several checks of one model can report the same missing package
                 findings.append(finding)
     return findings
 
 
 def limits_of(environment: EnvironmentConfig) -> Limits:
-    """Resource limits of an environment's process while it loads."""
+    """Return the resource limits of an environment's process while it loads."""
     return Limits(start_seconds=environment.start_timeout_seconds, memory_bytes=int(environment.memory_gib * 1024**3))
 
 
 def _imported_functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: Key) -> Iterator[Piece]:
-    """The losses and advantages with an import path."""
+    """Yield the losses and advantages with an import path."""
     kinds: tuple[Literal["loss", "advantage"], ...] = ("loss", "advantage")
     for kind in kinds:
         part = getattr(algorithm, kind)
@@ -106,7 +106,7 @@ def _imported_functions(algorithm: AlgorithmConfig | EnvironmentAlgorithm, key: 
 
 
 def _refused_field(piece: Piece, missing: bool) -> Key:
-    """The field that a refusal is about."""
+    """Field to which a refusal belongs."""
     if piece.command.kind == "check":
         return piece.key
     if piece.command.kind != "environment":
@@ -115,6 +115,6 @@ def _refused_field(piece: Piece, missing: bool) -> Key:
         return piece.key
     from rlrun.environments.registry import SHIPPED
 
-    # A shipped environment is there: what its arguments name is missing.
+    # A bundled environment always exists, so the missing part belongs to its arguments.
     named = piece.command.id in SHIPPED or (not missing and ":" in piece.command.id)
     return (*piece.key, "args" if named else "id")

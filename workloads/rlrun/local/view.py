@@ -1,4 +1,4 @@
-"""The live view of a run: one panel on a terminal, one line per step elsewhere."""
+"""Live view of a run: a panel on a terminal, and one line per step otherwise."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from rlrun.runtime.printable import printable
 
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SINCE = re.compile(r" since [^\s;]+")
-"""Beginning of a wait, which the time before its line says too."""
+"""Start time of a wait. It is removed, because the printed line already contains the elapsed time."""
 _POLL_TIMEOUT_SECONDS = 2.0
 
 
 def show_duration(seconds: float | None) -> str:
-    """`1h02m`, `3m07s`, `12s`, or a dash."""
+    """Return a duration as `1h02m`, `3m07s`, `12s`, or a dash for None."""
     if seconds is None:
         return "–"
     whole = int(seconds)
@@ -39,7 +39,7 @@ def show_duration(seconds: float | None) -> str:
 
 
 def draw_sparkline(values: list[float], width: int = 60) -> str:
-    """The values as bars, averaged down to `width` characters, from the lowest to the highest."""
+    """Return the values as bars from the lowest to the highest value, averaged to at most `width` characters."""
     if not values:
         return ""
     size = max(1, -(-len(values) // width))
@@ -50,7 +50,7 @@ def draw_sparkline(values: list[float], width: int = 60) -> str:
 
 
 def read_progress(url: str, api_key: str) -> Json | None:
-    """The orchestrator's progress; None while it does not answer."""
+    """Return the orchestrator's progress, or None while it does not answer."""
     request = urllib.request.Request(url + ORCHESTRATOR_PROGRESS, headers={"Authorization": f"Bearer {api_key}"})
     try:
         with urllib.request.urlopen(request, timeout=_POLL_TIMEOUT_SECONDS) as answer:
@@ -61,7 +61,7 @@ def read_progress(url: str, api_key: str) -> Json | None:
 
 
 def step_line(line: MetricsLine, max_steps: int) -> str:
-    """One step as text."""
+    """Return one step as text."""
     parts = [f"step {line['step']}/{max_steps}"]
     for key, label, form in (
         ("reward/mean", "reward", ".3f"),
@@ -85,28 +85,28 @@ def step_line(line: MetricsLine, max_steps: int) -> str:
 
 
 def _trouble_of(progress: Json) -> str:
-    """Trouble with the volume that stops the run without ending it, without its time; empty: none."""
+    """Current problem of the volume that makes the run wait, without its start time; empty if there is no problem."""
     found = progress.get("storage")
     text = found.get("text") if isinstance(found, dict) else None
     return printable(str(text)).split(" since")[0] if text else ""
 
 
 def _without_sign_of_zero(text: str) -> str:
-    """A rounded number; a tiny negative one is no `-0.0000`."""
+    """Remove the sign of a rounded zero, so that a tiny negative number is not shown as `-0.0000`."""
     return text.removeprefix("-") if not text.strip("-0.") else text
 
 
 class View:
-    """Shows a run while it goes on.
+    """View of a running run.
 
     Args:
-        console: where to draw.
-        name: the run's name.
-        max_steps: steps of the run; None: what the orchestrator counts, whose results are shown instead of steps.
-        metrics: the run's metrics file.
-        url: where the orchestrator serves its progress.
-        api_key: the run's key.
-        plain: print lines instead of drawing a panel.
+        console: console to draw on.
+        name: name of the run.
+        max_steps: number of steps. None: show the orchestrator's counts and results instead of steps.
+        metrics: metrics file of the run.
+        url: address of the orchestrator's progress.
+        api_key: key of the run.
+        plain: whether to print lines instead of a panel.
     """
 
     def __init__(
@@ -121,8 +121,8 @@ class View:
         self._results: list[str] = []
         self._live: Live | None = None
         self.progress: Json | None = None
-        """The orchestrator's answer at the last `update`; None: there was none."""
-        for _ in self._tail.poll():  # lines of earlier attempts are not printed
+        """Orchestrator's answer at the last `update`, or None if there was no answer."""
+        for _ in self._tail.poll():  # skip the lines of earlier attempts
             pass
 
     def __enter__(self) -> View:
@@ -137,10 +137,10 @@ class View:
             self._live.__exit__(None, None, None)
 
     def update(self, roles: str) -> None:
-        """Ask the orchestrator and draw.
+        """Read the orchestrator's progress and draw it.
 
         Args:
-            roles: one line on the processes, for as long as the orchestrator does not answer.
+            roles: line about the processes, which is shown while the orchestrator does not answer.
         """
         new = list(self._tail.poll())
         progress = self.progress = read_progress(self._url, self._api_key)
@@ -157,7 +157,7 @@ class View:
             self._live.update(draw(progress or {}, waiting))
 
     def _print(self, new: Sequence[MetricsLine], results: Sequence[str], waiting: str) -> None:
-        """Print news since the last look: steps, results, a full volume, and what is waited for before the first step."""
+        """Print new steps, results and problems of the volume and, before the first step, the reason for waiting."""
         progress = self.progress
         for line in new:
             self._console.print(step_line(line, self._max_steps or 0), highlight=False, soft_wrap=True)
@@ -173,7 +173,7 @@ class View:
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _counts(self, progress: Json, waiting: str) -> Group:
-        """Panel of a run that trains nothing."""
+        """Panel of a run without training."""
         done, total = int(progress.get("step") or 0), int(progress.get("max_steps") or 0)
         table, bar = Table.grid(padding=(0, 2)), Table.grid()
         table.add_row(
@@ -220,7 +220,7 @@ class View:
             "in flight",
             _show_value(progress.get("in_flight")),
         )
-        bar = Table.grid()  # a bar of its own would not end its line
+        bar = Table.grid()  # a progress bar outside of a grid would not end its line
         bar.add_row(ProgressBar(total=total, completed=step, width=72))
         curve = history.curve("loss" if supervised else "reward/mean")
         return Group(

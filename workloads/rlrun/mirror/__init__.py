@@ -1,4 +1,4 @@
-"""Copies of a run's checkpoints, exports and traces in object storage, made by a process beside the run, of what is complete on the volume.
+"""Copies of a run's checkpoints, exports and traces in object storage. A separate process copies complete files from the volume.
 
-Nothing of the run imports this or waits for it. See `docs/storage.md`.
+The run itself neither imports this package nor waits for it. See `docs/storage.md`.
 """

@@ -1,4 +1,4 @@
-"""Starts the process that copies a run."""
+"""Entry point of the process that copies a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of a run's folder that can be copied: only what is complete on the volume."""
+"""Parts of a run's folder that can be copied: complete artifacts of the volume."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from rlrun.protocol.files.paths import COMPLETE, TMP_SUFFIX, RunPaths, artifacts
 
 @dataclass(frozen=True)
 class Artifact:
-    """Files that belong together."""
+    """Files that are copied together."""
 
     name: str
-    """Path below the run's folder, and below the mirror's."""
+    """Path relative to the run's folder and to the mirror's folder."""
     folder: Path
     """Folder on the volume."""
     files: tuple[str, ...]
-    """Paths below the folder, without the marker."""
+    """Paths relative to the folder, without the marker."""
     marker: str | None
-    """The file that makes it complete, copied last, or written empty where the volume has none; None: single files, each whole."""
+    """File that marks the artifact as complete. It is copied last, or written empty if the volume has none. None: independent files."""
 
     def is_whole(self) -> bool:
-        """True if the volume has it still."""
+        """Return whether the volume still has the artifact."""
         return self.folder.is_dir() and (self.marker != MANIFEST or (self.folder / MANIFEST).is_file())
 
 
 def complete_artifacts(paths: RunPaths, config: MirrorConfig) -> Iterator[Artifact]:
-    """Complete artifacts of the volume, the newest of each kind first: checkpoints with the attempts' files, exports, traces.
+    """Yield the complete artifacts of the volume, newest first within each kind: checkpoints with the attempts' files, exports, traces.
 
     Args:
-        paths: of the run.
-        config: which kinds.
+        paths: paths of the run.
+        config: kinds to copy.
     """
     if config.checkpoints:
-        if attempts := _list_files(paths.attempts):  # without them nobody knows which checkpoints belong together
+        if attempts := _list_files(paths.attempts):  # they define which checkpoints belong together
             yield Artifact(paths.attempts.name, paths.attempts, attempts, None)
         for found in reversed(complete_checkpoints(paths)):
             try:
                 files = tuple(entry.path for entry in read_manifest(found.path).files)
-            except ManifestError:  # damaged, or deleted meanwhile; resuming says so
+            except ManifestError:  # damaged, or deleted in the meantime; a resume reports it
                 continue
             yield Artifact(f"{paths.checkpoints.name}/{found.path.name}", found.path, files, MANIFEST)
     if config.exports:

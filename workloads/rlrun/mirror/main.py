@@ -1,7 +1,7 @@
-"""The process that copies: `python -m rlrun.mirror --config run.json [--once]`.
+"""Process that copies a run to object storage: `python -m rlrun.mirror --config run.json [--once]`.
 
-It looks every few seconds for what has become complete, copies one artifact at a time at the lowest priority, and waits longer and longer
-while the object storage refuses. SIGTERM lets it copy the rest first; whoever starts it decides how long that may take.
+Every few seconds it looks for new complete artifacts and copies them one at a time at the lowest priority. While the object storage fails,
+the pauses grow. After SIGTERM it first copies the rest; its starter decides how long that may take.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Mirror:
     """Copies of one run.
 
     Args:
-        paths: of the run.
-        config: where and what.
-        name: of the run; its folder below the address.
+        paths: paths of the run.
+        config: address and kinds of artifacts.
+        name: name of the run, and of its folder at the address.
 
     Raises:
-        UnusableError: the address cannot be used here.
+        UnusableError: the address cannot be used on this machine.
     """
 
     def __init__(self, paths: RunPaths, config: MirrorConfig, name: str) -> None:
@@ -49,10 +49,10 @@ class Mirror:
         self._copied: set[str] = set()
 
     def copy_new(self, *, stop: Callable[[], bool] = lambda: False) -> bool:
-        """Copy what has become complete since the last time; True if all of it is there.
+        """Copy new complete artifacts. Returns whether all artifacts are copied.
 
         Raises:
-            OSError: the object storage refuses, or cannot be reached.
+            OSError: the object storage rejects the copy, or cannot be reached.
         """
         for artifact in complete_artifacts(self._paths, self._config):
             if artifact.name in self._copied:
@@ -73,7 +73,7 @@ class Mirror:
         return True
 
     def follow(self, over: Ending) -> bool:
-        """Copy until `over` is set, and then the rest; True if everything is copied."""
+        """Copy until `over` is set, then the rest. Returns whether everything is copied."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             last = over.is_set()
@@ -81,8 +81,8 @@ class Mirror:
                 copied = self.copy_new()
                 pause = FIRST_PAUSE_SECONDS
                 wait = LOOK_SECONDS
-            except Exception as error:  # each file system has errors of its own
-                logger.warning(f"{self.url} refuses: {type(error).__name__}: {error}")
+            except Exception as error:  # each file system has its own error classes
+                logger.warning(f"{self.url} rejected a copy: {type(error).__name__}: {error}")
                 copied, wait = False, pause
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             if last:
@@ -91,10 +91,10 @@ class Mirror:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the process; returns the exit code."""
+    """Run the process and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlrun.mirror")
     parser.add_argument("--config", required=True, type=Path)
-    parser.add_argument("--once", action="store_true", help="copy what is complete now, and end")
+    parser.add_argument("--once", action="store_true", help="copy all complete artifacts, then end")
     options = parser.parse_args(argv)
     over = Ending()
     if options.once:

@@ -1,4 +1,4 @@
-"""A run's folder in object storage, through fsspec: S3, Google Cloud Storage, or any other file system that it knows."""
+"""Access to a run's folder in object storage through fsspec: S3, Google Cloud Storage, or any other file system of fsspec."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ PACKAGES: Mapping[str, tuple[str, str]] = {
     "gs": ("gcsfs", "gcs"),
     "gcs": ("gcsfs", "gcs"),
 }
-"""Package of an address' scheme, and the extra that has it."""
+"""Package for an address's scheme, and the extra that installs it."""
 _FILES_AT_ONCE = 4
 
 
 class UnusableError(Exception):
-    """The address cannot be used on this machine, and trying again changes nothing; says what to do."""
+    """Error for an address that cannot be used on this machine. A retry is useless; the message contains the fix."""
 
 
 class GoneError(Exception):
-    """The artifact was deleted from the volume meanwhile."""
+    """Error for an artifact that was deleted from the volume during the copy."""
 
 
 class Remote:
     """A folder in object storage.
 
     Args:
-        url: of the folder, such as `s3://bucket/runs/my-run`.
+        url: address of the folder, such as `s3://bucket/runs/my-run`.
 
     Raises:
-        UnusableError: its package is missing, or the scheme is unknown.
+        UnusableError: a package is missing, or the scheme is unknown.
     """
 
     def __init__(self, url: str) -> None:
@@ -53,23 +53,25 @@ class Remote:
                 f"storage.mirror.url ({url}) needs the package {package}, which is not installed; {fix}"
             ) from None
         except ValueError as error:
-            raise UnusableError(f"storage.mirror.url ({url}): {error}; such as s3://bucket/folder") from None
+            raise UnusableError(
+                f"storage.mirror.url ({url}): {error}; use an address such as s3://bucket/folder"
+            ) from None
 
     def copy(self, artifact: Artifact, *, stop: Callable[[], bool] = lambda: False) -> int | None:
-        """Bring an artifact to the remote folder; what is there in the same size is not copied again.
+        """Copy an artifact to the remote folder. Files that exist there with the same size are skipped.
 
-        The marker comes last, so whoever sees it sees all; a copy that was cut off goes on with the files that are missing.
+        The marker is copied last, so a reader that sees it sees all files. An interrupted copy continues with the missing files.
 
         Args:
-            artifact: complete on the volume.
-            stop: asked before each file.
+            artifact: complete artifact of the volume.
+            stop: function that is called before each file and returns whether to stop.
 
         Returns:
-            Number of bytes that were copied; None: it was stopped before the end.
+            Number of copied bytes, or None if the copy was stopped.
 
         Raises:
-            GoneError: a file is no longer on the volume; the copy's part is removed.
-            OSError: the object storage refuses, or cannot be reached.
+            GoneError: a file is no longer on the volume; the incomplete copy is removed.
+            OSError: the object storage rejects the copy, or cannot be reached.
         """
         target = f"{self._root}/{artifact.name}"
         there = self._sizes(target)
@@ -92,7 +94,7 @@ class Remote:
                 self._mark(artifact, target)
         except FileNotFoundError as error:
             if all((artifact.folder / name).is_file() for name in artifact.files) and artifact.is_whole():
-                raise  # it is the remote folder that is missing
+                raise  # all local files exist, so the remote folder is missing
             if artifact.marker is not None:
                 self._remove(target)
             raise GoneError(f"{artifact.name} was deleted from the volume while it was copied: {error}") from None

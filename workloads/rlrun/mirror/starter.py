@@ -1,4 +1,4 @@
-"""The copying process as a child of what starts a run's roles."""
+"""The copying process as a child process of the program that starts a run's roles."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DRAIN_SECONDS = 600.0
 
 
 def log_file(root: Path) -> Path:
-    """Log of a run's copies."""
+    """Return the log file of a run's copies."""
     return root / "logs" / "mirror.log"
 
 
@@ -22,14 +22,14 @@ def log_file(root: Path) -> Path:
 def mirror_beside(
     config: RunConfig, file: Path, environ: Mapping[str, str], *, say: Callable[[str], None], hurry: Callable[[], bool]
 ) -> Iterator[None]:
-    """Copy what the run completes to object storage, if it says where, while the block runs; afterwards the rest.
+    """Copy the run's artifacts to object storage, if a mirror is configured, during the `with` block, and the rest afterwards.
 
     Args:
-        config: the run's.
-        file: the same, as the process reads it.
-        environ: of the process; holds the credentials.
-        say: logs a line.
-        hurry: ends the time for the rest early.
+        config: configuration of the run.
+        file: file with this configuration.
+        environ: environment variables of the process, with the credentials.
+        say: function that logs a line.
+        hurry: function that ends the wait for the rest as soon as it returns True.
     """
     if config.mirror is None:
         yield
@@ -42,6 +42,6 @@ def mirror_beside(
     finally:
         if not process.stop(seconds=DRAIN_SECONDS, hurry=hurry) and not hurry():
             say(
-                f"not everything is copied to {config.mirror.url}, see {log_file(root)}; "
-                f"the next attempt or `rlrun mirror {root}` copies the rest"
+                f"some artifacts are not copied to {config.mirror.url} yet, see {log_file(root)}; "
+                f"the next attempt or `rlrun mirror {root}` copies them"
             )

@@ -1,5 +1,5 @@
-"""Trackers: each is fed from the run's folder by a process of its own, which training never waits for.
+"""Trackers: separate processes read the run's folder and send it to trackers, so training never waits for a tracker.
 
-`source` reads what the roles have written (`metrics.jsonl`, `traces/`), `names` translates, `worker` sends from a mark on the volume to one
-tracker of `backends`, and `sink` keeps the workers alive.
+`source` reads the roles' files (`metrics.jsonl`, `traces/`), `names` translates names, `worker` sends new records to one tracker of
+`backends`, and `sink` restarts the workers.
 """

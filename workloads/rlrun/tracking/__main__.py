@@ -1,4 +1,4 @@
-"""Starts the sink of a run."""
+"""Entry point of a run's sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trackers that a run feeds here, by its configuration and the environment."""
+"""Trackers that are enabled by the configuration and the environment variables."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from rlrun.config.models.tracking import MlflowConfig, TrackingConfig, WandbConfig
 
 WANDB_SERVER = "https://api.wandb.ai"
-"""Address of W&B's own service."""
+"""Address of W&B's cloud service."""
 
 
 def enabled_trackers(config: TrackingConfig | None, environ: Mapping[str, str]) -> list[str]:
-    """Names of the trackers; `WANDB_MODE=disabled` turns W&B off."""
+    """Return the names of the enabled trackers. `WANDB_MODE=disabled` turns W&B off."""
     if config is None:
         return []
     off = environ.get("WANDB_MODE", "").lower() == "disabled"
@@ -19,26 +19,26 @@ def enabled_trackers(config: TrackingConfig | None, environ: Mapping[str, str]) 
 
 
 def is_offline(config: WandbConfig, environ: Mapping[str, str]) -> bool:
-    """True if files on the volume take the place of W&B's server."""
+    """Return whether W&B writes files on the volume instead of sending to its server."""
     mode = environ.get("WANDB_MODE", "").lower()
     return config.offline if config.offline is not None else mode in ("offline", "dryrun")
 
 
 def wandb_address(config: WandbConfig, environ: Mapping[str, str]) -> str | None:
-    """Address of W&B's server; None: files on the volume take its place."""
+    """Return the address of W&B's server, or None in offline mode."""
     if is_offline(config, environ):
         return None
     return config.base_url or environ.get("WANDB_BASE_URL") or WANDB_SERVER
 
 
 def mlflow_address(config: MlflowConfig, environ: Mapping[str, str]) -> str | None:
-    """Address of MLflow's server; None: no address of a server is given."""
+    """Return the address of MLflow's server, or None if no server is configured."""
     given = environ.get("MLFLOW_TRACKING_URI", "")
     return config.uri or (given if given.startswith("http") else None)
 
 
 def server_addresses(config: TrackingConfig | None, environ: Mapping[str, str]) -> list[str]:
-    """Addresses of the servers that a run's trackers talk to."""
+    """Return the addresses of all servers to which a run's trackers send data."""
     if config is None:
         return []
     names = enabled_trackers(config, environ)

@@ -1,6 +1,6 @@
-"""Names of metrics in trackers: PRIME-RL's, of its release 0.3, so that its panels show our runs; our own where it has none.
+"""Names of metrics in trackers: the names of PRIME-RL 0.3 if it has the metric, so that its panels show our runs, or else our names.
 
-The tables are data: docs/tracking.md shows them, and a test compares.
+The tables are data: docs/tracking.md shows them, and a test compares both.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NAMES: Mapping[str, tuple[str, float]] = {
     "validation/loss": ("val/loss", 1.0),
     "data/epoch": ("progress/epoch", 1.0),
 }
-"""Our name: PRIME-RL's, and the factor to its unit. A name that is not here is the same there, or ours alone."""
+"""PRIME-RL's name and the factor to its unit, by our name. Other names are the same there, or exist only here."""
 
 PATTERNS: tuple[tuple[str, str], ...] = (
     (r"reward/(?P<env>.+)/mean", "reward/{env}"),
@@ -42,7 +42,7 @@ PATTERNS: tuple[tuple[str, str], ...] = (
     (r"eval/(?P<env>.+)/completion_length/mean", "eval/{env}/completion_len/mean"),
     (r"eval/(?P<env>.+)/truncated", "eval/{env}/is_truncated/mean"),
 )
-"""The same for names with an environment in them; `k` is `evaluation.samplesPerTask`."""
+"""PRIME-RL's names by patterns of our names with an environment; `k` is `evaluation.samplesPerTask`."""
 
 DERIVED = (
     "batch/effective_batch_size",
@@ -53,7 +53,7 @@ DERIVED = (
     "progress/total_problems",
     "progress/ckpt_step",
 )
-"""Metrics of PRIME-RL that follow from a line and those before it."""
+"""Metrics of PRIME-RL that are computed from a line and the lines before it."""
 
 _TOTALS = (
     ("batch/tokens", "progress/total_tokens"),
@@ -64,7 +64,7 @@ _COMPILED = [(re.compile(pattern), layout) for pattern, layout in PATTERNS]
 
 
 def tracked_name(name: str, *, samples_per_task: int = 1) -> tuple[str, float]:
-    """Name of a metric in trackers, and the factor of its value."""
+    """Return the name of a metric in trackers, and the factor for its value."""
     if name in NAMES:
         return NAMES[name]
     for pattern, layout in _COMPILED:
@@ -74,11 +74,11 @@ def tracked_name(name: str, *, samples_per_task: int = 1) -> tuple[str, float]:
 
 
 class Translator:
-    """Values of `metrics.jsonl`, line by line in order, as trackers get them.
+    """Converter of `metrics.jsonl` to tracker metrics. Lines must be passed in order.
 
     Args:
-        world_size: ranks of the trainer.
-        samples_per_task: of evaluation.
+        world_size: number of trainer ranks.
+        samples_per_task: samples per task of evaluations.
     """
 
     def __init__(self, *, world_size: int, samples_per_task: int) -> None:
@@ -86,7 +86,7 @@ class Translator:
         self._totals: dict[str, float] = {}
 
     def translate(self, step: int, values: Mapping[str, float]) -> dict[str, float]:
-        """Scalars of one line, without `step`, `attempt` and `time`."""
+        """Return the metrics of one line, without `step`, `attempt` and `time`."""
         scalars = {}
         for name, value in values.items():
             new, factor = tracked_name(name, samples_per_task=self._k)

@@ -1,4 +1,4 @@
-"""`--wandb`, `--wandb.project X`, `--tracking.tensorboard`, ... on command lines of runs."""
+"""Tracker options on command lines of runs: `--wandb`, `--wandb.project X`, `--tracking.tensorboard`, ..."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Tracked(Config):
 
 
 def full_names(words: Sequence[str]) -> list[str]:
-    """A command line whose options begin with a tracker's name, as PRIME-RL's do, with the fields' full names."""
+    """Replace options that start with a tracker's name, as in PRIME-RL, by the full names of the fields."""
     return [_full_name(word) for word in words]
 
 
@@ -31,7 +31,7 @@ def _full_name(word: str) -> str:
 
 
 def take_tracking(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Split a command line into the options about trackers, with their full names, and all else."""
+    """Split a command line into the tracker options, with their full names, and all other words."""
     own: list[str] = []
     rest: list[str] = []
     left = full_names(words)
@@ -47,10 +47,10 @@ def take_tracking(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def with_options(config: TrackingConfig | None, options: Sequence[str]) -> TrackingConfig | None:
-    """Trackers of a run with options of `take_tracking` above them.
+    """Apply options of `take_tracking` to the trackers of a run.
 
     Raises:
-        ConfigError: names the option, its value and the fix.
+        ConfigError: contains the option, its value and the fix.
     """
     if not options:
         return config

@@ -1,4 +1,4 @@
-"""Runs and records as they leave for a tracker: without secrets, and without characters that turn the direction of text."""
+"""Filter for data that is sent to trackers: it removes secrets and characters that change the direction of text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class Outgoing:
     """Filter between the volume and a tracker.
 
     Args:
-        environment: variables of the worker; the values of its secret variables are known secrets.
+        environment: environment variables of the worker. The values of its secret variables are known secrets.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._known = redact.known_secrets(environment)
 
     def clean_run(self, run: TrackedRun) -> TrackedRun:
-        """Return a run whose configuration has no secret; values of free form that are not known to be harmless are hidden."""
+        """Return the run without secrets in its configuration. Values of free form that may be secrets are hidden."""
         config = printable_document(redact.redact_configuration(run.config, self._known))
         assert isinstance(config, dict)
         return replace(run, name=printable(run.name), config=config)
 
     def clean_record(self, record: Record) -> Record:
-        """Return a record without secrets: names of metrics and of tables, and texts of samples."""
+        """Return the record without secrets in names of metrics, names of tables and texts of samples."""
         samples = {self._text(name): [self._sample(row) for row in rows] for name, rows in record.samples.items()}
         return replace(
             record,
@@ -46,5 +46,5 @@ class Outgoing:
         )
 
     def _text(self, content: str) -> str:
-        """Return a text of a model or an environment: only what is a secret for certain is removed."""
+        """Clean a text of a model or an environment. Only certain secrets are removed."""
         return printable(redact.redact_certain(content, self._known), lines=True)

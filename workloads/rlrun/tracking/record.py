@@ -1,4 +1,4 @@
-"""Values that a tracker gets: one record per line of `metrics.jsonl`."""
+"""Records for trackers, one per line of `metrics.jsonl`, and the interface of a tracker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, order=True)
 class Mark:
-    """A line of `metrics.jsonl`: a step, and the attempt that has trained it."""
+    """Identity of a line of `metrics.jsonl`: its step, and the attempt that trained the step."""
 
     step: int
     attempt: int
@@ -18,7 +18,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class SampleRow:
-    """One rollout for people."""
+    """One rollout in a table of samples."""
 
     environment: str
     task: str
@@ -27,18 +27,18 @@ class SampleRow:
     reward: float | None
     advantage: float | None
     versions: str
-    """Policy versions that its tokens were sampled with, such as `3, 4`."""
+    """Policy versions with which its tokens were sampled, such as `3, 4`."""
 
     COLUMNS = ("environment", "task", "prompt", "completion", "reward", "advantage", "versions")
 
     def cells(self) -> list[object]:
-        """Values in the order of `COLUMNS`."""
+        """Return the values in the order of `COLUMNS`."""
         return [getattr(self, name) for name in self.COLUMNS]
 
 
 @dataclass(frozen=True)
 class Record:
-    """A step."""
+    """Data of one step."""
 
     mark: Mark
     time: float
@@ -51,29 +51,29 @@ class Record:
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """Identity of a run in a tracker."""
+    """A run as trackers identify it."""
 
     uid: str
-    """Id of the tracked run: the same in all attempts."""
+    """Id of the run in trackers, the same in all attempts."""
     name: str
     root: Path
     """The run's folder."""
     config: Mapping[str, object]
-    """The resolved configuration of all roles."""
+    """Resolved configuration of all roles."""
     max_steps: int
 
     @property
     def folder(self) -> Path:
-        """Folder of everything that trackers write on the volume."""
+        """Folder for all files of trackers on the volume."""
         return self.root / "tracking"
 
 
 class TrackerError(Exception):
-    """A tracker that cannot take what it is sent, in words for people; the worker ends and is started again.
+    """Error of a tracker. The worker ends and is restarted.
 
     Args:
-        message: one line.
-        permanent: starting again cannot help, such as with a package that is not installed.
+        message: one line for users.
+        permanent: whether a restart is useless, for example if a package is not installed.
     """
 
     def __init__(self, message: str, *, permanent: bool = False) -> None:
@@ -82,24 +82,24 @@ class TrackerError(Exception):
 
 
 class Tracker(Protocol):
-    """One tracker. Every method may raise, hang or kill the process: the worker starts again from what is `kept`."""
+    """Interface of one tracker. Methods may raise, hang or kill the process: the next worker continues after the records that were kept."""
 
     def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
-        """Begin, or go on, after the records `sent`, of which `confirmed` were flushed.
+        """Start or continue a run, after the records `sent`. The first `confirmed` of them were flushed.
 
         Returns:
-            How many of `sent`, from the first, the tracker has kept; the others are sent again.
+            Number of records of `sent`, from the first, that the tracker has kept. The others are sent again.
         """
         ...
 
     def log(self, number: int, record: Record) -> None:
-        """Send a record; `number` counts the records of the run from 0."""
+        """Send a record. `number` is its position in the run, from 0."""
         ...
 
     def flush(self) -> None:
-        """Return once everything so far is out of this process's hands."""
+        """Return after all records have left this process, so that its end cannot lose them."""
         ...
 
     def close(self, *, complete: bool) -> None:
-        """End; `complete` if the run has trained its last step."""
+        """Close the tracker. `complete` is True if the run has trained its last step."""
         ...

@@ -1,7 +1,7 @@
-"""The marks of what a tracker was sent, in order: `tracking/<tracker>.sent` on the volume.
+"""Journal of the records that a tracker was sent: `tracking/<tracker>.sent` on the volume.
 
-A record's mark is written before the record is sent, as `step attempt`; that the first `n` are out of this machine's hands, or in files
-that are durable, afterwards as `= n`. So after any kill it is known what may be missing.
+The mark of a record is written as `step attempt` before the record is sent. After the first `n` records have left this machine, or are in
+durable files, a line `= n` is added. Therefore it is known after any kill which records may be missing.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from rlrun.tracking.record import Mark
 
 
 class Sent:
-    """The journal of one tracker; its one writer is the tracker's worker.
+    """Journal of one tracker. Only the tracker's worker writes it.
 
     Args:
-        path: of the file.
+        path: path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -26,18 +26,18 @@ class Sent:
         self.marks, self.confirmed = read_sent(path)
 
     def cut(self, kept: int) -> None:
-        """Forget all but the first `kept` records, which are confirmed, and a torn last line."""
+        """Keep only the first `kept` records, which are confirmed. A torn last line is removed, too."""
         del self.marks[kept:]
         self.confirmed = len(self.marks)
         write_bytes(self._path, ("".join(map(_sent_line, self.marks)) + f"= {self.confirmed}\n").encode())
 
     def add(self, marks: Sequence[Mark]) -> None:
-        """Note records that are about to be sent, durable."""
+        """Write the marks of records that will be sent next. The file is durable afterwards."""
         self._append("".join(map(_sent_line, marks)))
         self.marks += marks
 
     def confirm(self) -> None:
-        """Note that all records so far are out of this process's hands."""
+        """Record that all records so far have left this process."""
         self.confirmed = len(self.marks)
         self._append(f"= {self.confirmed}\n")
 
@@ -54,7 +54,7 @@ def _sent_line(mark: Mark) -> str:
 
 
 def read_sent(path: Path) -> tuple[list[Mark], int]:
-    """Marks of a journal in order, and how many of them are confirmed; the first line that is not whole ends it."""
+    """Return the marks of a journal in order, and the number of confirmed ones. Reading stops at the first incomplete line."""
     marks: list[Mark] = []
     confirmed = 0
     try:

@@ -1,8 +1,8 @@
-"""`python -m rlrun.tracking --config run.json`: keeps one worker per tracker alive, each in a process group of its own.
+"""`python -m rlrun.tracking --config run.json`: runs one worker per tracker, each in its own process group.
 
-A worker that dies is started again after a pause that grows; one that gets on with nothing for too long is killed first. Nothing of it
-reaches the run: what a tracker lacks stays on the volume. Asked to end (SIGTERM), the sink has the workers send the rest, for as long as
-its starter lets it.
+A worker that ends is restarted after a growing pause; one without progress for too long is killed first. Problems of a tracker do not
+affect the run, and unsent records stay on the volume. After SIGTERM, the sink lets the workers send the remaining records until its starter
+kills it.
 """
 
 from __future__ import annotations
@@ -33,41 +33,41 @@ from rlrun.tracking.system import INTERVAL_SECONDS, Machine
 from rlrun.tracking.worker import ERROR_MARK
 
 PATIENCE_SECONDS = 180.0
-"""A worker that gets on with nothing for so long hangs. Longer than any library's own deadline of one call."""
+"""Time without progress after which a worker counts as hanging. It exceeds the libraries' own time limits of one call."""
 START_SECONDS = 300.0
-"""Longest time from a worker's start to its first sign of life, also where the roles leave it little of the processors."""
+"""Longest time from a worker's start to its first progress, even if the roles use most of the processors."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 60.0
 LAST_TRIES = 2
 _POLL_SECONDS = 0.2
 _NICE = 19
-"""Workers yield the processors to the roles: beside one that is busy they get a seventieth of a core."""
+"""Workers give way to the roles: next to a busy role they get a seventieth of a core."""
 
 
 @dataclass
 class Worker:
-    """A tracker's worker, alive or about to be started again."""
+    """Worker of one tracker, running or waiting for a restart."""
 
     tracker: str
     command: Sequence[str]
     process: subprocess.Popen[str] | None = None
     pulse: int = -1
-    """Reading end of the pipe that gets a byte whenever the worker has got on."""
+    """Reading end of the pipe that gets a byte after each progress of the worker."""
     heard: float = 0.0
     begun: bool = False
-    """True once it has given a sign of life."""
+    """Whether the worker has reported progress since its start."""
     due: float = 0.0
-    """When it is to be started."""
+    """Time of the next start."""
     failures: int = 0
     said: str = ""
-    """Last line that was logged: a cause is logged once."""
+    """Last logged line. A reason is logged only once in a row."""
     last_tries: int = 0
-    """Failures since the run's end: nobody waits long for a tracker that is down."""
+    """Failures since the run's end, which are limited so that the end does not wait for an unreachable tracker."""
     done: bool = False
     failed: bool = False
     errors: Path = field(default_factory=Path)
 
     def start(self, now: float, *, once: bool) -> None:
-        """Start the worker; `once`: it ends when everything is sent."""
+        """Start the worker. With `once`, it ends after everything is sent."""
         read, write = os.pipe()
         os.set_blocking(read, False)
         os.set_blocking(write, False)
@@ -86,14 +86,14 @@ class Worker:
         self.begun = False
 
     def listen(self, now: float) -> None:
-        """Note whether the worker has got on."""
+        """Read the progress of the worker."""
         with suppress(BlockingIOError):
             if os.read(self.pulse, 65536):
                 self.failures = 0 if self.begun else self.failures
                 self.heard, self.begun = now, True
 
     def signal(self, number: int) -> None:
-        """Send a signal to the worker and all that it has started (SIGKILL), or to it alone."""
+        """Send a signal: SIGKILL to the worker and its children, other signals only to the worker."""
         if self.process is None:
             return
         with suppress(ProcessLookupError):
@@ -103,7 +103,7 @@ class Worker:
                 self.process.send_signal(number)
 
     def ended(self) -> int | None:
-        """Exit code of a worker that has ended, once; what it has started is ended too."""
+        """Return the exit code of a worker that has ended, once, and kill its children."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
         self.signal(signal.SIGKILL)
@@ -112,7 +112,7 @@ class Worker:
         return code
 
     def last_words(self) -> str:
-        """Reason of the worker's end in its own words, or the last line that was printed."""
+        """Return the reason that the worker reported, or the last line that was printed."""
         with suppress(OSError):
             lines = self.errors.read_text(errors="replace").strip().splitlines()
             own = [line.removeprefix(ERROR_MARK) for line in lines if line.startswith(ERROR_MARK)]
@@ -121,15 +121,15 @@ class Worker:
 
 
 class Sink:
-    """The workers of a run.
+    """Workers of a run.
 
     Args:
-        root: the run's folder.
-        trackers: their names.
-        command: of a worker, without the tracker's name.
-        say: logs a line.
-        patience: seconds without a sign of life after which a worker is killed.
-        once: workers end by themselves, when everything is sent.
+        root: folder of the run.
+        trackers: names of the trackers.
+        command: command of a worker, without the tracker's name.
+        say: function that logs a line.
+        patience: seconds without progress after which a worker is killed.
+        once: whether workers end after everything is sent.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Sink:
         self._stopping = False
 
     def tick(self, now: float) -> bool:
-        """Look after the workers; False once all of them are done."""
+        """Check and restart the workers. Returns False after all of them are done."""
         if not self._once and not self._stopping and now >= self._measure_at:
             self._measure_at = now + INTERVAL_SECONDS
             self._measure()
@@ -160,17 +160,17 @@ class Sink:
 
     @property
     def failed(self) -> list[str]:
-        """Trackers that have not got everything."""
+        """Trackers that have not received all records."""
         return [worker.tracker for worker in self._workers if worker.failed or not worker.done]
 
     def stop(self) -> None:
-        """Have the workers send the rest and end."""
+        """Let the workers send the remaining records and end."""
         self._stopping = True
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the workers at once."""
+        """Kill the workers."""
         for worker in self._workers:
             worker.signal(signal.SIGKILL)
             if worker.process is not None:
@@ -188,13 +188,13 @@ class Sink:
         if code is None:
             patience = self._patience if worker.begun else max(self._patience, START_SECONDS)
             if now - worker.heard > patience:
-                self._log(worker, f"does not get on for {patience:.0f} s; started again")
+                self._log(worker, f"no progress for {patience:.0f} s; the worker is restarted")
                 worker.signal(signal.SIGKILL)
             return
         if code == exit_codes.OK:
             worker.done = True
         elif code == exit_codes.CONFIGURATION:
-            self._log(worker, f"{worker.last_words()}; the run goes on without it")
+            self._log(worker, f"{worker.last_words()}; the run continues without it")
             worker.done = worker.failed = True
         else:
             self._again(worker, now, worker.last_words() or f"its process ended with code {code}")
@@ -202,7 +202,7 @@ class Sink:
     def _start(self, worker: Worker, now: float) -> None:
         try:
             make_folder(self._folder)
-            # One that is asked to end while it starts would not know it.
+            # A worker that is still starting would miss the later SIGTERM, so `once` is passed on the command line.
             worker.start(now, once=self._once or self._stopping)
         except OSError as error:
             self._again(worker, now, f"{error.filename or 'its process'}: {error.strerror}")
@@ -228,21 +228,23 @@ class Sink:
             with (self._folder / SYSTEM_FILE).open("a") as file:
                 file.write(line)
         except OSError as error:
-            self._say(f"{SYSTEM_FILE} misses a line: {error.strerror}")
+            self._say(f"{SYSTEM_FILE}: cannot write a line: {error.strerror}")
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the sink; returns the exit code."""
+    """Run the sink and return the exit code."""
     refuse_inspection()
     parser = argparse.ArgumentParser("rlrun.tracking")
     parser.add_argument("--config", type=Path, required=True)
-    parser.add_argument("--once", action="store_true", help="send what is there, and end")
+    parser.add_argument("--once", action="store_true", help="send all existing records, then end")
     parser.add_argument("--patience", type=float, default=PATIENCE_SECONDS)
     options = parser.parse_args(argv)
     asked: list[bool] = []
     on_sigterm(lambda: asked.append(True))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked while this process started
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the starter decides
+    signal.pthread_sigmask(
+        signal.SIG_UNBLOCK, {signal.SIGTERM}
+    )  # blocked by the starter until the handler is installed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the starter decides when the sink ends
     try:
         config = load_file(RunConfig, options.config)
     except ConfigError as error:
@@ -268,7 +270,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
                 stopped = True
                 sink.stop()
             if os.getppid() != parent:
-                break  # whoever started this is gone; what is left stays on the volume
+                break  # the starter has ended; unsent records stay on the volume
             time.sleep(_POLL_SECONDS)
     finally:
         sink.kill()

@@ -1,4 +1,4 @@
-"""Contents of the volume as records: `metrics.jsonl` with the traces and the machine's measures that belong to a step. Reads only."""
+"""Reader of the run's folder: records from `metrics.jsonl`, with traces and machine measures of each step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from rlrun.tracking.record import Mark, Record, SampleRow
 
 _NOT_METRICS = ("step", "attempt", "time")
 _TEXT_CHARACTERS = 4000
-"""Most characters of a prompt or a completion that are sent."""
+"""Longest part of a prompt or completion that is sent, in characters."""
 _CHUNK_BYTES = 1024 * 1024
 SYSTEM_FILE = "system.jsonl"
 
 
 class Source:
-    """Records of a run's folder that follow what was sent.
+    """Records of a run's folder after those that were sent.
 
     Args:
-        config: the run's.
-        sent: what the tracker has, in order.
+        config: configuration of the run.
+        sent: marks of the sent records, in order.
     """
 
     def __init__(self, config: RunConfig, sent: Sequence[Mark]) -> None:
@@ -37,7 +37,7 @@ class Source:
         self._last = sent[-1] if sent else None
         self._translator = self._new_translator()
         self._before = 0.0
-        """Time of the line before."""
+        """Time of the previous line."""
 
     def _new_translator(self) -> Translator:
         evaluation = self._config.orchestrator.evaluation
@@ -47,10 +47,10 @@ class Source:
         )
 
     def records(self) -> Iterator[Record]:
-        """Records that are new. A step that a later attempt has trained again comes again.
+        """Yield new records. A step that a later attempt trains again is yielded again.
 
-        Attempts ascend from line to line: a line of a later attempt than the newest one sent was written after it, and a line of the
-        same attempt is new if its step is later.
+        Attempts ascend from line to line. A line is new if its attempt is later than the newest sent one, or if the attempt is the same and
+        its step is later.
         """
         self._measures += [_line_numbers(line) for line in self._system.new()[1]]
         for line in self._new_lines():
@@ -68,7 +68,7 @@ class Source:
             yield Record(mark, time, scalars, *self._of_traces(mark, evaluated=_is_evaluated(line)))
 
     def _new_lines(self) -> Iterator[Mapping[str, object]]:
-        """New lines of the metrics, read in chunks: all of them after a restart."""
+        """Yield new lines of the metrics, read in chunks. After a restart all lines are new."""
         while True:
             before = self._lines.offset
             replaced, lines = self._lines.new(_CHUNK_BYTES)
@@ -79,7 +79,7 @@ class Source:
                 return
 
     def _measured(self, after: float, until: float) -> dict[str, float]:
-        """Means of the machine's measures between two lines; those that are used up are dropped."""
+        """Return the means of the machine's measures between two lines, and drop these measures."""
         own = [m for m in self._measures if after < m.get("time", 0.0) <= until]
         self._measures = [m for m in self._measures if m.get("time", 0.0) > until]
         names = dict.fromkeys(name for m in own for name in m if name != "time")
@@ -89,7 +89,7 @@ class Source:
     def _of_traces(
         self, mark: Mark, *, evaluated: bool
     ) -> tuple[Mapping[str, Sequence[float]], Mapping[str, Sequence[SampleRow]]]:
-        """Histograms and samples of a step."""
+        """Return histograms and samples of a step."""
         histograms: dict[str, list[float]] = {}
         samples: dict[str, list[SampleRow]] = {}
         if mark.step > 0 and mark.step % self._samples.interval == 0:
@@ -111,7 +111,7 @@ class Source:
         return histograms, {name: rows for name, rows in samples.items() if rows}
 
     def _chosen(self, rows: Sequence[dict[str, object]]) -> list[SampleRow]:
-        """Rows at equal distances, so that all environments of a trace have some."""
+        """Select rows at equal distances, so that all environments of a trace are represented."""
         count = min(self._samples.count, len(rows))
         return [_read_sample(rows[i * len(rows) // count]) for i in range(count)]
 
@@ -125,7 +125,7 @@ def _read_whole(value: object) -> int:
 
 
 def _read_trace(path: Path) -> list[dict[str, object]]:
-    """Rows of a trace; none where the volume refused it, or does now."""
+    """Rows of a trace, or an empty list if the volume could not write or read it."""
     try:
         return Lines(path).new()[1]
     except OSError:
@@ -153,13 +153,13 @@ def _read_sample(row: Mapping[str, object]) -> SampleRow:
 
 
 def _shown_content(message: Mapping[str, object]) -> str:
-    """Text of a message; content that is not text as JSON."""
+    """Text of a message. Other content is shown as JSON."""
     content = message.get("content")
     return content if isinstance(content, str) else "" if content is None else json.dumps(content, ensure_ascii=False)
 
 
 def _line_numbers(line: Mapping[str, object]) -> dict[str, float]:
-    """Numbers of a line, by name."""
+    """Numeric values of a line, by name."""
     return {name: float(value) for name, value in line.items() if isinstance(value, int | float)}
 
 

@@ -1,4 +1,4 @@
-"""The sink as a child process of what starts a run's roles: started again when it ends, and asked to end last."""
+"""The sink as a child process of the program that starts a run's roles: it is restarted when it ends, and stopped last."""
 
 from __future__ import annotations
 
@@ -29,28 +29,28 @@ _LOG_BYTES = 1024 * 1024
 
 
 def log_file(root: Path) -> Path:
-    """Log of a run's sink."""
+    """Return the log file of a run's sink."""
     return root / "tracking" / "sink.log"
 
 
 def before_exec() -> None:
-    """Prepare the sink's process: asked to end, it ends with its starter; it sees a signal that comes while it starts later."""
+    """Prepare the sink's process: it gets SIGTERM when its starter ends, and SIGTERM is blocked until its handler is installed."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class SinkProcess:
-    """The sink of a run, or another program that lives beside it in the same way. Nothing here raises, and nothing but `stop` waits.
+    """Child process next to a run: the sink, or another program with the same life cycle. No method raises, and only `stop` waits.
 
-    The program reads a sealed copy of the configuration, each time that it is started: an environment that could change the file and end
-    the program would else choose where its keys are sent.
+    Each start of the program reads a sealed copy of the configuration. Otherwise an environment that changes the file and ends the program
+    could choose the server to which its keys are sent.
 
     Args:
-        config: the run's configuration file; it is read here, before an environment runs.
-        root: the run's folder.
-        environ: the sink's environment.
-        module: the program; takes `--config` and `--once`.
-        log: what it prints; default: the sink's.
+        config: configuration file of the run. It is read here, before an environment runs.
+        root: folder of the run.
+        environ: environment variables of the program.
+        module: module of the program, which accepts `--config` and `--once`.
+        log: log of the program's output. Default: the sink's log.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class SinkProcess:
         log: Path | None = None,
     ) -> None:
         self._sealed = -1
-        with suppress(OSError):  # the program reports a file that is not there
+        with suppress(OSError):  # the program itself reports a missing file
             self._sealed = seal_file(config.read_bytes())
             config = descriptor_path(self._sealed)
         self._command = module_command(module, ["--config", str(config)])
@@ -73,7 +73,7 @@ class SinkProcess:
         self._done = False
 
     def keep(self) -> None:
-        """Start the sink where it does not run; called now and then."""
+        """Start the program if it is not running. Call it periodically."""
         if self._done:
             return
         if self._process is not None:
@@ -82,13 +82,13 @@ class SinkProcess:
             if code is None:
                 return
             self._process, self._due = None, time.monotonic() + _PAUSE_SECONDS
-            self._done = code > 0  # no tracker can work, as it has said; otherwise somebody has ended it
+            self._done = code > 0  # the program reported that it cannot work; a negative code means that it was killed
         elif time.monotonic() >= self._due:
             self._start()
 
     def _start(self, *options: str) -> None:
         self._due = time.monotonic() + _PAUSE_SECONDS
-        with suppress(OSError):  # a full volume, or no more processes: tried again
+        with suppress(OSError):  # the volume is full or the process limit is reached: `keep` retries
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
@@ -103,18 +103,18 @@ class SinkProcess:
                 )
 
     def stop(self, *, seconds: float = DRAIN_SECONDS, hurry: Callable[[], bool] = lambda: False) -> bool:
-        """Have the rest sent, and end the sink. True if the trackers have everything.
+        """Let the program send the remaining records, then end it. Returns whether everything was sent.
 
         Args:
-            seconds: longest time for it.
-            hurry: ends this time early as soon as it is true.
+            seconds: time limit.
+            hurry: function that ends the wait as soon as it returns True.
         """
         if self._done:
             return False
         self._done = True
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-        else:  # what looks after a container has ended it with all other processes
+        else:  # the end of a container can kill the program before this call, so it is started again for the remaining records
             self._process = None
             self._start("--once")
         process = self._process
@@ -125,7 +125,7 @@ class SinkProcess:
             time.sleep(0.05)
         complete = process.poll() == 0
         if process.poll() is None:
-            process.kill()  # its workers end with it: they see it by the next byte that they write
+            process.kill()  # its workers then end at their next write to the pipe
         with suppress(OSError):
             process.wait()
         if self._sealed >= 0:
@@ -138,20 +138,20 @@ class SinkProcess:
 def sink_beside(
     config: RunConfig, file: Path, environ: Mapping[str, str], *, say: Callable[[str], None], hurry: Callable[[], bool]
 ) -> Iterator[None]:
-    """Feed the run's trackers, if it has any, while the block runs in a pod; a thread looks after the sink.
+    """Feed the run's trackers, if it has any, during the `with` block in a pod. A thread restarts the sink.
 
     Args:
-        config: the run's.
-        file: the same, as the sink reads it.
-        environ: the sink's environment.
-        say: logs a line.
-        hurry: ends the time for the rest early.
+        config: configuration of the run.
+        file: file with this configuration.
+        environ: environment variables of the sink.
+        say: function that logs a line.
+        hurry: function that ends the wait for the remaining records as soon as it returns True.
     """
     if config.tracking is None or not enabled_trackers(config.tracking, environ):
         yield
         return
     for name, message in missing_trackers(config.tracking, environ, in_image=True):
-        say(f"tracking.{name} {message}; the run goes on without it")
+        say(f"tracking.{name} {message}; the run continues without it")
     root = Path(config.trainer.output_dir)
     sink = SinkProcess(file, root, environ)
     try:
@@ -160,13 +160,13 @@ def sink_beside(
     finally:
         if not sink.stop(hurry=hurry) and not hurry():
             say(
-                f"not everything has reached the trackers, see {log_file(root)}; the next attempt or `rlrun track` sends the rest"
+                f"some records have not reached the trackers, see {log_file(root)}; the next attempt or `rlrun track` sends them"
             )
 
 
 @contextmanager
 def kept_beside(sink: SinkProcess) -> Iterator[None]:
-    """Have a thread look after a sink while the block runs."""
+    """Restart a sink from a thread during the `with` block."""
     over = threading.Event()
 
     def keep() -> None:

@@ -1,4 +1,4 @@
-"""Measures of this machine, for people: `tracking/system.jsonl`, one line every half minute, which trackers join with the steps."""
+"""Measures of this machine in `tracking/system.jsonl`, one line every 30 s, which the workers add to the steps' metrics."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _GPU_SECONDS = 5.0
 
 
 class Machine:
-    """Measures of processors, memory, the run's volume and GPUs.
+    """Measures of processors, memory, GPUs and the run's volume.
 
     Args:
-        root: the run's folder.
+        root: folder of the run.
     """
 
     def __init__(self, root: Path) -> None:
@@ -28,7 +28,7 @@ class Machine:
         self._has_gpus = shutil.which("nvidia-smi") is not None
 
     def measure(self) -> dict[str, float]:
-        """Values by name, `system/...`; the processors' since the call before. What cannot be measured is left out."""
+        """Return values by name, `system/...`. The processors' load is measured since the last call. Unavailable values are left out."""
         found: dict[str, float] = {}
         with suppress(OSError, ValueError, IndexError, KeyError):
             busy, total = _processor_times()
@@ -54,7 +54,7 @@ class Machine:
 
 
 def gpu_measures(said: str) -> dict[str, float]:
-    """Values of `nvidia-smi`'s answer: one line per GPU, memory in MiB; a value that is not a number is left out."""
+    """Parse the output of `nvidia-smi`: one line per GPU, memory in MiB. Values that are not numbers are left out."""
     found: dict[str, float] = {}
     for gpu, line in enumerate(said.splitlines()):
         for name, text in zip(_GPU_NAMES, line.split(","), strict=False):
@@ -64,12 +64,12 @@ def gpu_measures(said: str) -> dict[str, float]:
 
 
 def _processor_times() -> tuple[float, float]:
-    """Busy and all ticks of the processors since the machine's start."""
+    """Busy and total ticks of all processors since the machine's start."""
     times = [float(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     return sum(times) - times[3] - times[4], sum(times)
 
 
 def _read_memory() -> dict[str, int]:
-    """Bytes by the names of /proc/meminfo."""
+    """Values of /proc/meminfo in bytes, by name."""
     lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 2}

@@ -1,6 +1,7 @@
 """`python -m rlrun.tracking.worker --config run.json --tracker wandb`: sends the run to one tracker.
 
-It may hang, die or be killed at any moment; the sink starts another one, which goes on from what the tracker has kept.
+The worker may hang, crash or be killed at any time. The sink then starts another one, which continues after the records that the tracker
+has kept.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from rlrun.tracking.sent import Sent
 from rlrun.tracking.source import Source
 
 BATCH = 32
-"""Records between two confirmations."""
+"""Largest number of records between two confirmations."""
 POLL_SECONDS = 1.0
 ERROR_MARK = "error: "
-"""Begins the worker's own last line; libraries print others, also later."""
+"""Prefix of the worker's error message. Libraries may print other lines, even after it."""
 
 
 def _take_lock(path: Path) -> BinaryIO:
-    """Take the right to send a run to a tracker, for as long as the file is open.
+    """Take the right to send a run to a tracker. It is held until the file is closed.
 
     Raises:
         TrackerError: another process has it, such as a worker whose sink was killed.
@@ -50,19 +51,19 @@ def _take_lock(path: Path) -> BinaryIO:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise TrackerError("another process sends this run already") from None
+        raise TrackerError("another process already sends this run") from None
     return file
 
 
 def tracked_run(config: RunConfig) -> TrackedRun:
-    """The run as trackers know it."""
+    """Return the identity of a run for trackers."""
     own = config.trainer
     document = config.model_dump(mode="json", exclude={"tracking"})
     return TrackedRun(own.uid, own.name, Path(own.output_dir), document, own.max_steps)
 
 
 def _error_line(error: object, environ: Mapping[str, str]) -> str:
-    """Last line of the worker. A library's error quotes requests, and so addresses and headers."""
+    """Return the worker's error message without secrets: a library's error may contain addresses and headers of requests."""
     return f"{ERROR_MARK}{printable(redact.redact_text(str(error), redact.known_secrets(environ)))}"
 
 
@@ -76,27 +77,28 @@ def feed_tracker(
     stop: Ending,
     pulse: Callable[[], None],
 ) -> None:
-    """Send what is on the volume until `stop` is set and nothing is left.
+    """Send records of the volume until `stop` is set and no record is left.
 
     Args:
-        tracker: where to.
-        run: the run.
-        sent: the tracker's journal.
-        source: makes the reader of what follows the marks that the tracker has kept.
-        clean: removes secrets from a record.
-        stop: set when no more will be written.
-        pulse: called whenever something has got on.
+        tracker: tracker to send to.
+        run: identity of the run.
+        sent: journal of the tracker.
+        source: function that creates the reader of the records after those that the tracker has kept.
+        clean: function that removes secrets from a record.
+        stop: event that is set after the last record was written.
+        pulse: function that is called after each progress.
     """
     sent.cut(tracker.open(run, sent.marks[:], sent.confirmed))
     reader = source(sent.marks)
     last = sent.marks[-1].step if sent.marks else 0
     while True:
         pulse()
-        stopping = stop.is_set()  # before reading: what was written before the signal is read
+        stopping = stop.is_set()  # checked before reading, so that records written before the signal are still read
         records = reader.records()
         found = False
         while batch := list(islice(records, BATCH)):
             found, first = True, len(sent.marks)
+            # The marks are written first: after a kill, the journal contains every record that may have been sent.
             sent.add([record.mark for record in batch])
             for number, record in enumerate(batch, first):
                 tracker.log(number, clean(record))
@@ -112,15 +114,15 @@ def feed_tracker(
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.environ) -> int:
-    """Run the worker; returns the exit code, `CONFIGURATION` where starting again is of no use."""
+    """Run the worker and return the exit code: `CONFIGURATION` if a restart is useless."""
     refuse_inspection()
     environ = dict(environ)
-    os.environ.pop(KEY_VARIABLE, None)  # a library's own process would show it to every process of this user
+    os.environ.pop(KEY_VARIABLE, None)  # otherwise a library's own process would show it to all processes of this user
     parser = argparse.ArgumentParser("rlrun.tracking.worker")
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--tracker", choices=TRACKERS, required=True)
-    parser.add_argument("--pulse", type=int, help="file descriptor that gets a byte whenever something has got on")
-    parser.add_argument("--once", action="store_true", help="send what is there, and end")
+    parser.add_argument("--pulse", type=int, help="file descriptor that gets a byte after each progress")
+    parser.add_argument("--once", action="store_true", help="send all existing records, then end")
     options = parser.parse_args(argv)
     stop = Ending()
     if options.once:
@@ -152,7 +154,7 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] = os.envi
         print(_error_line(error, environ), file=sys.stderr)
         wrong = isinstance(error, ConfigError) or (isinstance(error, TrackerError) and error.permanent)
         return exit_codes.CONFIGURATION if wrong else exit_codes.FAILURE
-    except Exception as error:  # a library's own: one line, and another worker tries
+    except Exception as error:  # an error of a library: report it in one line, and let the next worker retry
         print(_error_line(f"{type(error).__name__}: {error}", environ), file=sys.stderr)
         return exit_codes.FAILURE
     return exit_codes.OK

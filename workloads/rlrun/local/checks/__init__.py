@@ -1,1 +1,1 @@
-"""Checks of `judge`: `architecture` proves that models can be trained, `contradictions` finds values that do not go with others."""
+"""Checks of `judge`: `architecture` proves that models can be trained, `contradictions` finds values that conflict with others."""

@@ -1,7 +1,7 @@
-"""The trainer's proof that it can train a model's architecture, made before anything starts where the model is a folder here.
+"""Proof that the trainer can train a model's architecture, made before the start if the model is a folder on this machine.
 
-The proof needs torch, which a command line does not import: it runs in a process of its own, beside those that load a run's environments.
-One that was made on this machine before is not made again (`shared.proved`).
+The proof needs torch, which a command line does not import. Therefore it runs in its own process, at the same time as those that load a
+run's environments. A proof that was made on this machine before is not repeated (`shared.proved`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlrun.local.user_code import Finding, Piece
 
 CHECK = "rlrun.trainer.proof.start_check:check_folder"
 LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
-"""Limits of a proof: most of its time is the import of torch and transformers; a model's own code may do anything."""
+"""Limits of a proof. Most of its time is the import of torch and transformers; a model's own code may run for any time."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Proof:
 
     piece: Piece
     name: str | None
-    """Name under which it is remembered (`shared.proved`); None: it is not."""
+    """Name under which the proof is stored (`shared.proved`), or None if it must not be stored."""
 
 
 def list_proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, seq_len: int) -> list[Proof]:
-    """Proofs to make, of the models that are folders here and have no other problem, but those made before."""
+    """Return the proofs to make: models in folders on this machine, without another problem and without a stored proof."""
     found: list[Proof] = []
     for key, model in models.items():
         if model.path is None or key in wrong or not (folder := Path(model.path).absolute()).is_dir():
@@ -45,19 +45,19 @@ def list_proofs(models: Mapping[Key, ModelConfig], wrong: Collection[Key], *, se
 
 
 def keep_proofs(made: Iterable[Proof], not_proved: Collection[Key]) -> None:
-    """Remember those that were made, but for those of these fields."""
+    """Store the proofs that were made, except for models whose field has a problem."""
     for proof in made:
         if proof.name is not None and not any(key == proof.piece.key[: len(key)] for key in not_proved):
             keep_proof(proof.name)
 
 
 def unproved_notices(models: Mapping[Key, ModelConfig]) -> Iterator[Finding]:
-    """Notices of models that are not at hand."""
+    """Yield notices about models that are not on this machine."""
     for key, model in models.items():
         if model.name is not None:
             yield Finding(
                 key,
-                f"{model.name} is not on this machine: the trainer checks at its start, before it reads weights, whether it can "
-                "train this architecture, and the orchestrator whether it can play its chat template",
+                f"{model.name} is not on this machine, so it is not checked here: at the start the trainer checks the architecture "
+                "before it reads weights, and the orchestrator checks the chat template",
                 notice=True,
             )

@@ -1,4 +1,4 @@
-"""Values that are valid by themselves and wrong next to another one: intervals beyond the end, rates, GPUs, secrets in clear text."""
+"""Values that are valid alone but conflict with others: intervals beyond the last step, learning rates, GPUs, secrets in clear text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rlrun.runtime.redact import is_secret, is_token
 _ROLES = ("trainer", "inference", "orchestrator")
 _GPU_ROLES = ("trainer", "inference")
 _OF_FILES = re.compile(r"(?i)_(file|path|dir|folder|name|url|endpoint)$")
-"""Ends of variables that name where a secret is."""
+"""Endings of variables whose value is the location of a secret."""
 _LARGE_RATE = 1.0
 
 
 def find_contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
-    """Findings about values that do not go with others.
+    """Yield findings about values that conflict with others.
 
     Args:
-        spec: of the run.
+        spec: specification of the run.
         run: name of the run, for the names of Secrets.
     """
     yield from _long_intervals(spec)
@@ -40,7 +40,7 @@ def find_contradictions(spec: RLRunSpec, run: str = "my") -> Iterator[Finding]:
 
 
 def _long_intervals(spec: RLRunSpec) -> Iterator[Finding]:
-    """Intervals and warm-ups that a user has set beyond the last step."""
+    """Yield notices about intervals and warm-ups that exceed the last step."""
     if spec.task == "Eval":
         return
     last = spec.max_steps
@@ -68,12 +68,12 @@ def _long_intervals(spec: RLRunSpec) -> Iterator[Finding]:
         field = "warmupSteps" if name == "warmup_steps" else name
         fix = max(last // 10, 1) if name == "warmup_steps" else last
         yield Finding(
-            (*key, name), f"({value}) is beyond maxSteps ({last}), so that {effect}; write {field}: {fix}", notice=True
+            (*key, name), f"({value}) is beyond maxSteps ({last}), so {effect}; write {field}: {fix}", notice=True
         )
 
 
 def _switched_off(spec: RLRunSpec) -> Iterator[Finding]:
-    """Fields of checkpoints that a user has set although checkpoints are switched off."""
+    """Yield notices about fields of checkpoints that are set although checkpoints are disabled."""
     block = spec.checkpoint
     for name in () if block.enabled else ("interval", "save_async", "keep_last", "keep_interval"):
         if name in block.model_fields_set and getattr(block, name) is not None:
@@ -85,27 +85,27 @@ def _switched_off(spec: RLRunSpec) -> Iterator[Finding]:
 
 
 def _own_name(spec: RLRunSpec, run: str) -> Iterator[Finding]:
-    """The run's own name where another run is meant."""
+    """Yield findings about the run's own name in fields for other runs."""
     for i, guest in enumerate(spec.trainer.guests):
         if guest == run:
-            yield Finding(("trainer", "guests", i), f"({guest}) is this run, expected another one; remove it")
+            yield Finding(("trainer", "guests", i), f"({guest}) is this run, expected another run; remove it")
     if spec.trainer.shared_with == run:
-        yield Finding(("trainer", "shared_with"), f"({run}) is this run, expected another one; remove it")
+        yield Finding(("trainer", "shared_with"), f"({run}) is this run, expected another run; remove it")
 
 
 def _web_mirrors(spec: RLRunSpec) -> Iterator[Finding]:
-    """Addresses of web servers, which take no files."""
+    """Yield a finding about a mirror with a web address, to which files cannot be copied."""
     mirror = spec.storage.mirror
     if mirror is not None and mirror.url.startswith(("http://", "https://")):
         yield Finding(
             ("storage", "mirror", "url"),
-            f"({mirror.url}) is a web address, to which no files are copied; write url: s3://BUCKET/FOLDER "
-            "and set AWS_ENDPOINT_URL for a store of your own",
+            f"({mirror.url}) is a web address, to which files cannot be copied; write url: s3://BUCKET/FOLDER "
+            "and set AWS_ENDPOINT_URL if the store is not Amazon's",
         )
 
 
 def _large_rates(spec: RLRunSpec) -> Iterator[Finding]:
-    """Learning rates with which no language model learns."""
+    """Yield findings about learning rates that are too large for any language model."""
     if spec.task == "Eval":
         return
     optimizer, critic = spec.trainer.optimizer, spec.algorithm.critic
@@ -123,7 +123,7 @@ def _large_rates(spec: RLRunSpec) -> Iterator[Finding]:
 
 
 def _unused_gpus(spec: RLRunSpec) -> Iterator[Finding]:
-    """GPUs that the cluster reserves for pods that do not use them, and places for GPUs of roles without any."""
+    """Yield findings about GPUs that the cluster would reserve without use, and about GPU fields of roles without GPUs."""
     for role in _GPU_ROLES:
         block = getattr(spec, role)
         if block.gpus_per_replica or spec.placement.colocate or spec.trainer.shared_with is not None:
@@ -133,7 +133,7 @@ def _unused_gpus(spec: RLRunSpec) -> Iterator[Finding]:
                 if name == spec.placement.gpu_resource or name.endswith(("/gpu", ".com/gpu.shared")):
                     yield Finding(
                         (role, "resources", kind, name),
-                        f"({count}) reserves GPUs, and {role}.gpusPerReplica (0) uses none; remove it and write gpusPerReplica: {count}",
+                        f"({count}) reserves GPUs, but {role}.gpusPerReplica is 0; remove it and write gpusPerReplica: {count}",
                     )
                     break
             else:
@@ -154,7 +154,7 @@ def _unused_gpus(spec: RLRunSpec) -> Iterator[Finding]:
 
 
 def _clear_secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
-    """Secrets in clear text, which everyone who may read the run can read."""
+    """Yield notices about secrets in clear text, which every reader of the run could see."""
     for role in _ROLES:
         for i, variable in enumerate(getattr(spec, role).env):
             if variable.value and _is_secret_value(variable.name, variable.value):
@@ -165,7 +165,7 @@ def _clear_secrets(spec: RLRunSpec, run: str) -> Iterator[Finding]:
             if isinstance(value, str) and value and _is_secret_value(name, value):
                 yield Finding(
                     ("environments", i, "args", name),
-                    f"holds a secret in clear text; put it into a Secret, give it to the orchestrator as {_is_variable(name)} with "
+                    f"contains a secret in clear text; put it into a Secret, pass it to the orchestrator as {_is_variable(name)} with "
                     f"envFrom, and write variables: [{_is_variable(name)}]",
                     notice=True,
                 )
@@ -192,8 +192,8 @@ def _is_secret_value(name: str, value: str) -> bool:
 def _clear_text(key: Key, name: str, run: str) -> Finding:
     return Finding(
         key,
-        f"holds {name} in clear text; put it into a Secret (kubectl create secret generic {run}-keys --from-literal={name}=...) and write "
-        f"{secret_reference(run, name)}",
+        f"contains {name} in clear text; put it into a Secret (kubectl create secret generic {run}-keys --from-literal={name}=...) and "
+        f"write {secret_reference(run, name)}",
         notice=True,
     )
 

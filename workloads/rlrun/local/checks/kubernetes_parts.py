@@ -1,7 +1,7 @@
-"""Parts of Kubernetes objects that a specification passes on without a schema: pod templates and egress rules.
+"""Checks of parts of Kubernetes objects that a specification contains without a schema: pod templates and egress rules.
 
-The API server refuses a wrong one only when the operator applies the pods, long after `rlrun validate`. These checks find wrong names and
-lists; what is right remains the API server's decision. Directives of a strategic merge patch (`$patch`) are left alone.
+The API server rejects an invalid part only when the operator applies the pods, long after `rlrun validate`. These checks find wrong names
+and types; the full validation is the API server's. Directives of a strategic merge patch (`$patch`) are not checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PEER = ("podSelector", "namespaceSelector", "ipBlock")
 
 
 def check_kubernetes_parts(spec: RLRunSpec) -> Iterator[Finding]:
-    """Problems of pod templates and egress rules."""
+    """Yield problems of pod templates and egress rules."""
     for role in _ROLES:
         template: Mapping[str, Any] = getattr(spec, role).pod_template
         for message in _of_template(template, role):
@@ -57,7 +57,7 @@ def _of_template(template: Mapping[str, Any], role: str) -> Iterator[str]:
 
 
 def _of_container(container: Mapping[str, Any], path: str, role: str | None) -> Iterator[str]:
-    """Problems of a container; the role's own is the only one of `containers` that needs no image."""
+    """Yield problems of a container. Of `containers`, only the role's own container needs no image."""
     name = container.get("name")
     if not isinstance(name, str):
         yield f"{path}: name is required" + (
@@ -69,7 +69,7 @@ def _of_container(container: Mapping[str, Any], path: str, role: str | None) -> 
 
 
 def _wrong_lists(block: Mapping[str, Any], names: Collection[str], path: str) -> Iterator[str]:
-    """Fields that are lists of mappings in Kubernetes and something else here."""
+    """Yield problems of fields that must be lists of mappings."""
     for name in names:
         value = block.get(name)
         if value is not None and not isinstance(value, list):

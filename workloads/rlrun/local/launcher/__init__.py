@@ -1,1 +1,1 @@
-"""One call of `rlrun local` in its parts: what it runs and says, the place of its processes, and their course."""
+"""Parts of one call of `rlrun local`: its output (`call`), the ports and GPUs of its processes (`place`), and its main loop (`course`)."""

@@ -1,4 +1,4 @@
-"""One call of `rlrun local`: what it runs, how it talks to its user, and what it says at the end."""
+"""One call of `rlrun local`: its parameters and its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlrun.runtime import exit_codes
 
 @dataclass(frozen=True)
 class Call:
-    """One call: what it runs, and how it talks to its user."""
+    """Parameters and output of one call."""
 
     spec: RLRunSpec
     name: str
@@ -38,27 +38,27 @@ class Call:
     command: str
     """Command of the user, without the folder."""
     interrupted: list[int]
-    """Signals so far."""
+    """Received signals."""
     begun: list[Path] = field(default_factory=list)
-    """Files of its configuration, as soon as they are in the folder."""
+    """Files of the configuration. Not empty after they were written, when the folder contains a run."""
 
     @property
     def trains(self) -> bool:
-        """False if the run evaluates alone."""
+        """Whether the run trains; False for an evaluation."""
         return self.spec.task in TRAINING_TASKS
 
     @property
     def again(self) -> str:
-        """Command that goes on with the run."""
+        """Command that continues the run."""
         return f"{self.command} --output-dir {shlex.quote(self.folder)} --resume"
 
     def farewell(self, *, failed: bool) -> list[str]:
-        """Lines on the last checkpoint, the places of things, and the way to go on."""
+        """Return the last lines of a stopped run: its checkpoint, its folders, and how to continue."""
         told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
         return list(told.lines())
 
     def recorder(self, attempt: int, gpus: Claim, held: ExitStack) -> Recorder:
-        """Writer of the attempt's launcher record, with the use of its GPUs until `held` lets them go."""
+        """Return the writer of the launcher's record. It samples the use of the GPUs until `held` is closed."""
         roles = {"trainer": gpus.trainer, "inference": [one for one in gpus.inference if one not in gpus.trainer]}
         held.callback((meter := GpuMeter(roles)).close)
         return Recorder(
@@ -72,7 +72,7 @@ class Call:
 
     @property
     def folder(self) -> str:
-        """The run's folder as short as it can be typed from here."""
+        """Folder of the run, relative to the working directory if possible."""
         root, here = self.paths.root, Path.cwd()
         return str(root.relative_to(here)) if root.is_relative_to(here) else str(root)
 
@@ -82,7 +82,7 @@ class Call:
 
 
 def without_folder(words: Sequence[str]) -> list[str]:
-    """The words of a command line without those that `Call.again` adds: the run's folder, and how a run in it continues."""
+    """Remove the options that `Call.again` adds from a command line: the run's folder and how to continue."""
     kept: list[str] = []
     skips = False
     for word in words:
@@ -96,7 +96,7 @@ def without_folder(words: Sequence[str]) -> list[str]:
 
 
 def conclude_run(call: Call, failed: Running | None, *, elapsed_seconds: float) -> int:
-    """Say how the run ended and how it goes on; the exit code."""
+    """Print how the run ended and how to continue it. Returns the exit code."""
     if call.interrupted:
         return farewell_of_signal(call)
     if failed:
@@ -110,7 +110,7 @@ def conclude_run(call: Call, failed: Running | None, *, elapsed_seconds: float) 
 
 
 def farewell_of_signal(call: Call) -> int:
-    """Say what a run leaves that a signal has ended; the exit code."""
+    """Print the state of a run that a signal has ended. Returns the exit code."""
     name = (
         f" by {signal.Signals(call.interrupted[0]).name}" if call.interrupted[:1] not in ([], [signal.SIGINT]) else ""
     )

@@ -1,4 +1,4 @@
-"""Course of a run on this machine: its processes are started, watched and stopped."""
+"""Main loop of a run on this machine: start, watch and stop its processes."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def play_run(
     place: Place,
     recorder: Recorder,
 ) -> Running | None:
-    """Start the processes, show the run, and stop them at its end.
+    """Start the processes, show the run, and stop the processes at its end.
 
     Returns:
-        The process that failed; None: all is well, or a signal came.
+        Process that failed, or None if the run is complete or a signal arrived.
     """
     shared = shares_trainer(config)
     try:
@@ -53,12 +53,13 @@ def play_run(
             print("stopping the other processes", file=sys.stderr)
         return failed
     finally:
+        # The order matters: first no other run joins, then the roles save and end, and last the trackers get the remaining records.
         withdraw_offer(call.paths)
         asked = len(call.interrupted)
         if call.interrupted:
-            kept = "the last trained step is being saved" if call.trains else "what was answered is kept"
+            kept = "the last trained step is being saved" if call.trains else "finished answers are saved"
             call.say(
-                f"\nstopping: {kept} (Ctrl-C again stops at once, without that)"
+                f"\nstopping: {kept} (press Ctrl-C again to stop immediately without saving)"
                 if call.trains
                 else f"\nstopping: {kept}"
             )
@@ -70,11 +71,11 @@ def play_run(
 
 
 def _end_tracking(call: Call, sink: SinkProcess, *, hurry: Callable[[], bool]) -> None:
-    """Have the trackers get the rest; say what to do where they do not."""
+    """Send the remaining records to the trackers, or print how to send them later."""
     if not sink.stop(hurry=hurry):
         log = log_file(Path(call.folder))
         call.say(
-            f"not everything has reached the trackers ({log} says why); `rlrun track {shlex.quote(call.folder)}` sends the rest"
+            f"some records have not reached the trackers, see {log}; send them with `rlrun track {shlex.quote(call.folder)}`"
         )
 
 
@@ -87,9 +88,9 @@ def _watch_run(
     *,
     shared: bool,
 ) -> Running | None:
-    """Follow the run until the orchestrator has ended it (None), a role has failed (that role), or a signal came (None).
+    """Watch the run. Returns None after the orchestrator has finished or a signal arrived, or the first role that failed.
 
-    A trainer that other runs share ends when the last of them has left it.
+    A trainer that other runs share ends after the last of them has left it.
     """
     began = time.monotonic()
     while not interrupted:
@@ -99,7 +100,7 @@ def _watch_run(
         done = {r.spec.role for r in ended if r.process.returncode == 0} - {"inference"}
         if done >= ({"orchestrator", "trainer"} if shared else {"orchestrator"}):
             return None
-        # The trainer may end with 0 before the orchestrator, when that asked it to; an engine never may.
+        # The orchestrator may stop the trainer, which then ends with 0 first. An engine must never end before the run.
         failed = [r for r in ended if r.process.returncode != 0 or r.spec.role == "inference"]
         if failed:
             return first_cause(failed)

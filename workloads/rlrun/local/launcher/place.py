@@ -1,4 +1,4 @@
-"""Configurations of a run and the place of its processes on this machine."""
+"""Configurations of a run, and the ports and GPUs of its processes on this machine."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ from rlrun.protocol.files.shared import host_paths
 
 @dataclass(frozen=True)
 class Place:
-    """Place of a run's processes on this machine."""
+    """Ports, GPUs and key of a run's processes on this machine."""
 
     ports: Ports
     host: Endpoints | None
-    """Endpoints of the run whose trainer and engines this run uses; None: it has its own."""
+    """Endpoints of the host run whose trainer and engines this run uses. None: the run has its own."""
     api_key: str
     gpus: Claim
 
 
 def resolve_config(call: Call) -> RunConfig:
-    """The run's configuration; without engines where recorded batches alone are trained on."""
+    """Return the run's configuration, without engines if it trains only on recorded batches."""
     uid = _new_uid(call.paths, call.options.resume or bool(call.options.engine_url))
     config = resolve_spec(call.spec, name=call.name, uid=uid, output_dir=str(call.paths.root))
     if call.options.replay and config.orchestrator.evaluation is None:
@@ -57,7 +57,7 @@ def find_place(call: Call, config: RunConfig, held: ExitStack) -> Place:
     """Choose ports and GPUs.
 
     Raises:
-        PreflightError: the machine has not what the run needs, or an option is none for it.
+        PreflightError: the machine does not have the required hardware or software, or an option does not fit the run.
     """
     options, host = call.options, config.trainer.shared_with
     if config.inference is not None and host is None and not options.engine_url:
@@ -77,20 +77,24 @@ def find_place(call: Call, config: RunConfig, held: ExitStack) -> Place:
 
 
 def check_replay(call: Call) -> None:
-    """Refuse `--replay` for other tasks than RL, and a folder that is not there."""
+    """Reject `--replay` for other tasks than RL, and for a missing folder."""
     replay, task = call.options.replay, call.spec.task
     if replay and task != "RL":
-        why = "supervised fine-tuning makes the same batches from its data again"
-        raise PreflightError(f"--replay is for task RL: {why if task == 'SFT' else 'nothing is trained'}")
+        why = (
+            "supervised fine-tuning creates the same batches from its data"
+            if task == "SFT"
+            else "this task does not train"
+        )
+        raise PreflightError(f"--replay works only for task RL: {why}; remove it")
     if replay and not Path(replay).is_dir():
-        raise PreflightError(f"--replay: there is no folder {replay}")
+        raise PreflightError(f"--replay: no folder {replay}")
 
 
 def check_recorded(call: Call, config: RunConfig) -> None:
-    """Refuse a folder that is not free, a folder with another run, and code that only the folder chooses.
+    """Reject a folder that is not empty or contains another run, and code that only the folder selects.
 
     Raises:
-        RoleError: names the folder or the code, and the fix.
+        RoleError: contains the folder or the code, and the fix.
     """
     options = call.options
     check_folder(call.paths.root, resume=options.resume, engines=bool(options.engine_url), take_over=options.take_over)
@@ -105,14 +109,14 @@ def check_recorded(call: Call, config: RunConfig) -> None:
 
 
 def with_place(call: Call, config: RunConfig, place: Place) -> list[RunConfig]:
-    """One configuration per engine, which differ in its port; one where the run starts no engine."""
+    """Return one configuration per engine, which differ in their ports, or one if the run starts no engine."""
     replay = str(Path(call.options.replay).absolute()) if call.options.replay else None
     configs = with_endpoints(config, place.ports, replay, running=call.options.engine_url or ())
     return configs if place.host is None else [join_host(one, place.host) for one in configs]
 
 
 def write_configs(paths: RunPaths, configs: Sequence[RunConfig]) -> list[Path]:
-    """Write the configurations into the run's folder; the first is its `run.json`."""
+    """Write the configurations to the run's folder. The first file is its `run.json`."""
     files = [paths.run_json if i == 0 else paths.run_json.with_stem(f"run.{i}") for i in range(len(configs))]
     for file, document in zip(files, configs, strict=True):
         write_bytes(file, (document.model_dump_json(indent=1, by_alias=False) + "\n").encode())

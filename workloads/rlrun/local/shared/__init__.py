@@ -1,1 +1,1 @@
-"""Things that a local run shares with others: GPUs, engines that run already, the trainer of a host run."""
+"""Resources that a local run shares with others: GPUs, engines that already run, the trainer of a host run."""

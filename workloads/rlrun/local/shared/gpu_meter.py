@@ -1,4 +1,4 @@
-"""Use of a run's GPUs on this machine, for its launcher's record."""
+"""Usage of a run's GPUs on this machine, for the launcher's record."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Ids = Sequence[int | str]
 
 
 class GpuMeter:
-    """Samples of each role's GPUs, in a thread, until `close`. Without NVML there are none, and no error.
+    """Thread that samples the GPUs of each role until `close`. Without NVML there are no samples, and no error.
 
     Args:
         roles: GPUs of each role, by index or UUID.
-        gpus: makes the source of a role's samples; called in the thread, since a driver may take seconds to answer.
-        clock: steady seconds.
+        gpus: function that opens a role's GPUs. It is called in the thread, because a driver may take seconds to answer.
+        clock: function that returns monotonic seconds.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class GpuMeter:
         self._clock, self._closed = clock, threading.Event()
         self._use: Mapping[str, GpuUse] = {}
         self._idle: dict[str, tuple[float, float]] = {}
-        """Of each role: GPU-seconds that were idle, and all that say so."""
+        """Idle GPU-seconds and all sampled GPU-seconds of each role."""
         wanted = {role: ids for role, ids in roles.items() if ids}
         if wanted:
             threading.Thread(target=self._run, args=(wanted, gpus), name="gpus", daemon=True).start()
@@ -41,17 +41,17 @@ class GpuMeter:
         sources = {role: source for role, ids in roles.items() if (source := gpus(ids)) is not None}
         before = self._clock()
         while sources and not self._closed.wait(SAMPLE_SECONDS):
-            with suppress(Exception):  # a broken driver costs these numbers alone
+            with suppress(Exception):  # a broken driver affects only these numbers
                 samples, now = {role: source.sample() for role, source in sources.items()}, self._clock()
                 self.note(samples, now - before)
                 before = now
 
     def note(self, samples: Mapping[str, Sequence[Sample]], seconds: float) -> None:
-        """Take samples in.
+        """Add samples.
 
         Args:
-            samples: of each role's GPUs.
-            seconds: since the samples before.
+            samples: samples of each role's GPUs.
+            seconds: time since the previous samples.
         """
         self._use = {role: self._noted(role, found, seconds) for role, found in samples.items() if found}
 
@@ -64,9 +64,9 @@ class GpuMeter:
         return GpuUse(len(samples), mean_share(said), used, size, idle / whole if whole else None)
 
     def document(self) -> dict[str, Any]:
-        """The last samples by role, as the record has them."""
+        """Return the last samples by role, in the format of the record."""
         return {role: use_document(use) for role, use in self._use.items()}
 
     def close(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         self._closed.set()

@@ -1,8 +1,8 @@
-"""GPUs of this machine: those that a run may use, and locks by which no two runs have one unasked.
+"""GPUs of this machine: selection for a run, and locks that prevent two runs from using the same GPU.
 
-A lock is the kernel's (`flock`) on a file of a folder that all users share. Launcher and roles hold it together, so it ends with the last
-of them, however they end, and no file has to be removed. The file's text says who has it, for messages alone: it may be of a run that is
-gone.
+A lock is a kernel lock (`flock`) on a file in a folder that all users share. Launcher and roles hold it together, so it ends with the last
+of them, however they end, and no file has to be removed. The file's text names the holder. It is used only in messages, because it may
+be left over from an ended run.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from rlrun.runtime import exit_codes
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 LOCKS_VARIABLE = "RLRUN_GPU_LOCKS"
-"""Environment variable that names another folder of locks."""
+"""Environment variable with another folder for the locks."""
 LOCKS = Path("/tmp/rlrun-gpus")
 _DRIVER, _DEVICES = Path("/proc/driver/nvidia/gpus"), Path("/dev")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 _TEXT_MAX = 4096
 _ALLOCATE = "allocate"
-"""File whose lock is held for the moment in which a run tries GPUs, so that two runs do not keep each other from one."""
+"""File whose lock is held while a run tries GPUs, so that two runs do not block each other."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """UUIDs of this machine's GPUs, in CUDA's order; None where the driver does not say."""
+    """UUIDs of this machine's GPUs in CUDA's order. None for a GPU whose UUID the driver does not report."""
 
     uuids: Sequence[str | None]
 
     @classmethod
     def here(cls, driver: Path = _DRIVER, devices: Path = _DEVICES) -> Machine:
-        """The GPUs that this process could use, without loading any library: in a container those that it was given."""
+        """Return the GPUs that this process could use, without loading a library. In a container these are its assigned GPUs."""
         found: list[str | None] = []
         for file in sorted(driver.glob("*/information")):
             told = re.search(r"^GPU UUID:\s*(\S+)", file.read_text(errors="replace"), re.MULTILINE)
@@ -51,17 +51,17 @@ class Machine:
         return cls(found if len(found) == len(nodes) else [None] * len(nodes))
 
     def visible(self, variables: Mapping[str, str]) -> list[GpuId]:
-        """GPUs that a run may use, called as `CUDA_VISIBLE_DEVICES` does; without it all of them, by index.
+        """Return the GPUs that a run may use, as written in `CUDA_VISIBLE_DEVICES`. Without the variable: all, by index.
 
         Raises:
-            PreflightError: the variable names a GPU twice or one that is not there.
+            PreflightError: the variable contains a GPU twice or one that does not exist.
         """
         text = variables.get(VISIBLE_VARIABLE)
         if text is None:
             return list(range(len(self.uuids)))
         named: list[GpuId] = []
         for word in filter(None, map(str.strip, text.split(","))):
-            if word == "-1":  # CUDA sees nothing from here on
+            if word == "-1":  # CUDA ignores the rest of the list
                 break
             try:
                 gpu = parse_gpu(word)
@@ -69,18 +69,18 @@ class Machine:
                 raise PreflightError(f"{VISIBLE_VARIABLE} ({text}): {error}") from None
             if isinstance(gpu, int) and gpu >= len(self.uuids):
                 raise PreflightError(
-                    f"{VISIBLE_VARIABLE} ({text}): there is no GPU {gpu} on this machine, which has {len(self.uuids)}; "
+                    f"{VISIBLE_VARIABLE} ({text}): this machine has no GPU {gpu}, only {len(self.uuids)} GPUs; "
                     "correct the variable or unset it",
                     exit_codes.UNAVAILABLE,
                 )
             named.append(gpu)
         keys = [self.key(gpu) for gpu in named]
         if len(set(keys)) < len(keys):
-            raise PreflightError(f"{VISIBLE_VARIABLE} ({text}) names a GPU twice; name each once")
+            raise PreflightError(f"{VISIBLE_VARIABLE} ({text}) contains a GPU twice; list each GPU once")
         return named
 
     def key(self, gpu: GpuId) -> str:
-        """The name that all ways to call a GPU have in common: its UUID where it is known."""
+        """Return the unique name of a GPU for all ways to write it: its UUID if it is known."""
         if isinstance(gpu, int):
             known = self.uuids[gpu] if gpu < len(self.uuids) else None
             return known or f"index-{gpu}"
@@ -88,7 +88,7 @@ class Machine:
         return fitting[0] if len(fitting) == 1 else gpu
 
     def chosen(self, asked: Sequence[GpuId] | None, visible: Sequence[GpuId]) -> list[GpuId] | None:
-        """The GPUs that options name, called as `visible` does; unknown ones as they are."""
+        """Return the GPUs of an option, written as in `visible`. Unknown GPUs are returned unchanged."""
         if asked is None:
             return None
         names = {self.key(gpu): gpu for gpu in visible}
@@ -111,7 +111,7 @@ class GpuLocks:
     """Locks of GPUs, by their keys.
 
     Args:
-        folder: of all runs of this machine.
+        folder: folder of the lock files of all runs on this machine.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,12 +119,12 @@ class GpuLocks:
 
     @classmethod
     def here(cls, variables: Mapping[str, str]) -> GpuLocks:
-        """The locks of this machine."""
+        """Return the locks of this machine."""
         return cls(Path(variables.get(LOCKS_VARIABLE) or LOCKS))
 
     @contextmanager
     def allocating(self) -> Iterator[None]:
-        """Keep other runs from trying GPUs meanwhile."""
+        """Prevent other runs from trying GPUs during the `with` block."""
         file = self._open(_ALLOCATE)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -133,10 +133,10 @@ class GpuLocks:
             os.close(file)
 
     def take(self, key: str, *, shared: bool) -> int | None:
-        """A descriptor that holds the GPU's lock until it is closed by all that have it; None: somebody else has the GPU.
+        """Try to take a GPU's lock. Returns a descriptor that holds it until all its copies are closed, or None if the GPU is in use.
 
         Raises:
-            PreflightError: the folder cannot be used; names it and the way out.
+            PreflightError: the folder cannot be used; the message contains the folder and the fix.
         """
         file = self._open(key)
         try:
@@ -147,7 +147,7 @@ class GpuLocks:
         return file
 
     def write(self, file: int, holder: Holder) -> None:
-        """Leave word of who has the lock. A file of another user may be locked, but not written: then there is none."""
+        """Write the holder into a lock file. A file of another user can be locked but not written; then it has no holder."""
         with suppress(OSError):
             writing = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
             try:
@@ -156,7 +156,7 @@ class GpuLocks:
                 os.close(writing)
 
     def holder(self, key: str) -> Holder | None:
-        """Holder of a lock, if it has left word."""
+        """Return the holder that a lock file contains, or None."""
         file = self._open(key)
         try:
             return Holder(**json.loads(os.pread(file, _TEXT_MAX, 0)))
@@ -180,24 +180,24 @@ class GpuLocks:
             opened = os.open(path, flags)
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 os.close(opened)
-                raise OSError(0, "it is no file")
+                raise OSError(0, "it is not a regular file")
             return opened
         except OSError as error:
             raise PreflightError(
-                f"{path}: the lock of a GPU cannot be opened: {error.strerror}; make {self._folder} writable for all users, or name "
-                f"another folder by {LOCKS_VARIABLE}",
+                f"{path}: cannot open the lock of a GPU: {error.strerror}; make {self._folder} writable for all users, or set "
+                f"another folder in {LOCKS_VARIABLE}",
                 exit_codes.UNAVAILABLE,
             ) from None
 
 
 @dataclass(frozen=True)
 class Claim:
-    """GPUs of a run, its own as long as the descriptors are open."""
+    """GPUs of a run, reserved while the descriptors are open."""
 
     trainer: Sequence[GpuId] = ()
     inference: Sequence[GpuId] = ()
     descriptors: Sequence[int] = ()
-    """Locks; the roles have them too."""
+    """Descriptors of the locks, which the roles inherit."""
 
 
 @contextmanager
@@ -210,18 +210,18 @@ def claim_gpus(
     machine: Callable[[], Machine] = Machine.here,
     variables: Mapping[str, str] = os.environ,
 ) -> Iterator[Claim]:
-    """GPUs for a run's roles, which no other run of this machine uses; they are free again after the block.
+    """Reserve GPUs for a run's roles until the end of the `with` block.
 
     Args:
-        config: the run.
-        trainer_ids: GPUs that the trainer shall have; None: free ones.
-        inference_ids: the same of the engines.
-        share: use GPUs that other runs use, too.
-        machine: says which GPUs there are.
-        variables: the environment.
+        config: configuration of the run.
+        trainer_ids: GPUs of the trainer. None: free GPUs.
+        inference_ids: GPUs of the engines. None: free GPUs.
+        share: whether to use GPUs that other runs use, too.
+        machine: function that returns the machine's GPUs.
+        variables: environment variables.
 
     Raises:
-        PreflightError: too few are there, or somebody else has them; names who.
+        PreflightError: there are too few GPUs, or other runs use them; the message contains these runs.
     """
     if not any(gpus_wanted(config)) and not trainer_ids and not inference_ids:
         yield Claim()
@@ -239,6 +239,7 @@ def _allocated_gpus(
     share: bool,
     variables: Mapping[str, str],
 ) -> Iterator[Claim]:
+    # All visible GPUs are locked, then those that this run does not need are released again: this way the choice is consistent.
     locks, visible = GpuLocks.here(variables), machine.visible(variables)
     ids = machine.chosen(asked[0], visible), machine.chosen(asked[1], visible)
     mine: list[int] = []
@@ -268,26 +269,26 @@ def _divide_gpus(
     *,
     tell: Callable[[Sequence[GpuId]], str],
 ) -> Claim:
-    """The GPUs of each role, among those that nobody else has; what an option names is not looked for elsewhere."""
+    """Assign GPUs that are not in use to the roles. A GPU of an option is never replaced by another one."""
     named = [gpu for one in ids for gpu in one or ()]
     if taken := [gpu for gpu in visible if gpu in busy and gpu in named]:
         raise PreflightError(
-            f"{tell(taken)}; wait for its end, name other GPUs, or share them on purpose with --share-gpus",
+            f"{tell(taken)}; wait for its end, choose other GPUs, or share them with --share-gpus",
             exit_codes.UNAVAILABLE,
         )
     try:
         trainer, inference = split_gpus(config, [gpu for gpu in visible if gpu not in busy], *ids)
     except ValueError as error:
-        others = f". {tell(busy)}; wait for its end, or share GPUs on purpose with --share-gpus" if busy else ""
+        others = f". {tell(busy)}; wait for its end, or share GPUs with --share-gpus" if busy else ""
         raise PreflightError(f"{error}{others}", exit_codes.UNAVAILABLE) from None
     return Claim(trainer, inference)
 
 
 def parse_gpu(word: str) -> GpuId:
-    """A GPU by its index or UUID.
+    """Parse the index or UUID of a GPU.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: the text is neither.
     """
     word = word.strip()
     if word.isascii() and word.isdecimal():
@@ -298,10 +299,10 @@ def parse_gpu(word: str) -> GpuId:
 
 
 def gpu_ids(text: str) -> list[GpuId]:
-    """GPUs of a command line's option, with commas between them.
+    """Parse the comma-separated GPUs of an option.
 
     Raises:
-        argparse.ArgumentTypeError: one is neither an index nor a UUID.
+        argparse.ArgumentTypeError: a part is neither an index nor a UUID.
     """
     try:
         return [parse_gpu(word) for word in text.split(",")]

@@ -1,7 +1,8 @@
-"""Models that a launcher of this machine has seen proved: the same proof is not made again at each start.
+"""Store of proofs that were made on this machine, so that the same proof is not repeated at each start.
 
-A proof imports torch, which takes longer than all else that a launcher does, and says the same of the same files under the same packages.
-What is kept is the name of a file without contents. It spares a launcher its early look alone: the trainer makes the proof at each start.
+A proof imports torch, which takes longer than all other work of a launcher, and its result is the same for the same files and packages.
+A stored proof is an empty file with a hash as its name. It replaces only the launcher's early check: the trainer repeats the proof at each
+start.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ import rlrun
 
 _PACKAGES = ("torch", "transformers")
 _OWN = ("trainer", "fit")
-"""Rooms of the product whose code a proof runs."""
+"""Packages of RLRun whose code a proof runs."""
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 64 << 20
 _WEIGHTS = "*.safetensors"
 _OTHERS = ("*.bin", "*.pt", "*.pth", "*.gguf")
-"""Weights whose names only torch can read."""
+"""Weights whose tensor names only torch can read."""
 
 
 def proof_folder(variables: Mapping[str, str]) -> Path:
-    """Folder of what is kept, in the user's cache."""
+    """Return the folder of stored proofs, in the user's cache."""
     return Path(variables.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rlrun" / "proved"
 
 
 def proof_name(folder: Path, *, seq_len: int) -> str | None:
-    """Name for all that the proof of a model depends on: its configuration, the names and shapes of its tensors, and the code.
+    """Return a hash of all inputs of a model's proof: its configuration, the names and shapes of its tensors, and the code.
 
     Args:
-        folder: of the model; its own code must not be trusted, because that may do anything.
+        folder: folder of the model. Its own code must not be trusted, because it could do anything.
         seq_len: longest sequence of the run, in tokens.
 
     Returns:
-        None: the names of its tensors are not at hand, or a file cannot be read.
+        Hash, or None if the names of the tensors are unknown or a file cannot be read.
     """
     try:
         if any(True for pattern in _OTHERS for _ in folder.glob(pattern)):
@@ -51,14 +52,14 @@ def proof_name(folder: Path, *, seq_len: int) -> str | None:
 
 
 def is_proved(name: str, variables: Mapping[str, str] = os.environ) -> bool:
-    """True if `keep_proof` was called with this name."""
+    """Return whether `keep_proof` was called with this name."""
     with suppress(OSError, RuntimeError):
         return (proof_folder(variables) / name).is_file()
     return False
 
 
 def keep_proof(name: str, variables: Mapping[str, str] = os.environ) -> None:
-    """Remember a proof that was made; where the folder cannot be written it is made again."""
+    """Store a proof. If the folder cannot be written, the proof is repeated at the next start."""
     with suppress(OSError, RuntimeError):
         folder = proof_folder(variables)
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def _package_versions() -> Iterator[str]:
 
 
 def _proof_sources() -> Iterator[str]:
-    """Each module that a proof may run, by size and time of its last change."""
+    """Yield each module that a proof may run, with its size and modification time."""
     root = Path(rlrun.__file__).parent
     for room in _OWN:
         for path in sorted((root / room).rglob("*.py")):
@@ -80,7 +81,7 @@ def _proof_sources() -> Iterator[str]:
 
 
 def _file_contents(folder: Path) -> Iterator[str]:
-    """Contents of small files, and of weights what lies before the values."""
+    """Yield hashes of small files and of the headers of weights files."""
     for path in sorted(folder.glob("*.json")):
         yield f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
     for path in sorted(folder.glob(_WEIGHTS)):
@@ -88,11 +89,11 @@ def _file_contents(folder: Path) -> Iterator[str]:
 
 
 def read_header(path: Path) -> bytes:
-    """Return the header of a safetensors file: JSON with the name, type, shape and place of each tensor.
+    """Return the header of a safetensors file: JSON with the name, type, shape and position of each tensor.
 
     Raises:
         ValueError: the file is not a safetensors file.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
@@ -104,11 +105,11 @@ def read_header(path: Path) -> bytes:
 
 
 def check_weights(path: Path) -> None:
-    """Refuse a file that no reader of safetensors accepts, such as one of an interrupted copy or a pointer of Git LFS.
+    """Reject a file that safetensors cannot read, such as one of an interrupted copy or a pointer of Git LFS.
 
     Raises:
         ValueError: the file is not a safetensors file, or its end is missing.
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     try:
         header = read_header(path)
@@ -118,4 +119,4 @@ def check_weights(path: Path) -> None:
         raise ValueError(f"{path} is not a safetensors file") from error
     expected, found = _LENGTH_BYTES + len(header) + end, path.stat().st_size
     if found < expected:
-        raise ValueError(f"{path} has {found} bytes, but its header promises {expected}")
+        raise ValueError(f"{path} has {found} bytes, but its header requires {expected}")

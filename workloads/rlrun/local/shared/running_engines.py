@@ -1,4 +1,4 @@
-"""Engines that run already, each started by `inference @ FILE` for this run's folder: a run takes them, and leaves them running."""
+"""Engines that already run, each started by `inference @ FILE` for this run's folder. A run uses them and does not stop them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _CONNECT_SECONDS = 5.0
 
 
 def add_option(p: argparse.ArgumentParser) -> None:
-    """Define the option of `rl` and `rlrun local`."""
+    """Add the option of `rl` and `rlrun local`."""
     p.add_argument(
         OPTION,
         action="append",
         metavar="URL",
-        help="an engine that runs already, started by `inference @ FILE` for this run's folder with the RLRUN_API_KEY that is set here, "
-        "and goes on running afterwards; again for more of them (default: start them here)",
+        help="an engine that already runs, started by `inference @ FILE` for this run's folder with the same RLRUN_API_KEY; it is not "
+        "stopped at the end; repeat the option for more engines (default: start them here)",
     )
 
 
 def check_engines(options: argparse.Namespace, config: RunConfig, paths: RunPaths) -> str:
-    """Check that the named engines can serve this run; returns their key.
+    """Check that the engines of `--engine-url` can serve this run, and return their key.
 
     Raises:
-        PreflightError: names the option or variable, and what to do.
+        PreflightError: contains the option or variable, and the fix.
     """
     urls: Sequence[str] = options.engine_url
     if config.inference is None or config.trainer.shared_with is not None:
-        raise PreflightError(f"{OPTION} ({urls[0]}): this run has no engines of its own; leave it out")
+        raise PreflightError(f"{OPTION} ({urls[0]}): this run has no engines of its own; remove the option")
     if config.inference.colocated:
         raise PreflightError(
             f"{OPTION} ({urls[0]}): placement.colocate starts engines on the trainer's GPUs; remove one of them"
@@ -46,14 +46,14 @@ def check_engines(options: argparse.Namespace, config: RunConfig, paths: RunPath
     for name in ("inference_port", "inference_gpu_ids"):
         if getattr(options, name) is not None:
             raise PreflightError(
-                f"--{name.replace('_', '-')} is of engines that are started here; with {OPTION} leave it out"
+                f"--{name.replace('_', '-')} applies to engines that are started here; remove it, or remove {OPTION}"
             )
     for url in urls:
         _check_address(url)
     identity = read_identity(paths)
     if identity is not None and identity[0] != config.trainer.name:
         raise PreflightError(
-            f"{OPTION} ({urls[0]}): the engine in {paths.root} was started for the run {identity[0]!r}, and this one is "
+            f"{OPTION} ({urls[0]}): the engine in {paths.root} was started for the run {identity[0]!r}, but this run is "
             f"{config.trainer.name!r}; give both the same name"
         )
     key = os.environ.get(API_KEY_VARIABLE, "")
@@ -77,7 +77,7 @@ def _check_address(url: str) -> None:
         socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
     except OSError as error:
         raise PreflightError(
-            f"{OPTION}: no engine answers at {url} ({error.strerror or error}); start one with `inference @ FILE`, or leave {OPTION} "
-            "out and one is started here",
+            f"{OPTION}: no engine answers at {url} ({error.strerror or error}); start one with `inference @ FILE`, or remove {OPTION} "
+            "to start one here",
             exit_codes.UNAVAILABLE,
         ) from None

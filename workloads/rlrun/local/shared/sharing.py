@@ -1,4 +1,4 @@
-"""Runs on one machine that share a trainer: the host's launcher leaves its addresses where a guest's launcher finds them."""
+"""Runs on one machine that share a trainer: the host's launcher writes its addresses to a file that a guest's launcher reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILE = "local.json"
 
 
 class Endpoints(Config):
-    """Addresses of the host's trainer and engines, valid as long as its launcher lives."""
+    """Addresses of the host's trainer and engines. They are valid while the host's launcher runs."""
 
     trainer_url: str
     inference_urls: list[str]
@@ -29,12 +29,12 @@ class Endpoints(Config):
 
 
 def shares_trainer(config: RunConfig) -> bool:
-    """True if other runs may be trained in this run's trainer."""
+    """Return whether other runs can be trained in this run's trainer."""
     return config.trainer.lora is not None and config.trainer.lora.slots > 1
 
 
 def offer_trainer(paths: RunPaths, ports: Ports) -> None:
-    """Write the host's addresses."""
+    """Write the host's addresses, so that other runs can join."""
     endpoints = Endpoints(
         trainer_url=f"http://127.0.0.1:{ports.trainer}",
         inference_urls=[f"http://127.0.0.1:{port}" for port in ports.inference],
@@ -45,19 +45,19 @@ def offer_trainer(paths: RunPaths, ports: Ports) -> None:
 
 
 def withdraw_offer(paths: RunPaths) -> None:
-    """Remove the host's addresses at its end: no other run joins."""
+    """Remove the host's addresses at its end, so that no other run joins."""
     (paths.shared / _FILE).unlink(missing_ok=True)
 
 
 def endpoints_of(root: Path, host: str) -> Endpoints:
-    """The addresses of the host's trainer and engines.
+    """Return the addresses of the host's trainer and engines.
 
     Args:
-        root: the guest's folder.
-        host: name of the run whose trainer is shared.
+        root: folder of the guest.
+        host: name of the host run.
 
     Raises:
-        PreflightError: it does not run beside the guest's folder, or shares with nobody.
+        PreflightError: the host does not run in a folder next to the guest's folder, or does not share its trainer.
     """
     paths = shared.host_paths(root, host)
     try:
@@ -65,14 +65,14 @@ def endpoints_of(root: Path, host: str) -> Endpoints:
         os.kill(found.pid, 0)
     except (OSError, ValidationError):
         raise PreflightError(
-            f"spec.trainer.sharedWith ({host}): no run with spec.trainer.lora.slots of at least 2 runs in {paths.root}; "
-            "start it first, with its folder beside this run's (--output-dir)",
+            f"spec.trainer.sharedWith ({host}): no run with spec.trainer.lora.slots of at least 2 is running in {paths.root}; "
+            "start it first, in a folder next to this run's folder (--output-dir)",
             exit_codes.UNAVAILABLE,
         ) from None
     return found
 
 
 def join_host(config: RunConfig, endpoints: Endpoints) -> RunConfig:
-    """The guest's configuration with the host's addresses."""
+    """Return the guest's configuration with the host's addresses."""
     places = {"trainer_url": endpoints.trainer_url, "inference_urls": endpoints.inference_urls}
     return config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update=places)})

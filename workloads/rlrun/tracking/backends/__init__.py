@@ -1,4 +1,4 @@
-"""The trackers. Each module imports its library only when the tracker is opened: none is a dependency of a run."""
+"""Trackers. Each module imports its library only when the tracker is opened, so a run does not depend on the libraries."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlrun.tracking.record import Tracker
 
 
 def make_tracker(name: str, config: TrackingConfig, environ: Mapping[str, str]) -> Tracker:
-    """The tracker that the configuration names.
+    """Create a configured tracker.
 
     Raises:
-        TrackerError: its package is not installed, or it lacks an address.
+        TrackerError: its package is not installed, or its address is missing.
     """
     if config.wandb is not None and name == "wandb":
         from rlrun.tracking.backends.wandb_run import WandbTracker

@@ -1,7 +1,7 @@
-"""TensorBoard's event files, written by this process alone: what is flushed is durable.
+"""TensorBoard event files, which this process writes itself, so that flushed events are durable.
 
-Each worker writes a file of its own that begins with a session's start at the first step that is not flushed: TensorBoard then drops
-the events of that step and later ones of files before, so a step that was sent twice, or trained again, stands once.
+Each worker writes a new file. It starts with a session start at the first step that was not flushed: TensorBoard then drops the events of
+that step and of later ones in earlier files. Therefore a step that was sent twice, or trained again, appears once.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class TensorBoardTracker:
         self._newest = -1
 
     def open(self, run: TrackedRun, sent: Sequence[Mark], confirmed: int) -> int:
-        """See `Tracker.open`: what was confirmed is in files that are durable."""
+        """See `Tracker.open`. Confirmed records are in durable files."""
         folder = run.folder / "tensorboard"
         make_folder(folder)
-        # TensorBoard reads the files of a folder in the order of their names; clocks of nodes differ.
+        # TensorBoard reads the files of a folder in the order of their names. Clocks of nodes differ, so the names start with a number.
         number = 1 + sum(1 for _ in folder.glob("events.out.tfevents.*"))
         path = folder / f"events.out.tfevents.{number:010d}.{os.getpid()}.rlrun"
         self._file: BinaryIO = path.open("xb")
@@ -53,7 +53,7 @@ class TensorBoardTracker:
     def log(self, number: int, record: Record) -> None:
         """See `Tracker.log`."""
         step = record.mark.step
-        if step <= self._newest:  # trained again by a later attempt
+        if step <= self._newest:  # a later attempt trained this step again
             self._begin_at(step)
         self._newest = step
         values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in record.scalars.items()]

@@ -1,4 +1,4 @@
-"""Packages of the trackers, and the command that installs a missing one."""
+"""Checks for missing packages, addresses and keys of trackers."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from rlrun.runtime.extras import install_extras
 from rlrun.tracking.enabled import enabled_trackers, mlflow_address, wandb_address
 
 PACKAGES: Mapping[str, str] = {"wandb": "wandb", "tensorboard": "tensorboard", "trackio": "trackio"}
-"""Package of a tracker, of the extra with the tracker's name. MLflow needs none."""
+"""Package of each tracker. The extra that installs it has the tracker's name. MLflow needs no package."""
 
 
 def missing_package(tracker: str, error: ImportError | None = None, *, in_image: bool = False) -> str:
-    """One line about a tracker's package that cannot be imported.
+    """Return a message about a tracker's package that cannot be imported.
 
     Args:
-        tracker: its name.
-        error: of the import.
-        in_image: nothing can be installed here, as in a pod.
+        tracker: name of the tracker.
+        error: error of the import.
+        in_image: whether packages cannot be installed here, as in a pod.
     """
     package = PACKAGES[tracker]
     why = f" ({error})" if error is not None and error.name != package else ""
     if in_image:
-        fix = f"set orchestrator.image to one that has it, as the trainer's image of a release has, or remove tracking.{tracker}"
-        return f"needs the package {package}, which this image lacks; {fix}"
+        fix = f"set orchestrator.image to one that has it, such as the trainer's image of a release, or remove tracking.{tracker}"
+        return f"needs the package {package}, which this image does not have; {fix}"
     return f"needs the package {package}, which is not installed{why}; install it: {install_extras(tracker)}"
 
 
 def missing_trackers(
     config: TrackingConfig, environ: Mapping[str, str], *, in_image: bool = False
 ) -> list[tuple[str, str]]:
-    """Trackers that cannot work on this machine, and why: a package, an address or a key is missing. Imports none of them.
+    """Return the trackers that cannot work on this machine, with the reason: a missing package, address or key. Imports no library.
 
     Args:
-        config: the trackers.
-        environ: where their variables are.
-        in_image: this is a pod, where nothing can be installed.
+        config: trackers of the run.
+        environ: environment variables of the trackers.
+        in_image: whether this is a pod, where packages cannot be installed.
     """
     names = enabled_trackers(config, environ)
     found = [
@@ -60,12 +60,12 @@ def missing_trackers(
 def problems_in_cluster(
     config: TrackingConfig, variables: Mapping[str, str | None], *, opaque: bool
 ) -> list[tuple[str, str]]:
-    """Trackers that cannot work in a cluster, and keys that everybody reads there, as far as the manifest says it.
+    """Return the trackers that cannot work in a cluster, and keys that would be public there, as far as the manifest shows it.
 
     Args:
-        config: the trackers.
-        variables: those of `orchestrator.env`; None: from a Secret or another source.
-        opaque: other variables come from where this cannot look, such as `envFrom`.
+        config: trackers of the run.
+        variables: variables of `orchestrator.env`; None for a value from a Secret or another source.
+        opaque: whether other variables come from unreadable sources, such as `envFrom`.
     """
     known = {name: value or "" for name, value in variables.items()}
     keyed = {key for secret in config.secrets for key in secret.keys}
@@ -78,7 +78,7 @@ def problems_in_cluster(
             found.append(
                 (
                     "wandb",
-                    "has no key in a cluster: name a Secret with WANDB_API_KEY in secretRef, or set offline: true",
+                    "has no key in a cluster: set secretRef to a Secret with WANDB_API_KEY, or set offline: true",
                 )
             )
     for name, key in (
@@ -86,13 +86,13 @@ def problems_in_cluster(
         *(("mlflow", f"MLFLOW_TRACKING_{part}") for part in ("TOKEN", "PASSWORD")),
     ):
         if name in config.trackers and variables.get(key):
-            said = f"has {key} in orchestrator.env, where whoever may see the run reads it; remove it there, and name a Secret in secretRef"
+            said = f"has {key} in orchestrator.env, which every reader of the run can see; remove it there, and set secretRef to a Secret"
             found.append((name, said))
     return found
 
 
 def _logged_in(address: str, environ: Mapping[str, str]) -> bool:
-    """True if `wandb login` has left a key for the server."""
+    """Return whether `wandb login` has stored a key for the server."""
     path = environ.get("NETRC") or str(Path("~/.netrc").expanduser())
     try:
         return netrc.netrc(path).authenticators(urlsplit(address).hostname or "") is not None
@@ -101,7 +101,7 @@ def _logged_in(address: str, environ: Mapping[str, str]) -> bool:
 
 
 MLFLOW_ADDRESS = (
-    "needs an address: uri is not set, and MLFLOW_TRACKING_URI is no address of a server; "
+    "needs an address: uri is not set, and MLFLOW_TRACKING_URI is not an address of a server; "
     "set one of them, such as http://127.0.0.1:5000 (`mlflow server`)"
 )
-WANDB_KEY = "has no key for {}: set WANDB_API_KEY (in a cluster: secretRef), say `wandb login`, or set offline: true"
+WANDB_KEY = "has no key for {}: set WANDB_API_KEY (in a cluster: secretRef), run `wandb login`, or set offline: true"

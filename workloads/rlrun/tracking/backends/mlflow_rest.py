@@ -1,6 +1,6 @@
-"""MLflow by its REST interface, version 2.0: no package is needed, and an answer means that the server has it.
+"""MLflow tracker through its REST API, version 2.0. It needs no package, and each answer confirms that the server has the data.
 
-The run is found by its tag `rlrun.uid`. A point has the time of its step, so one that is sent twice is the same point.
+The run is found by its tag `rlrun.uid`. A point has the time of its step, so a point that is sent twice is stored once.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from rlrun.tracking.record import Mark, Record, TrackedRun, TrackerError
 DEFAULT_EXPERIMENT = "rlrun"
 REQUEST_SECONDS = 30.0
 _MOST_METRICS, _MOST_PARAMETERS = 1000, 100
-"""Limits of one request, by the interface."""
+"""Limits of one request in MLflow's API."""
 _PARAMETER_CHARACTERS = 500
 _NOT_IN_NAMES = re.compile(r"[^-\w./ ]", re.ASCII)
 UID_TAG = "rlrun.uid"
-_UNLIKE = "does not answer like an MLflow server; set tracking.mlflow.uri to one"
+_UNLIKE = "does not answer like an MLflow server; set tracking.mlflow.uri to the address of one"
 
 
 def metric_key(name: str) -> str:
-    """A metric's name in MLflow, which knows neither @ nor brackets."""
+    """Return a metric's name for MLflow, which allows neither @ nor brackets."""
     return _NOT_IN_NAMES.sub("_", name.replace("@", "_at_"))
 
 
 def flatten_document(value: object, path: str = "") -> dict[str, str]:
-    """Leaves of a document as text, by dotted path."""
+    """Return the leaves of a document as texts, by dotted path."""
     if isinstance(value, Mapping) and value:
         return {
             k: v
@@ -49,8 +49,8 @@ class MlflowTracker:
     """A run in MLflow.
 
     Args:
-        config: of the tracker.
-        environ: MLflow's variables.
+        config: configuration of the tracker.
+        environ: environment variables with MLflow's settings.
     """
 
     def __init__(self, config: MlflowConfig, environ: Mapping[str, str]) -> None:
@@ -106,7 +106,7 @@ class MlflowTracker:
         self._write("config.json", json.dumps(run.config, indent=1).encode())
 
     def log(self, number: int, record: Record) -> None:
-        """See `Tracker.log`; histograms, which MLflow has not, are left out."""
+        """See `Tracker.log`. Histograms are left out, because MLflow does not support them."""
         stamp = int((record.time or time.time()) * 1000)
         self._metrics += [
             {"key": metric_key(name), "value": value, "timestamp": stamp, "step": record.mark.step}
@@ -130,7 +130,7 @@ class MlflowTracker:
         self._call("runs/update", {"run_id": self._run_id, "status": status, "end_time": _now_milliseconds()})
 
     def _write(self, path: str, content: bytes) -> None:
-        """Keep a file with the run, where the server keeps files itself."""
+        """Store a file with the run, if the server stores files itself."""
         parts = urlsplit(self._artifacts)
         if parts.scheme != "mlflow-artifacts":
             return
@@ -148,7 +148,7 @@ class MlflowTracker:
         return found
 
     def _part(self, answer: Mapping[str, object], *path: str) -> Mapping[str, object]:
-        """An object within an answer."""
+        """Return an object within an answer."""
         found: object = answer
         for name in path:
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -170,7 +170,7 @@ class MlflowTracker:
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Refusal of redirects: urllib would send the credentials to whatever address the server names, and turn a POST into a GET."""
+    """Rejection of redirects: urllib would send the credentials to any address that the server names, and turn a POST into a GET."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: object, code: int, msg: str, headers: object, newurl: str
@@ -178,8 +178,8 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         place = urlsplit(newurl)
         raise TrackerError(
             f"MLflow at {urlsplit(req.full_url).hostname} redirects to {place.scheme}://{place.hostname}, "
-            "and credentials follow no redirect; "
-            "set tracking.mlflow.uri to the address of the server itself",
+            "but credentials are not sent to redirected addresses; "
+            "set tracking.mlflow.uri to the final address of the server",
             permanent=True,
         )
 
@@ -194,7 +194,7 @@ class _AnswerError(TrackerError):
         fix = (
             "; set MLFLOW_TRACKING_USERNAME and _PASSWORD, or MLFLOW_TRACKING_TOKEN" if error.code in (401, 403) else ""
         )
-        super().__init__(f"MLflow at {uri} refuses: {error.code} {said}{fix}")
+        super().__init__(f"MLflow at {uri} rejected the request: {error.code} {said}{fix}")
 
 
 def _read_credentials(environ: Mapping[str, str]) -> dict[str, str]:

@@ -1,6 +1,6 @@
-"""Trackio: its database in `tracking/trackio` of the run's folder, which `trackio show` reads and `trackio sync` uploads.
+"""Trackio tracker: a database in `tracking/trackio` of the run's folder, which `trackio show` reads and `trackio sync` uploads.
 
-The library writes in the background and says nothing about it, so at the next start its rows are counted.
+The library writes in the background without confirmation, so its rows are counted at the next start.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TrackioTracker:
     """A run in Trackio.
 
     Args:
-        config: of the tracker.
+        config: configuration of the tracker.
     """
 
     def __init__(self, config: TrackioConfig) -> None:
@@ -36,7 +36,7 @@ class TrackioTracker:
         """See `Tracker.open`."""
         folder = run.folder / "trackio"
         make_folder(folder)
-        os.environ["TRACKIO_DIR"] = str(folder)  # read when the library is imported
+        os.environ["TRACKIO_DIR"] = str(folder)  # the library reads it at its import
         try:
             import trackio
             from trackio.sqlite_storage import SQLiteStorage
@@ -62,7 +62,7 @@ class TrackioTracker:
         self._run.log(row, step=record.mark.step)
 
     def flush(self) -> None:
-        """See `Tracker.flush`: the library's thread has it; what that loses is missed at the next start."""
+        """See `Tracker.flush`. The library's thread has the records; the next start detects lost ones."""
 
     def close(self, *, complete: bool) -> None:
         """See `Tracker.close`."""

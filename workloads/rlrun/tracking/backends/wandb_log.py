@@ -1,6 +1,6 @@
-"""W&B's transaction log: blocks of 32 KiB in LevelDB's log format, whose records are the library's own protobuf messages.
+"""Reader of W&B's transaction log: blocks of 32 KiB in LevelDB's log format with the library's protobuf messages.
 
-The library has a writer and a synchroniser, but no reader for programs. After a kill the file's end may be torn: reading stops there.
+The library has a writer and a synchronizer, but no public reader. After a kill the end of the file may be torn; reading stops there.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 _BLOCK = 32768
 _PREAMBLE = 7
-"""Bytes before the first record: the format's name and version."""
+"""Size of the format's name and version at the start of the file, in bytes."""
 _HEADER = 7
-"""Bytes before a fragment: checksum (4), length (2), type (1)."""
+"""Size of a fragment's header in bytes: checksum (4), length (2), type (1)."""
 _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 
 
 def read_messages(content: bytes) -> Iterator[bytes]:
-    """Whole records of a log's content, in order."""
+    """Yield the complete records of a log, in order."""
     position, parts = _PREAMBLE, list[bytes]()
     while position + _HEADER <= len(content):
         left = _BLOCK - position % _BLOCK
@@ -37,7 +37,7 @@ def read_messages(content: bytes) -> Iterator[bytes]:
 
 
 def read_history(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """Rows of a run's history in a log: number, and values by name."""
+    """Yield the rows of a run's history in a log: number, and values by name."""
     from wandb.proto import wandb_internal_pb2
 
     for message in read_messages(path.read_bytes()):
@@ -49,7 +49,7 @@ def read_history(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def rows_of(paths: Iterable[Path], *, limit: int) -> int:
-    """Rows from 0 that the logs have without a gap; at most `limit`."""
+    """Return the number of rows that the logs contain from row 0 without a gap, at most `limit`."""
     if not limit:
         return 0
     found = {number for path in paths for number, _ in read_history(path)}

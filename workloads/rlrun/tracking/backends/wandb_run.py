@@ -1,7 +1,7 @@
-"""Weights & Biases: one run over all attempts, whose history has one row per record, numbered from 0.
+"""Weights & Biases tracker: one run over all attempts, whose history has one row per record, numbered from 0.
 
-Online, the library's own process sends in the background, and repeats; so the server says at the next start how many rows it has. Offline
-the rows are in transaction logs on the volume, one per start, which say it. Either way no row is lost to a kill, and none comes twice.
+Online, the library's own process sends in the background and retries, so the server's number of rows is read at the next start. Offline,
+the rows are in transaction logs on the volume, one per start, and are counted there. In both modes a kill loses and repeats no row.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlrun.tracking.record import Mark, Record, SampleRow, TrackedRun, TrackerEr
 DEFAULT_PROJECT = "rlrun"
 KEY_VARIABLE = "WANDB_API_KEY"
 _RETRIES = 1_000_000
-"""The library's process never gives a server up."""
+"""Retries of the library's process, which must never give up."""
 INIT_SECONDS = 60.0
-"""Longest time that a server may take to answer at the start; another worker tries again."""
+"""Time limit for the server's first answer. Afterwards another worker retries."""
 _REFUSED = ("API key", "api_key", "401", "403", "not logged in", "permission denied")
 
 
@@ -30,8 +30,8 @@ class WandbTracker:
     """A run in W&B.
 
     Args:
-        config: of the tracker.
-        environ: the library's variables, where no field is set.
+        config: configuration of the tracker.
+        environ: environment variables with the library's settings, for fields that are not set.
     """
 
     def __init__(self, config: WandbConfig, environ: Mapping[str, str]) -> None:
@@ -73,7 +73,7 @@ class WandbTracker:
         return kept
 
     def _access(self) -> dict[str, str]:
-        """Server and key, where they are not the library's own defaults."""
+        """Server and key, if they differ from the library's defaults."""
         given = {
             "base_url": self._config.base_url,
             "api_key": None if self._offline else self._environ.get(KEY_VARIABLE),
@@ -92,10 +92,10 @@ class WandbTracker:
         self._run.log(row, step=self._base + number)
 
     def flush(self) -> None:
-        """See `Tracker.flush`: the library's process has it; what that loses is missed at the next start."""
+        """See `Tracker.flush`. The library's process has the records; the next start detects lost ones."""
 
     def close(self, *, complete: bool) -> None:
-        """See `Tracker.close`; returns when everything is uploaded."""
+        """See `Tracker.close`. Returns after everything is uploaded."""
         self._run.finish(exit_code=0 if complete else 1)
 
 
@@ -106,9 +106,9 @@ def _error_reason(error: Exception) -> str:
         if any(sign in text for sign in _REFUSED)
         else ""
     )
-    return f"W&B does not take the run: {text}{fix}"
+    return f"W&B rejected the run: {text}{fix}"
 
 
 def logs_on_disk(folder: Path) -> Iterable[Path]:
-    """Transaction logs of a run's offline starts, in order of time."""
+    """Return the transaction logs of a run's offline starts, in order of time."""
     return sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))
