@@ -44,7 +44,7 @@ class Fragile(Talk):
                 if rollout.result.done():
                     return await rollout.result
             if task in DEADLY:
-                self._bury(Death("crash", "ended", number))
+                self._report_end(Death("crash", "ended", number))
                 return await rollout.result
             return Played(str(task), Episode([], 1), Score(1.0))
         finally:
@@ -70,7 +70,7 @@ async def test_several_deadly_tasks_wait_for_the_rollouts_that_they_have_ended(
     for worker in environment.workers:
         worker._make = lambda number: Fragile("e", number)
         worker.life = worker._make(next(environment._record.numbers))
-        worker._look_after(worker.life)
+        worker._watch_end(worker.life)
     record = environment._record
     most_in_row = 0
     done: list[TaskRef] = []

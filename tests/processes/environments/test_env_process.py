@@ -385,8 +385,8 @@ async def test_a_late_reply_to_a_call_that_was_given_up_is_dropped() -> None:
     assert wire.last == {"op": "abandon", "rollout": 1, "call": 1}
     second = asyncio.ensure_future(model.complete([{"role": "user", "content": "b"}]))
     await asyncio.sleep(0)
-    model.answered({"op": "reply", "call": 1, **vars(Reply("late"))})
-    model.answered({"op": "reply", "call": 2, **vars(Reply("in time"))})
+    model.set_reply({"op": "reply", "call": 1, **vars(Reply("late"))})
+    model.set_reply({"op": "reply", "call": 2, **vars(Reply("in time"))})
     assert (await second).text == "in time"
 
 

@@ -178,7 +178,7 @@ with ThreadPoolExecutor(32) as pool:
 
 async def test_the_reward_is_the_share_of_cases_that_pass() -> None:
     cases = [Case("1", "2"), Case("5", "10\n"), Case("x", "")]
-    assert await CodeRunner().share("print(2 * int(input()))", cases) == pytest.approx(2 / 3)
+    assert await CodeRunner().score_cases("print(2 * int(input()))", cases) == pytest.approx(2 / 3)
 
 
 async def test_no_program_runs_where_it_cannot_be_confined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -150,7 +150,7 @@ def test_the_panel_has_a_dash_for_a_version_that_no_engine_has(tmp_path: Path) -
     view = View(
         console, name="demo", max_steps=10, metrics=tmp_path / "m", url="http://127.0.0.1:1", api_key="k", plain=True
     )
-    console.print(view._panel({"policy_version": None, "in_flight": None}, "the roles to start"))
+    console.print(view._draw_panel({"policy_version": None, "in_flight": None}, "the roles to start"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "None" not in text
     assert ["held-out", "–", "version", "–", "in", "flight", "–"] in [line.split() for line in text.splitlines()]

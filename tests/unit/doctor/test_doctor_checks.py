@@ -69,10 +69,10 @@ def test_a_good_machine_can_do_everything() -> None:
         ({"free_disk": GIB}, "disk", "note", "1.0 GiB", "--output-dir"),
         ({"open_files": 1024}, "open files", "note", "1,024", "ulimit"),
         ({"port": False}, "ports", "fail", "no free port", "end programs"),
-        ({"hub": None}, "hub", "note", "not reached", "model.path"),
+        ({"hub": None}, "hub", "note", "cannot be reached", "model.path"),
         ({"kubectl": None}, "cluster", "note", "kubectl is not installed", "install it"),
         ({"kubectl": "no"}, "cluster", "note", "may not create", "right to create"),
-        ({"kubectl": "refused"}, "cluster", "note", "not reached: refused", "get-contexts"),
+        ({"kubectl": "refused"}, "cluster", "note", "cannot be reached: refused", "get-contexts"),
     ],
 )
 def test_each_complaint_has_a_fix(change: dict[str, Any], name: str, state: str, said: str, fix: str) -> None:

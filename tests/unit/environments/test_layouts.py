@@ -49,7 +49,7 @@ def test_what_a_set_brings_beside_is_kept() -> None:
     ("name", "row", "says"),
     [
         ("gsm8k", {"question": "?", "answer": "12"}, "no final line '#### ...'"),
-        ("gsm8k", ROWS["deepscaler"], r"column 'question' is missing .*;  it looks like layout: math"),
+        ("gsm8k", ROWS["deepscaler"], r"column 'question' is missing .*; it looks like layout: math"),
         ("math", {"problem": "?", "solution": "It is 7."}, "no .boxed"),
         ("math", {"problem": " ", "solution": "\\boxed{1}"}, "the problem is not a text"),
         ("dapo", ROWS["dapo"] | {"reward_model": {}}, "reward_model has no field 'ground_truth'"),

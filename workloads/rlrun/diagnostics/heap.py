@@ -67,11 +67,11 @@ class Slices:
         # The file is kept open, because the collector may run when the process has no free descriptor.
         self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
         self._bytes = self.resident_bytes()
-        gc.callbacks.append(self._collected)
+        gc.callbacks.append(self._on_collection)
 
     def end(self) -> None:
         """Restore the collector's state before `begin`."""
-        gc.callbacks.remove(self._collected)
+        gc.callbacks.remove(self._on_collection)
         gc.unfreeze()
         if self._statm is not None:
             os.close(self._statm)
@@ -82,7 +82,7 @@ class Slices:
         assert self._statm is not None
         return int(os.pread(self._statm, 128, 0).split()[1]) * resource.getpagesize()
 
-    def _collected(self, phase: str, info: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase != "stop" or info["generation"] != _FULL:
             return
         if self._visits_all:

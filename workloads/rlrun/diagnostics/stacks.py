@@ -67,7 +67,7 @@ def is_listening(pid: int, file: Path) -> bool:
         if not int(status["SigCgt"], 16) >> (SIGNAL - 1) & 1:
             return False
         try:
-            return any(_is(entry, wanted) for entry in (process / "fd").iterdir())
+            return any(_is_same_file(entry, wanted) for entry in (process / "fd").iterdir())
         except PermissionError:
             return int(status["Uid"].split()[0]) == os.getuid()
     except (OSError, KeyError, ValueError):  # the process has ended, or belongs to another user
@@ -75,7 +75,7 @@ def is_listening(pid: int, file: Path) -> bool:
     return False
 
 
-def _is(descriptor: Path, wanted: os.stat_result) -> bool:
+def _is_same_file(descriptor: Path, wanted: os.stat_result) -> bool:
     # Compared by inode, because names differ between mount namespaces.
     try:
         return os.path.samestat(descriptor.stat(), wanted)
@@ -119,8 +119,8 @@ def request_stacks(pids: Iterable[int], file: Path, *, why: str) -> bytes:
                 out.write(b"no answer: the process is frozen, or inside a hanging system call\n")
     with file.open("rb") as written:
         written.seek(began)
-        told = written.read(MAX_BYTES + 1)
-    return told if len(told) <= MAX_BYTES else told[:MAX_BYTES] + b"\n...\n"
+        dump = written.read(MAX_BYTES + 1)
+    return dump if len(dump) <= MAX_BYTES else dump[:MAX_BYTES] + b"\n...\n"
 
 
 def signal_main_thread(pid: int, number: signal.Signals) -> None:

@@ -92,7 +92,7 @@ class ChatServer:
         try:
             return _read_reply(document)
         except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-            said = self._short(json.dumps(document))
+            said = self._shorten(json.dumps(document))
             raise ServerError(f"{self._url('chat/completions')} did not return a chat completion: {said}") from None
 
     async def close(self) -> None:
@@ -131,14 +131,14 @@ class ChatServer:
                 f"{url} stopped in the middle of its answer ({type(error).__name__})", passing=True
             ) from None
         except aiohttp.ClientSSLError as error:
-            raise ServerError(f"the certificate of {url} is not trusted: {self._short(str(error))}") from None
+            raise ServerError(f"the certificate of {url} is not trusted: {self._shorten(str(error))}") from None
         except (aiohttp.ClientError, OSError) as error:
             why = str(error).replace(" ssl:default", "")
-            raise ServerError(f"{url} cannot be reached: {self._short(why)}", passing=True) from None
+            raise ServerError(f"{url} cannot be reached: {self._shorten(why)}", passing=True) from None
         except ValueError as error:  # an invalid header
-            raise ServerError(f"cannot send a request to {url}: {self._short(str(error))}") from None
+            raise ServerError(f"cannot send a request to {url}: {self._shorten(str(error))}") from None
         if response.status != 200:
-            raise self._refused(url, response, bytes(data))
+            raise self._status_error(url, response, bytes(data))
         try:
             return json.loads(data)
         except (ValueError, RecursionError):
@@ -147,10 +147,10 @@ class ChatServer:
                 raise ServerError(
                     f"{url} stopped in the middle of its answer after {len(data)} bytes", passing=True
                 ) from None
-            raise ServerError(f"{url} did not return JSON: {self._short(text)}") from None
+            raise ServerError(f"{url} did not return JSON: {self._shorten(text)}") from None
 
-    def _refused(self, url: str, response: Any, data: bytes) -> ServerError:
-        said, status = self._short(_error_message(data)), response.status
+    def _status_error(self, url: str, response: Any, data: bytes) -> ServerError:
+        said, status = self._shorten(_error_message(data)), response.status
         if status in (301, 302, 303, 307, 308):
             said = f"redirect to {response.headers.get('Location', 'nowhere')}"
         return ServerError(
@@ -161,7 +161,7 @@ class ChatServer:
             said=said,
         )
 
-    def _short(self, text: str) -> str:
+    def _shorten(self, text: str) -> str:
         """Return a server's text in one line. Some servers repeat the key in their errors, so it is replaced."""
         for secret in self._secrets:
             text = text.replace(secret, _KEPT_KEY)

@@ -193,7 +193,7 @@ class Rows:
         Raises:
             RowError: the line is not a row; the message contains file and line.
         """
-        table, inner = self._find(index)
+        table, inner = self._locate_row(index)
         try:
             return self._tables[table].row(inner)
         except ValueError as error:
@@ -201,10 +201,10 @@ class Rows:
 
     def describe_place(self, index: int) -> str:
         """Return the file and line of a row."""
-        table, inner = self._find(index)
+        table, inner = self._locate_row(index)
         return f"{self._names[table]} {self._tables[table].describe_place(inner)}"
 
-    def _find(self, index: int) -> tuple[int, int]:
+    def _locate_row(self, index: int) -> tuple[int, int]:
         table = bisect_right(self._ends, index)
         return table, index - (self._ends[table - 1] if table else 0)
 

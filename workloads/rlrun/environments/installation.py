@@ -202,10 +202,10 @@ def _fetch_wheel(pip: Sequence[str], source: Source, folder: Path) -> str:
 
 
 def _looked_at(name: str, interpreter: Path) -> Installed:
-    said = _run_installer(
+    output = _run_installer(
         [str(interpreter), "-c", _PROBE, name], f"{interpreter} cannot find {name} after the installation"
     )
-    found = json.loads(said)
+    found = json.loads(output)
     modules = tuple(map(str, found["modules"]))
     if not modules:
         raise InstallError(f"the package {name} has no Python module; it cannot be an environment")
@@ -220,7 +220,7 @@ def _run_installer(command: Sequence[str], failed: str, environ: Mapping[str, st
     except OSError as error:
         raise InstallError(f"{failed}: {error}") from None
     if done.returncode != 0:
-        told = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        errors = [line.removeprefix("ERROR: ") for line in told if line.startswith("ERROR")] or told[-3:]
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR")] or lines[-3:]
         raise InstallError(f"{failed}: {'; '.join(errors[:3]) or f'exit code {done.returncode}'}")
     return done.stdout

@@ -212,15 +212,15 @@ def _lock_download(path: Path, repository: Repository) -> Iterator[None]:
 
 def _take_lock(descriptor: int, path: Path, repository: Repository) -> bool:
     """Wait for the lock. Returns False if the volume does not support locks."""
-    said = float("-inf")
+    logged_at = float("-inf")
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True
         except BlockingIOError:
             now = time.monotonic()
-            if now - said >= SAY_SECONDS:
-                said = now
+            if now - logged_at >= SAY_SECONDS:
+                logged_at = now
                 _log_line(f"{path.read_text() or 'another process'} downloads {repository}; waiting for it")
             time.sleep(LOOK_SECONDS)
         except OSError:

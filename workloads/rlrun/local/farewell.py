@@ -34,7 +34,7 @@ class Farewell:
     def lines(self) -> Iterator[str]:
         """Yield the lines to print, one for each fact."""
         checkpoint = max(complete_checkpoints(self.paths), key=lambda one: (one.step, one.attempt), default=None)
-        rows = [*self._saved(checkpoint), *self._places(checkpoint)]
+        rows = [*self._saved_rows(checkpoint), *self._folder_rows(checkpoint)]
         if volume_is_full(self.paths.root):
             rows.append(("full", "the volume is full: you can delete traces/, exports/ and logs/ of the folder"))
         if self.failed:
@@ -42,7 +42,7 @@ class Farewell:
         rows.append(("repair the cause, then continue" if self.failed else "continue", self.command))
         yield from rows_text(rows).splitlines()
 
-    def _saved(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
+    def _saved_rows(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
         if not self.trains:
             yield "saved", "finished answers are saved and will not be requested again"
             return
@@ -56,7 +56,7 @@ class Farewell:
         if last > checkpoint.step:
             yield "lost", f"{_show_steps(checkpoint.step + 1, last)} trained again"
 
-    def _places(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
+    def _folder_rows(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
         logs = self.paths.root / "logs"
         newest = max((path.name for path in logs.glob("attempt_*")), default=None) if logs.is_dir() else None
         if newest is not None:

@@ -241,9 +241,9 @@ def _check_rows(key: Key, one: DataSetConfig, data: DataConfig, deadline: float,
         rows = Rows(one, field)
     except RoleError as error:
         if isinstance(error.__cause__, ImportError) and not here:
-            said = f"is not checked on this machine: {str(error).removeprefix(f'{field}: ')}"
+            message = f"is not checked on this machine: {str(error).removeprefix(f'{field}: ')}"
             yield Finding(
-                key, said.replace("which this image does not have", "which is not installed here"), notice=True
+                key, message.replace("which this image does not have", "which is not installed here"), notice=True
             )
             return
         yield Finding(key, str(error).removeprefix(f"{field}: ").removeprefix(f"{field}.path: "))

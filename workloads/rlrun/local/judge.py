@@ -132,12 +132,12 @@ def _judge_document(
             spec, left_out = _as_written(spec, written), _left_out([key for key in replaced if key], written)
         name = examined.result.metadata.name if isinstance(examined.result, RLRun) else "my"
         found = find_problems(spec, here=here, left_out=[*left_out, *leave_out(spec)], name=name)
-    told = [(finding.notice, _make_problem(finding, model, layer, below)) for finding in found]
-    problems = [*examined.problems, *(problem for notice, problem in told if not notice)]
+    reported = [(finding.notice, _make_problem(finding, model, layer, below)) for finding in found]
+    problems = [*examined.problems, *(problem for notice, problem in reported if not notice)]
     return Judged(
         examined.result,
         sorted(problems, key=lambda problem: (problem.source, problem.line or 0)),
-        [*layer.notices, *(problem for notice, problem in told if notice)],
+        [*layer.notices, *(problem for notice, problem in reported if notice)],
         _check_code(examined.problems, [finding for finding in found if not finding.notice]),
     )
 

@@ -67,7 +67,7 @@ class MetricsTail:
     def poll(self) -> Iterator[MetricsLine]:
         """Yield lines that are new since the last call. Of a new file, lines that it shares with the previous file are skipped."""
         try:
-            file, known = self._opened()
+            file, known = self._open_current()
         except OSError:
             return
         for text in self._whole_lines(file):
@@ -97,7 +97,7 @@ class MetricsTail:
             self._offset += len(whole)
             yield from whole.splitlines()
 
-    def _opened(self) -> tuple[BinaryIO, array[int] | None]:
+    def _open_current(self) -> tuple[BinaryIO, array[int] | None]:
         """Return the current file, and the hashes of the previous file's lines if the file is a new one.
 
         Raises:

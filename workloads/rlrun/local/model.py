@@ -77,5 +77,5 @@ def prepare_model(
             f"the tiny model could not be created (exit code {making.returncode}):\n{lines}\n  its log: {log}",
             exit_codes.FAILURE,
         )
-    whole = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
-    say(f"created the tiny model in {time.monotonic() - began:.0f} s: {show_size(whole)}")
+    size = sum(path.stat().st_size for path in paths.model.rglob("*") if path.is_file())
+    say(f"created the tiny model in {time.monotonic() - began:.0f} s: {show_size(size)}")

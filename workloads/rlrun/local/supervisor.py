@@ -113,14 +113,14 @@ class Supervisor:
             if running.process.poll() is None:
                 running.process.terminate()
         began, asked = time.monotonic(), False
-        while time.monotonic() - began < grace_seconds and not hurry() and self._left():
+        while time.monotonic() - began < grace_seconds and not hurry() and self._running_roles():
             if not asked and time.monotonic() - began >= stacks.seconds_until_stacks(grace_seconds):
                 asked = True
-                self._ask_for_stacks()
+                self._request_stacks()
             time.sleep(0.05)
         # Processes with the mark have outlived the grace time of their role: ranks of a killed torchrun, an engine core.
         deadline = time.monotonic() + STOP_SECONDS
-        while (left := self._alive()) and time.monotonic() < deadline:
+        while (left := self._live_pids()) and time.monotonic() < deadline:
             for pid in left:
                 try:
                     os.kill(pid, signal.SIGKILL)
@@ -136,20 +136,20 @@ class Supervisor:
                 if not stacks_file(running.spec).stat().st_size:
                     stacks_file(running.spec).unlink()
 
-    def _left(self) -> list[Running]:
+    def _running_roles(self) -> list[Running]:
         """Processes that have not ended."""
         return [r for r in self.running if r.process.poll() is None]
 
-    def _alive(self) -> list[int]:
+    def _live_pids(self) -> list[int]:
         """Pids of all live processes of this launch: those with its mark, and roles with unreadable variables (see `privacy`)."""
-        return sorted({*marked_processes(self._launch_id), *(r.process.pid for r in self._left())})
+        return sorted({*marked_processes(self._launch_id), *(r.process.pid for r in self._running_roles())})
 
-    def _ask_for_stacks(self) -> None:
+    def _request_stacks(self) -> None:
         """Request the stacks of roles that do not stop, before they are killed."""
-        for running in self._left():
+        for running in self._running_roles():
             file = stacks_file(running.spec)
             with suppress(OSError):  # the volume may be full; the stacks are optional
-                if stacks.request_stacks(self._alive(), file, why=f"{running.spec.role} does not end"):
+                if stacks.request_stacks(self._live_pids(), file, why=f"{running.spec.role} does not end"):
                     with running.spec.log.open("a") as log:
                         log.write(f"the role does not end after SIGTERM; its stacks are in {file}\n")
 
@@ -180,9 +180,9 @@ def first_cause(failed: Sequence[Running]) -> Running:
 
 def exit_code_of(failed: Running, root: Path) -> int:
     """Return the exit code of a run that failed because of a role."""
-    said, code = read_error(failed.spec.error_file.parent), failed.process.returncode
-    if said is not None:
-        return said.code or exit_codes.FAILURE
+    report, code = read_error(failed.spec.error_file.parent), failed.process.returncode
+    if report is not None:
+        return report.code or exit_codes.FAILURE
     if volume_is_full(root):
         return exit_codes.STORAGE
     return code if code is not None and 0 < code < 128 else exit_codes.FAILURE
@@ -192,9 +192,9 @@ def explain_failure(failed: Running, root: Path) -> None:
     """Print the failure on stderr."""
     code = failed.process.returncode
     print(f"\nerror: {failed.spec.name} {describe_end(code) if code is not None else 'still runs'}", file=sys.stderr)
-    said = read_error(failed.spec.error_file.parent)
-    if said is not None:
-        first, *more = printable(str(said), lines=True).splitlines()
+    report = read_error(failed.spec.error_file.parent)
+    if report is not None:
+        first, *more = printable(str(report), lines=True).splitlines()
         print("\n".join([f"  {first}", *(f"  | {line}" for line in more)]), file=sys.stderr)
     elif volume_is_full(root):
         print(f"  the volume of {root} is full (No space left on device); free some space", file=sys.stderr)

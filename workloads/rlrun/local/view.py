@@ -153,7 +153,7 @@ class View:
         if self._plain:
             self._print(new, self._results[len(known) :], waiting)
         elif self._live is not None:
-            draw = self._panel if self._max_steps is not None else self._counts
+            draw = self._draw_panel if self._max_steps is not None else self._draw_counts
             self._live.update(draw(progress or {}, waiting))
 
     def _print(self, new: Sequence[MetricsLine], results: Sequence[str], waiting: str) -> None:
@@ -172,7 +172,7 @@ class View:
             text = f"[{show_duration(time.monotonic() - self._began)}] {_SINCE.sub('', waiting)}"
             self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def _counts(self, progress: Json, waiting: str) -> Group:
+    def _draw_counts(self, progress: Json, waiting: str) -> Group:
         """Panel of a run without training."""
         done, total = int(progress.get("step") or 0), int(progress.get("max_steps") or 0)
         table, bar = Table.grid(padding=(0, 2)), Table.grid()
@@ -189,7 +189,7 @@ class View:
         lines = [Text(line) for line in self._results]
         return Group(Text(self._name, style="bold"), bar, table, *lines, Text(f"waiting for: {waiting}", style="dim"))
 
-    def _panel(self, progress: Json, waiting: str) -> Group:
+    def _draw_panel(self, progress: Json, waiting: str) -> Group:
         history = self._tail.history
         last = history.last
         step, total = int(last.get("step", 0)), self._max_steps or 0

@@ -74,12 +74,12 @@ class Remote:
             OSError: the object storage rejects the copy, or cannot be reached.
         """
         target = f"{self._root}/{artifact.name}"
-        there = self._sizes(target)
-        if artifact.marker is not None and artifact.marker in there:
+        remote_sizes = self._sizes(target)
+        if artifact.marker is not None and artifact.marker in remote_sizes:
             return 0
         try:
             sizes = {name: (artifact.folder / name).stat().st_size for name in artifact.files}
-            missing = [name for name, size in sizes.items() if there.get(name) != size]
+            missing = [name for name, size in sizes.items() if remote_sizes.get(name) != size]
 
             def put(name: str) -> bool:
                 if stop():

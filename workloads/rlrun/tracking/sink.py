@@ -52,13 +52,13 @@ class Worker:
     process: subprocess.Popen[str] | None = None
     pulse: int = -1
     """Reading end of the pipe that gets a byte after each progress of the worker."""
-    heard: float = 0.0
-    begun: bool = False
+    progressed_at: float = 0.0
+    has_progressed: bool = False
     """Whether the worker has reported progress since its start."""
     due: float = 0.0
     """Time of the next start."""
     failures: int = 0
-    said: str = ""
+    last_logged: str = ""
     """Last logged line. A reason is logged only once in a row."""
     last_tries: int = 0
     """Failures since the run's end, which are limited so that the end does not wait for an unreachable tracker."""
@@ -82,15 +82,15 @@ class Worker:
                 text=True,
             )
         os.close(write)
-        self.pulse, self.heard = read, now
-        self.begun = False
+        self.pulse, self.progressed_at = read, now
+        self.has_progressed = False
 
-    def listen(self, now: float) -> None:
+    def read_progress(self, now: float) -> None:
         """Read the progress of the worker."""
         with suppress(BlockingIOError):
             if os.read(self.pulse, 65536):
-                self.failures = 0 if self.begun else self.failures
-                self.heard, self.begun = now, True
+                self.failures = 0 if self.has_progressed else self.failures
+                self.progressed_at, self.has_progressed = now, True
 
     def signal(self, number: int) -> None:
         """Send a signal: SIGKILL to the worker and its children, other signals only to the worker."""
@@ -102,7 +102,7 @@ class Worker:
             else:
                 self.process.send_signal(number)
 
-    def ended(self) -> int | None:
+    def poll_exit(self) -> int | None:
         """Return the exit code of a worker that has ended, once, and kill its children."""
         if self.process is None or (code := self.process.poll()) is None:
             return None
@@ -111,7 +111,7 @@ class Worker:
         self.process = None
         return code
 
-    def last_words(self) -> str:
+    def read_reason(self) -> str:
         """Return the reason that the worker reported, or the last line that was printed."""
         with suppress(OSError):
             lines = self.errors.read_text(errors="replace").strip().splitlines()
@@ -155,7 +155,7 @@ class Sink:
             self._measure_at = now + INTERVAL_SECONDS
             self._measure()
         for worker in self._workers:
-            self._look_after(worker, now)
+            self._check_worker(worker, now)
         return not all(worker.done for worker in self._workers)
 
     @property
@@ -176,28 +176,31 @@ class Sink:
             if worker.process is not None:
                 worker.process.wait()
 
-    def _look_after(self, worker: Worker, now: float) -> None:
+    def _check_worker(self, worker: Worker, now: float) -> None:
         if worker.done:
             return
+        # A worker between two processes waits until its restart is due.
         if worker.process is None:
             if now >= worker.due:
                 self._start(worker, now)
             return
-        worker.listen(now)
-        code = worker.ended()
+        # A running worker is killed after too long a time without progress; the next check finds its exit and restarts it.
+        worker.read_progress(now)
+        code = worker.poll_exit()
         if code is None:
-            patience = self._patience if worker.begun else max(self._patience, START_SECONDS)
-            if now - worker.heard > patience:
+            patience = self._patience if worker.has_progressed else max(self._patience, START_SECONDS)
+            if now - worker.progressed_at > patience:
                 self._log(worker, f"no progress for {patience:.0f} s; the worker is restarted")
                 worker.signal(signal.SIGKILL)
             return
+        # The exit code of an ended worker decides: everything is sent, a restart is useless, or it is restarted.
         if code == exit_codes.OK:
             worker.done = True
         elif code == exit_codes.CONFIGURATION:
-            self._log(worker, f"{worker.last_words()}; the run continues without it")
+            self._log(worker, f"{worker.read_reason()}; the run continues without it")
             worker.done = worker.failed = True
         else:
-            self._again(worker, now, worker.last_words() or f"its process ended with code {code}")
+            self._schedule_restart(worker, now, worker.read_reason() or f"its process ended with code {code}")
 
     def _start(self, worker: Worker, now: float) -> None:
         try:
@@ -205,9 +208,9 @@ class Sink:
             # A worker that is still starting would miss the later SIGTERM, so `once` is passed on the command line.
             worker.start(now, once=self._once or self._stopping)
         except OSError as error:
-            self._again(worker, now, f"{error.filename or 'its process'}: {error.strerror}")
+            self._schedule_restart(worker, now, f"{error.filename or 'its process'}: {error.strerror}")
 
-    def _again(self, worker: Worker, now: float, why: str) -> None:
+    def _schedule_restart(self, worker: Worker, now: float, why: str) -> None:
         worker.last_tries += self._stopping or self._once
         if worker.last_tries > LAST_TRIES:
             worker.done = worker.failed = True
@@ -217,9 +220,9 @@ class Sink:
         self._log(worker, why)
 
     def _log(self, worker: Worker, text: str) -> None:
-        if text != worker.said:
+        if text != worker.last_logged:
             self._say(f"{worker.tracker}: {text}")
-        worker.said = text
+        worker.last_logged = text
 
     def _measure(self) -> None:
         line = json.dumps({"time": time.time(), **self._machine.measure()}) + "\n"

@@ -59,13 +59,13 @@ class Source:
             values = {name: value for name, value in numbers.items() if name not in _NOT_METRICS}
             scalars = self._translator.translate(mark.step, values)
             time = numbers.get("time", 0.0)
-            system = self._measured(self._before, time)
+            system = self._mean_measures(self._before, time)
             self._before = time or self._before
             if self._last is not None and mark.step <= self._last.step and mark.attempt <= self._last.attempt:
                 continue
             self._last = mark
             scalars |= system | {"progress/attempt": float(mark.attempt)}
-            yield Record(mark, time, scalars, *self._of_traces(mark, evaluated=_is_evaluated(line)))
+            yield Record(mark, time, scalars, *self._read_traces(mark, evaluated=_is_evaluated(line)))
 
     def _new_lines(self) -> Iterator[Mapping[str, object]]:
         """Yield new lines of the metrics, read in chunks. After a restart all lines are new."""
@@ -78,7 +78,7 @@ class Source:
             if self._lines.offset == before:
                 return
 
-    def _measured(self, after: float, until: float) -> dict[str, float]:
+    def _mean_measures(self, after: float, until: float) -> dict[str, float]:
         """Return the means of the machine's measures between two lines, and drop these measures."""
         own = [m for m in self._measures if after < m.get("time", 0.0) <= until]
         self._measures = [m for m in self._measures if m.get("time", 0.0) > until]
@@ -86,7 +86,7 @@ class Source:
         values = {name: [m[name] for m in own if name in m] for name in names}
         return {name: sum(found) / len(found) for name, found in values.items()}
 
-    def _of_traces(
+    def _read_traces(
         self, mark: Mark, *, evaluated: bool
     ) -> tuple[Mapping[str, Sequence[float]], Mapping[str, Sequence[SampleRow]]]:
         """Return histograms and samples of a step."""
@@ -105,12 +105,12 @@ class Source:
             ):
                 if values := [value for row in rows if (value := _read_number(row.get(field))) is not None]:
                     histograms[name] = values
-            samples["samples"] = self._chosen(rows)
+            samples["samples"] = self._select_rows(rows)
         if evaluated:
-            samples["eval_samples"] = self._chosen(_read_trace(self._paths.evaluation_trace(mark.step)))
+            samples["eval_samples"] = self._select_rows(_read_trace(self._paths.evaluation_trace(mark.step)))
         return histograms, {name: rows for name, rows in samples.items() if rows}
 
-    def _chosen(self, rows: Sequence[dict[str, object]]) -> list[SampleRow]:
+    def _select_rows(self, rows: Sequence[dict[str, object]]) -> list[SampleRow]:
         """Select rows at equal distances, so that all environments of a trace are represented."""
         count = min(self._samples.count, len(rows))
         return [_read_sample(rows[i * len(rows) // count]) for i in range(count)]

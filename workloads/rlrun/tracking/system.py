@@ -47,16 +47,16 @@ class Machine:
             return {}
         command = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
         try:
-            said = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_SECONDS, check=True).stdout
+            output = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_SECONDS, check=True).stdout
         except (OSError, subprocess.SubprocessError):
             return {}
-        return gpu_measures(said)
+        return gpu_measures(output)
 
 
-def gpu_measures(said: str) -> dict[str, float]:
+def gpu_measures(output: str) -> dict[str, float]:
     """Parse the output of `nvidia-smi`: one line per GPU, memory in MiB. Values that are not numbers are left out."""
     found: dict[str, float] = {}
-    for gpu, line in enumerate(said.splitlines()):
+    for gpu, line in enumerate(output.splitlines()):
         for name, text in zip(_GPU_NAMES, line.split(","), strict=False):
             with suppress(ValueError):
                 found[f"system/gpu.{gpu}.{name}"] = float(text) / (1024 if name == "memory_used_gib" else 1)

@@ -49,7 +49,7 @@ class AgentEnvironment(ABC):
         Raises:
             RuntimeError: the program sent no request to the model.
         """
-        server = await self._started()
+        server = await self._get_server()
         async with server.episode(model) as served:
             playing = asyncio.ensure_future(_contain_exit(self.agent(task, served.endpoint)))
             try:
@@ -72,7 +72,7 @@ class AgentEnvironment(ABC):
         if (server := getattr(self, "_server", None)) is not None:
             await (await server).close()
 
-    async def _started(self) -> ChatServer:
+    async def _get_server(self) -> ChatServer:
         """Return the server, which is started with the first episode."""
         if not hasattr(self, "_server"):  # subclasses do not have to call this class's constructor
             self._server = asyncio.ensure_future(_start_server())

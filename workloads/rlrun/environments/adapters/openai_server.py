@@ -69,7 +69,7 @@ class Served:
         self._asking: set[asyncio.Task[tuple[Reply, int]]] = set()
         self._over = False
 
-    async def ask(self, asked: Asked) -> tuple[Reply, int]:
+    async def request_reply(self, asked: Asked) -> tuple[Reply, int]:
         """Return a reply and its number. The call is canceled if the program disconnects or the episode ends.
 
         Raises:
@@ -77,7 +77,7 @@ class Served:
         """
         if self._over:
             raise RequestError("the episode is over", code="episode_over", status=404)
-        task = asyncio.ensure_future(self._ask(asked))
+        task = asyncio.ensure_future(self._call_model(asked))
         self._asking.add(task)
         try:
             return await task
@@ -89,7 +89,7 @@ class Served:
         finally:
             self._asking.discard(task)
 
-    async def _ask(self, asked: Asked) -> tuple[Reply, int]:
+    async def _call_model(self, asked: Asked) -> tuple[Reply, int]:
         async with self._lock:
             try:
                 reply = await self._model.complete(
@@ -133,8 +133,8 @@ class ChatServer:
     async def start(self) -> None:
         """Listen on a free port of the loopback interface."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_openai_errors])
-        app.router.add_post("/episodes/{episode}/v1/chat/completions", self._chat)
-        app.router.add_get("/episodes/{episode}/v1/models", self._models)
+        app.router.add_post("/episodes/{episode}/v1/chat/completions", self._complete_chat)
+        app.router.add_get("/episodes/{episode}/v1/models", self._list_models)
         # If a program disconnects, its request is canceled, so that no engine generates a reply that will not be read.
         self._site = Site(app, most_silent=MAX_SILENT, handler_cancellation=True, shutdown_timeout=0)
         await self._site.start("127.0.0.1", 0)
@@ -157,25 +157,25 @@ class ChatServer:
             del self._served[key]
             served.end()
 
-    def _find(self, request: web.Request) -> Served:
+    def _find_episode(self, request: web.Request) -> Served:
         served = self._served.get(request.match_info["episode"])
         if served is None:
             raise RequestError("the episode does not exist, or is over", code="episode_over", status=404)
         return served
 
-    async def _models(self, request: web.Request) -> web.Response:
-        self._find(request)
+    async def _list_models(self, request: web.Request) -> web.Response:
+        self._find_episode(request)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "rlrun"}
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        served = self._find(request)
+    async def _complete_chat(self, request: web.Request) -> web.StreamResponse:
+        served = self._find_episode(request)
         try:
             body = json.loads(await request.read())
         except (ValueError, RecursionError):
             raise RequestError("the body is not JSON, or is nested too deeply") from None
         asked = read_request(body)
-        reply, number = await served.ask(asked)
+        reply, number = await served.request_reply(asked)
         if not asked.stream:
             return web.json_response(make_completion(asked, reply, number))
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})

@@ -97,7 +97,7 @@ class VerifiersEnvironment:
             raise VerifiersLoadError(f"its load() raised {type(error).__name__}: {error}") from error
         check_tasks(self._env, theirs)
         self._tasks: dict[str, vf.Task] = {}
-        self._splits = self._divide(theirs)
+        self._splits = self._divide_tasks(theirs)
 
     def tasks(self, split: Split) -> Sequence[Task]:
         """Return the tasks of a split. A hash of a task's content, without its position, determines its split."""
@@ -174,7 +174,7 @@ class VerifiersEnvironment:
         client = EvalClientConfig(base_url=UNUSED_ENDPOINT, api_key_var="RLRUN_NO_API_KEY")
         return resolve_agent(spec, model="policy", client=client)
 
-    def _divide(self, theirs: list[vf.Task]) -> dict[str, list[Task]]:
+    def _divide_tasks(self, theirs: list[vf.Task]) -> dict[str, list[Task]]:
         contents = {index: _task_content(task) for index, task in enumerate(theirs)}
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
@@ -213,18 +213,18 @@ class _InProcessAgent(Agent):  # type: ignore[misc]
         self._harnesses = harnesses
 
     async def run(self, task: vf.Task, *, on_trace: OnTrace | None = None, **options: object) -> Trace:
-        watched = self._watched(on_trace)
+        watched = self._record_traces(on_trace)
         return await super().run(_without_tool_servers(task), **options | {"on_trace": watched, "tools": {}})
 
     @asynccontextmanager
     async def interaction(
         self, task: vf.Task, *, on_trace: OnTrace | None = None, **options: object
     ) -> AsyncIterator[Interaction]:
-        watched = options | {"on_trace": self._watched(on_trace), "tools": {}}
+        watched = options | {"on_trace": self._record_traces(on_trace), "tools": {}}
         async with super().interaction(_without_tool_servers(task), **watched) as interaction:
             yield interaction
 
-    def _watched(self, theirs: OnTrace | None) -> OnTrace:
+    def _record_traces(self, theirs: OnTrace | None) -> OnTrace:
         def on_trace(trace: Trace) -> None:
             self._traces.append(trace)
             if theirs is not None:
@@ -254,10 +254,10 @@ class _DirectInterception(Interception):  # type: ignore[misc]
         return None
 
     def acquire(self, session: RolloutSession) -> AbstractAsyncContextManager[tuple[str, str, str]]:
-        return self._slot(session)
+        return self._open_session(session)
 
     @asynccontextmanager
-    async def _slot(self, session: RolloutSession) -> AsyncIterator[tuple[str, str, str]]:
+    async def _open_session(self, session: RolloutSession) -> AsyncIterator[tuple[str, str, str]]:
         secret = session.trace.id
         self.sessions[secret] = session
         try:

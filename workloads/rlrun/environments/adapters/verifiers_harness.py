@@ -84,7 +84,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             opening: list[VerifiersMessage] = [UserMessage(content=prompt)]
         else:
             opening = list(prompt or [])
-        return await self._segment(self._sessions[secret], data, system, opening)
+        return await self._play_segment(self._sessions[secret], data, system, opening)
 
     async def resume(
         self,
@@ -100,9 +100,9 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
     ) -> ProgramResult:
         """Continue with new `messages` of the environment, which plays the user."""
         system = data.system_prompt if not self._transcript else None
-        return await self._segment(self._sessions[secret], data, system, messages)
+        return await self._play_segment(self._sessions[secret], data, system, messages)
 
-    async def _segment(
+    async def _play_segment(
         self, session: RolloutSession, data: TaskData, system: str | None, messages: list[VerifiersMessage]
     ) -> ProgramResult:
         if not self._prepared:
@@ -110,11 +110,11 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             await self._toolboxes[-1].setup(data)
         if system is not None:
             messages = [SystemMessage(content=system), *messages]
-        self._extend(messages)
-        while (response := await self._turn(session)) is not None:
+        self._append_messages(messages)
+        while (response := await self._play_turn(session)) is not None:
             if not response.message.tool_calls:
                 break
-            self._extend([await self._call(session, call) for call in response.message.tool_calls])
+            self._append_messages([await self._call_tool(session, call) for call in response.message.tool_calls])
         return ProgramResult(exit_code=0, stdout="", stderr="")
 
     @property
@@ -122,16 +122,16 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
         return [tool for box in self._toolboxes for tool in box.tools]
 
     @property
-    def _offered(self) -> dict[str, Any]:
+    def _tools_argument(self) -> dict[str, Any]:
         """Keyword argument `tools` for the model client; empty for a conversation without tools."""
         functions = [tool.model_dump(include={"name", "description", "parameters"}) for tool in self._tools]
         return {"tools": [{"type": "function", "function": function} for function in functions]} if functions else {}
 
-    def _extend(self, messages: Sequence[VerifiersMessage]) -> None:
+    def _append_messages(self, messages: Sequence[VerifiersMessage]) -> None:
         self._transcript += messages
         self.conversation += [message_to_wire(message) for message in messages]
 
-    async def _turn(self, session: RolloutSession) -> Response | None:
+    async def _play_turn(self, session: RolloutSession) -> Response | None:
         """Make one model call with verifiers' hooks around it. Returns None if a limit or a `@stop` ended the rollout."""
         trace = session.trace
         if await session.refused() is not None:
@@ -140,7 +140,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             Request(messages=self._transcript, tools=self._tools or None)
         )
         trace.request_rewrites.extend(rewrites)
-        self._adopt(request.messages)
+        self._apply_rewrites(request.messages)
         turn = graph.prepare_turn(trace, request.messages, request.tools)
         if stopped is not None:
             turn.commit_prompt()
@@ -148,7 +148,7 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             return None
         started = time.time()
         try:
-            reply = await self._model.complete(self.conversation, **self._offered)
+            reply = await self._model.complete(self.conversation, **self._tools_argument)
         except Exception as error:
             self.model_error = error
             raise
@@ -173,14 +173,14 @@ class ChatHarness(Harness[HarnessConfig]):  # type: ignore[misc]
             return None
         return response
 
-    def _adopt(self, messages: list[VerifiersMessage]) -> None:
+    def _apply_rewrites(self, messages: list[VerifiersMessage]) -> None:
         """Apply `@intercept` rewrites of messages to the conversation that is sent to the model."""
         for index, (before, after) in enumerate(zip(self._transcript, messages, strict=True)):
             if before != after:
                 self._transcript[index] = after
                 self.conversation[index] = message_to_wire(after)
 
-    async def _call(self, session: RolloutSession, call: ToolCall) -> ToolMessage:
+    async def _call_tool(self, session: RolloutSession, call: ToolCall) -> ToolMessage:
         def answer(content: str) -> ToolMessage:
             return ToolMessage(tool_call_id=call.id, name=call.name, content=content)
 

@@ -135,7 +135,7 @@ class LegacyVerifiersEnvironment:
             raise VerifiersLoadError(f"verifiers {vf.__version__} has no run_rollout; install 0.1.14")
         check_environment(self._env)
         self._inputs: dict[str, dict[str, object]] = {}
-        self._splits = self._divide(args)
+        self._splits = self._divide_rows(args)
         self._client: OpenAIChatCompletionsClient | None = None
 
     def tasks(self, split: Split) -> Sequence[Task]:
@@ -159,7 +159,7 @@ class LegacyVerifiersEnvironment:
     async def score(self, task: Task, episode: Episode) -> Score:
         return Score(episode.info["reward"], dict(episode.info["metrics"]))
 
-    def _divide(self, args: LegacyArgs) -> dict[Split, list[Task]]:
+    def _divide_rows(self, args: LegacyArgs) -> dict[Split, list[Task]]:
         try:
             rows = self._env.build_dataset()
             self._env.build_eval_dataset()
@@ -167,9 +167,9 @@ class LegacyVerifiersEnvironment:
             raise VerifiersLoadError(f"building its data set raised {type(error).__name__}: {error}") from error
         if rows is None:
             raise VerifiersLoadError("it has no dataset (an eval_dataset is not used for training): give it a dataset")
-        train = self._read("train", rows, args.limit)
+        train = self._read_tasks("train", rows, args.limit)
         if self._env.eval_dataset is not None:
-            return {"train": train, "eval": self._read("eval", self._env.eval_dataset, args.limit)}
+            return {"train": train, "eval": self._read_tasks("eval", self._env.eval_dataset, args.limit)}
         contents = task_digests(train)
         distinct = sorted(set(contents.values()))
         if len(distinct) < 2:
@@ -183,7 +183,7 @@ class LegacyVerifiersEnvironment:
             "eval": [task for task in train if contents[task.id] in held_out],
         }
 
-    def _read(self, split: str, rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Task]:
+    def _read_tasks(self, split: str, rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Task]:
         tasks = []
         for index in range(min(len(rows), limit or len(rows))):
             row = {name: value for name, value in rows[index].items() if value is not None}
@@ -213,8 +213,8 @@ def _make_client() -> OpenAIChatCompletionsClient:
 
 def _row_digest(row: dict[str, object]) -> str:
     """Return a digest of all columns of a row except its id: an environment may define its task in any column."""
-    said = {name: value for name, value in row.items() if name != "example_id"}
-    return hashlib.sha256(json.dumps(said, sort_keys=True, default=str).encode()).hexdigest()
+    columns = {name: value for name, value in row.items() if name != "example_id"}
+    return hashlib.sha256(json.dumps(columns, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _message_text(answer: object) -> str | None:

@@ -58,11 +58,11 @@ class RowTasks(Sequence[Task]):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = self._positions[index]
         try:
-            return self._read(position)
+            return self._read_task(position)
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self._rows.describe_place(position)}: {_row_problem(error)}") from error
 
-    def _read(self, position: int) -> Task:
+    def _read_task(self, position: int) -> Task:
         return self._make(f"{self._split}-{position}", self._rows.row(position))
 
 
@@ -118,7 +118,7 @@ class DatasetArgs(BaseModel):
     """Text that is appended to the user's last message, after an empty line."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> DatasetArgs:
+    def _check_source(self) -> DatasetArgs:
         if (self.path is None) == (self.name is None):
             raise ValueError("set exactly one of path and name; it selects the data")
         if self.revision is not None and self.name is None:
@@ -128,7 +128,7 @@ class DatasetArgs(BaseModel):
         return self
 
     @model_validator(mode="after")
-    def _one_reward(self) -> DatasetArgs:
+    def _check_rewards(self) -> DatasetArgs:
         if self.reward_by_source and {"reward", "reward_args"} & self.model_fields_set:
             raise ValueError(
                 "reward_by_source replaces reward and reward_args; remove those, or use '*' in reward_by_source"
@@ -159,7 +159,7 @@ class Dataset(SingleTurnEnvironment):
         self._unread: dict[str, None] = {}
         """Columns that are not empty and that no part of the environment reads, in the order of the rows."""
         self._notices: list[str] = []
-        self._tasks = split_rows(args, self._task, problem=self._problem, notices=self._notices)
+        self._tasks = split_rows(args, self._make_task, problem=self._problem_text, notices=self._notices)
 
     @property
     def notices(self) -> Sequence[str]:
@@ -175,18 +175,18 @@ class Dataset(SingleTurnEnvironment):
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]
 
-    def _own(self, row: Mapping[str, object]) -> Mapping[str, object]:
+    def _convert_row(self, row: Mapping[str, object]) -> Mapping[str, object]:
         """Return a row of the files as a row of this environment."""
         return row if self.args.layout is None else convert_row(self.args.layout, row)
 
-    def _problem(self, row: Mapping[str, object]) -> str:
-        own = self._own(row)
+    def _problem_text(self, row: Mapping[str, object]) -> str:
+        own = self._convert_row(row)
         if "prompt" not in own:
             raise ValueError(no_prompt(own))
         return json.dumps(own["prompt"], sort_keys=True)
 
-    def _task(self, id: str, row: Mapping[str, object]) -> Task:
-        own = self._own(row)
+    def _make_task(self, id: str, row: Mapping[str, object]) -> Task:
+        own = self._convert_row(row)
         if "prompt" not in own:
             raise ValueError(no_prompt(own))
         refuse_media(own, "column")
@@ -436,7 +436,8 @@ class Gsm8k(SingleTurnEnvironment):
         if args.source == "bundled":
             half = len(PROBLEMS) * 3 // 4
             bundled = [
-                self._task(f"bundled-{i}", {"question": q, "answer": f"#### {a}"}) for i, (q, a) in enumerate(PROBLEMS)
+                self._make_task(f"bundled-{i}", {"question": q, "answer": f"#### {a}"})
+                for i, (q, a) in enumerate(PROBLEMS)
             ]
             self._tasks = {"train": bundled[:half], "eval": bundled[half:]}
             return
@@ -447,13 +448,13 @@ class Gsm8k(SingleTurnEnvironment):
         )
         files = {"train_split": "train", "eval_split": "test", "leave_out_shared": True}
         self._tasks = split_rows(
-            DatasetArgs.model_validate(where | files), self._task, problem=lambda row: str(row["question"])
+            DatasetArgs.model_validate(where | files), self._make_task, problem=lambda row: str(row["question"])
         )
 
     def tasks(self, split: Split) -> Sequence[Task]:
         return self._tasks[split]
 
-    def _task(self, id: str, row: Mapping[str, object]) -> Task:
+    def _make_task(self, id: str, row: Mapping[str, object]) -> Task:
         question = row["question"]
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"the question is not a text: {str(question)[:80]!r}")

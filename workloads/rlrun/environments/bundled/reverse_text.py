@@ -28,7 +28,7 @@ class ReverseTextArgs(BaseModel):
 
     @field_validator("letters")
     @classmethod
-    def _plain_and_distinct(cls, letters: str) -> str:
+    def _check_letters(cls, letters: str) -> str:
         bad = sorted({c for c in letters if not "!" <= c <= "~" or c in "<>"})
         if bad:
             raise ValueError(f"contains {bad}: use printable ASCII without white space, '<' and '>'")

@@ -29,8 +29,8 @@ class Converted:
 
 def uid_of(row: Mapping[str, object]) -> str:
     """Return 16 hex digits that depend only on the prompt and the ground truth of a row."""
-    said = json.dumps([messages_of(row["prompt"]), truth_of(row)], sort_keys=True)
-    return hashlib.sha256(said.encode("utf-8", "surrogatepass")).hexdigest()[:UID_CHARACTERS]
+    document = json.dumps([messages_of(row["prompt"]), truth_of(row)], sort_keys=True)
+    return hashlib.sha256(document.encode("utf-8", "surrogatepass")).hexdigest()[:UID_CHARACTERS]
 
 
 def convert_rows(rows: Rows, layout: LayoutName | None, *, instruction: str | None, unique: bool | None) -> Converted:

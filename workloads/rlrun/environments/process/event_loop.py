@@ -42,7 +42,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         if self._forked:
             os._exit(0)
 
-    def go_on(self) -> None:
+    def run_without_end(self) -> None:
         """Run without end, even if a callback or task of the environment raises `SystemExit` or stops the loop.
 
         Raises:

@@ -57,7 +57,7 @@ class Page:
             os.ftruncate(self.descriptor, _BYTES)
         self._memory = mmap.mmap(self.descriptor, _BYTES)
 
-    def forget_descriptor(self) -> None:
+    def close_descriptor(self) -> None:
         """Close the descriptor. The memory stays mapped."""
         os.close(self.descriptor)
 
@@ -76,9 +76,9 @@ class Page:
         """Start the heartbeat thread of this process. Call it in the thread of the event loop."""
         _NUMBER.pack_into(self._memory, _PID_AT, os.getpid())
         arguments = (threading.get_ident(),)
-        threading.Thread(target=self._beat, args=arguments, name="heartbeat", daemon=True).start()
+        threading.Thread(target=self._write_heartbeat, args=arguments, name="heartbeat", daemon=True).start()
 
-    def _beat(self, thread: int) -> None:
+    def _write_heartbeat(self, thread: int) -> None:
         call: FrameType | None = None
         since = worst = idle = 0.0
         before = monotonic()

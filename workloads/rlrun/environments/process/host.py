@@ -108,14 +108,14 @@ class _LifeStage:
     """One life as a `Stage`. It does not restart the environment: the orchestrator connects again.
 
     Attributes:
-        told: event that is set after the end of the life was reported to the orchestrator. The failures of its rollouts are sent only
+        end_reported: event that is set after the end of the life was reported to the orchestrator. Failures of its rollouts are sent only
             afterwards: otherwise the orchestrator could send a new rollout to the ended process, where it would be lost.
     """
 
     def __init__(self, life: Life, ready: Ready) -> None:
         self._life, self.id, self.single_turn, self.compares = life, ready.id, ready.single_turn, ready.compares
         self._sizes: dict[Split, int] = {"train": ready.train, "eval": ready.eval}
-        self.told = asyncio.Event()
+        self.end_reported = asyncio.Event()
 
     def tasks(self, split: Split) -> Sequence[TaskRef]:
         return TaskRefs(split, self._sizes[split])
@@ -128,7 +128,7 @@ class _LifeStage:
             return await self._life.play(task, model, **deadlines, number=number)
         except EpisodeError as error:
             if error.death:
-                await self.told.wait()
+                await self.end_reported.wait()
             raise
 
     async def compare(
@@ -139,7 +139,7 @@ class _LifeStage:
             return await self._life.compare(task, group, **deadlines, number=number)
         except EpisodeError as error:
             if error.death:
-                await self.told.wait()
+                await self.end_reported.wait()
             raise
 
     def metrics(self) -> dict[str, float]:
@@ -160,7 +160,7 @@ class _Guest(Worker):
         self._life: Life | None = None
         self._loading: asyncio.Task[None] | None = None
 
-    def _lost(self, error: WireError | None) -> None:
+    def _on_connection_lost(self, error: WireError | None) -> None:
         self.end()
         self._on_lost(self)
 
@@ -183,14 +183,14 @@ class _Guest(Worker):
             task, group, **deadlines, number=number
         )  # one number for both connections, as in `play`
 
-    def _begin(self, document: Document) -> None:
+    def _handle_load(self, document: Document) -> None:
         self._loading = asyncio.get_running_loop().create_task(self._load_apart(document))
 
-    def _pong(self, document: Document) -> Document:
+    def _make_pong(self, document: Document) -> Document:
         metrics = self._life.metrics() if self._life is not None else {}
         return {"op": "pong", "number": document["number"], "metrics": metrics}
 
-    def _command(self, document: Document) -> Command:
+    def _make_command(self, document: Document) -> Command:
         what = document["id"], document["args"], document["python"]
         if not self._is_shared:
             # All variables and files of this container belong to the environment's own image.
@@ -200,7 +200,7 @@ class _Guest(Worker):
         return Command(*what, variables=(EVERYTHING,), given=given, withheld=withheld)
 
     async def _load_apart(self, document: Document) -> None:
-        self._life = life = Life(self._command(document), Limits(**document["limits"]), _SentLog(self.wire))
+        self._life = life = Life(self._make_command(document), Limits(**document["limits"]), _SentLog(self.wire))
         try:
             ready = await life.start()
         except StartError as error:
@@ -214,7 +214,7 @@ class _Guest(Worker):
         self.wire.send({"op": "ready", **vars(ready), "digests": {"train": ready.digest}})
         death = await life.ended
         self.wire.send({"op": "died", "kind": death.kind, "message": death.message, "rollout": death.rollout})
-        stage.told.set()
+        stage.end_reported.set()
 
 
 async def serve_connections(socket: Path, stopped: asyncio.Event, *, is_shared: bool = False) -> None:

@@ -41,7 +41,9 @@ class IsolatedEnvironment:
         self._record = Record(label)
         self._any_up = asyncio.Event()
         self._ready: Ready | None = None
-        self.workers = [Supervised(self._record, log, partial(self._new_life, log), self._changed) for log in logs]
+        self.workers = [
+            Supervised(self._record, log, partial(self._new_life, log), self._update_any_up) for log in logs
+        ]
 
     @property
     def id(self) -> str:
@@ -71,7 +73,7 @@ class IsolatedEnvironment:
         Raises:
             RoleError: the environment cannot be loaded.
         """
-        found = await asyncio.gather(*(self._started(worker) for worker in self.workers), return_exceptions=True)
+        found = await asyncio.gather(*(self._start_worker(worker) for worker in self.workers), return_exceptions=True)
         for ready in found:
             if isinstance(ready, BaseException):
                 raise ready
@@ -80,7 +82,7 @@ class IsolatedEnvironment:
         for notice in self._ready.notices if self._ready is not None else ():
             logger.warning(f"environment {self._label!r}: {notice}")
 
-    async def _started(self, worker: Supervised) -> Ready:
+    async def _start_worker(self, worker: Supervised) -> Ready:
         try:
             return await worker.start()
         except StartError as error:
@@ -110,7 +112,7 @@ class IsolatedEnvironment:
         """
         deadline = time.monotonic() + timeout_seconds
         if task not in self._record.accused:
-            with self._record.beside():
+            with self._record.count_innocent():
                 return await self._play(task, model, deadline, reward_seconds)
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_seconds / 2):
@@ -119,16 +121,16 @@ class IsolatedEnvironment:
         return await self._play(task, model, deadline, reward_seconds)
 
     async def _play(self, task: TaskRef, model: ModelClient, deadline: float, reward_seconds: float) -> Played:
-        worker, left = await self._worker(task, deadline)
+        worker, left = await self._wait_for_worker(task, deadline)
         return await worker.play(task, model, timeout_seconds=left, reward_seconds=reward_seconds)
 
     async def compare(
         self, task: TaskRef, group: Sequence[Played], *, timeout_seconds: float, reward_seconds: float
     ) -> list[Score]:
-        worker, left = await self._worker(task, time.monotonic() + timeout_seconds)
+        worker, left = await self._wait_for_worker(task, time.monotonic() + timeout_seconds)
         return await worker.compare(task, group, timeout_seconds=left, reward_seconds=reward_seconds)
 
-    async def _worker(self, task: TaskRef, deadline: float) -> tuple[Supervised, float]:
+    async def _wait_for_worker(self, task: TaskRef, deadline: float) -> tuple[Supervised, float]:
         """Return a process that is up, and the seconds that remain for the task.
 
         A task that did not cause the restart loses no time by it, up to the longest duration of one restart.
@@ -137,6 +139,7 @@ class IsolatedEnvironment:
             EpisodeError: no process restarted in time.
         """
         began = time.monotonic()
+        # A task that ended a process before gets no extra time, because it may have caused the current restart as well.
         pause = 0.0 if task in self._record.accused else self._limits.start_seconds + MAX_BACKOFF_SECONDS
         try:
             worker = await first_of(self.workers, self._any_up, deadline + pause)
@@ -144,6 +147,7 @@ class IsolatedEnvironment:
             message = f"its process did not restart within {deadline + pause - began:.3g} seconds"
             raise EpisodeError("timeout", self.id, str(task), message) from error
         now = time.monotonic()
+        # The time of the wait is given back to the task, up to `pause`.
         return worker, max(0.0, deadline + min(pause, now - began) - now)
 
     def metrics(self) -> dict[str, float]:
@@ -158,7 +162,7 @@ class IsolatedEnvironment:
         for worker in self.workers:
             worker.close()
 
-    def _changed(self) -> None:
+    def _update_any_up(self) -> None:
         if any(worker.up for worker in self.workers):
             self._any_up.set()
         else:

@@ -102,17 +102,17 @@ class _Decoder:
                 else:
                     table |= _from_json(f"{{{text}}}")
             elif is_list:
-                array.append(self._trimmed(start, stop, level))
+                array.append(self._decode_trimmed(start, stop, level))
             else:
                 colon = self._colon(start, stop)
                 name = _from_json(self._data[start:colon].decode())
                 if not isinstance(name, str):
                     raise ValueError("a name of an object is not a string")
-                table[name] = self._trimmed(colon + 1, stop, level)
+                table[name] = self._decode_trimmed(colon + 1, stop, level)
             start, at = stop + 1, after
         return array if is_list else table
 
-    def _trimmed(self, start: int, end: int, level: int) -> Any:
+    def _decode_trimmed(self, start: int, end: int, level: int) -> Any:
         """Decode the value in `[start, end)` without the white space around it."""
         while end > start and self._data[start] in b" \t\r\n":
             start += 1

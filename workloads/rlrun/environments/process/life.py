@@ -118,7 +118,7 @@ class Life(Talk):
         """Names of environment variables that the process did not get."""
         self._verdict: Death | None = None
         self._page = Page()
-        self._heard = 0.0
+        self._received_at = 0.0
         """Time of its last message, on the monotonic clock."""
         self._pinged = self._answered_ping = 0
         """Number of the last ping, and of the last answered ping."""
@@ -151,7 +151,7 @@ class Life(Talk):
         # From here on the pidfd reports the end of the process, also if the process ends before it connects.
         self.pid = self._process.pid
         self._pidfd = os.pidfd_open(self.pid)
-        loop.add_reader(self._pidfd, self._exited)
+        loop.add_reader(self._pidfd, self._on_exit)
         try:
             await loop.create_unix_connection(lambda: self._wire, sock=ours)
             self._wire.send(
@@ -166,7 +166,7 @@ class Life(Talk):
                 raise StartError(f"its process {self.ended.result().message} while loading")
             else:
                 raise StartError(
-                    f"it did not load within {self.limits.start_seconds:g} seconds{await asyncio.to_thread(self._stacks)}"
+                    f"it did not load within {self.limits.start_seconds:g} seconds{await asyncio.to_thread(self._request_stack)}"
                 )
         except BaseException:
             self.end()
@@ -213,7 +213,7 @@ class Life(Talk):
             ) from error
         finally:
             os.close(writing)
-            self._page.forget_descriptor()
+            self._page.close_descriptor()
         self._reader = self.log.follow(reading)
         return process
 
@@ -221,17 +221,17 @@ class Life(Talk):
         return {"memory_gib": self.peak_memory_bytes / 1024**3, "stall_seconds": self._page.read().worst_seconds}
 
     def _receive(self, document: Document) -> None:
-        self._heard = time.monotonic()
+        self._received_at = time.monotonic()
         super()._receive(document)
 
-    def _answered(self, document: Document) -> None:
+    def _handle_pong(self, document: Document) -> None:
         self._answered_ping = int(document["number"])
 
-    def _explained(self, message: str) -> str:
+    def _add_advice(self, message: str) -> str:
         refused = "" if self._folder is None else private_folder.refused_hint(message)
         return message + (refused or withheld_hint(message, self._withheld))
 
-    def _lost(self, error: WireError | None) -> None:
+    def _on_connection_lost(self, error: WireError | None) -> None:
         if (
             self._pidfd < 0
         ):  # `_close` closed the connection: there is nothing to kill, and the pid may belong to another process
@@ -251,6 +251,7 @@ class Life(Talk):
             taken = await asyncio.to_thread(descendant_usage, self.pid, self.limits.memory_bytes)
             self._seen |= taken.members
             self.peak_memory_bytes = max(self.peak_memory_bytes, taken.memory_bytes)
+            # A limit of the whole process is checked first, because a process over it may also be slow to answer.
             if taken.memory_bytes > self.limits.memory_bytes:
                 limit = f"more than memoryGib allows ({_show_gib(self.limits.memory_bytes)})"
                 self._kill(
@@ -258,28 +259,27 @@ class Life(Talk):
                 )  # rollout 0, because all rollouts may have used memory
             elif (count := len(taken.members)) > MAX_PROCESSES:
                 self._kill("crash", f"was ended because it ran {count} processes (the limit is {MAX_PROCESSES})")
-            elif message := self._hung() or self._deaf():
+            elif message := self._find_hang() or self._check_ping():
                 rollout = self._page.read().rollout
-                self._verdict = self._verdict or Death(
-                    "hang", message, rollout
-                )  # set before the next call, which may end the process
-                at = await asyncio.to_thread(self._stacks)
+                # The cause is recorded before the request for the stack: its signal may end the process, which must not look like a crash.
+                self._verdict = self._verdict or Death("hang", message, rollout)
+                at = await asyncio.to_thread(self._request_stack)
                 self._verdict = Death(self._verdict.kind, self._verdict.message + at, self._verdict.rollout)
                 self._kill("hang", message)
 
-    def _hung(self) -> str | None:
+    def _find_hang(self) -> str | None:
         """Return the reason why the process counts as hanging, or None."""
         pulse, now, limit = self._page.read(), time.monotonic(), self.limits.hang_seconds
         if pulse.held_seconds > limit:
             return f"did not answer for {pulse.held_seconds:.1f} s: code in it computes or waits without awaiting"
-        silent = now - max(pulse.beat, self._heard)
+        silent = now - max(pulse.beat, self._received_at)
         if silent <= limit:
             return None
         if is_stopped(pulse.pid):
             return f"did not answer for {silent:.1f} s: it was stopped by a signal (SIGSTOP or the like)"
         return f"did not answer for {silent:.1f} s: code in it holds the interpreter's lock"
 
-    def _deaf(self) -> str | None:
+    def _check_ping(self) -> str | None:
         """Ping the event loop. Returns the reason why the process counts as deaf, or None.
 
         The heartbeat shows only that the threads run. A busy event loop answers a ping late, but is not deaf. Therefore only the time
@@ -296,7 +296,7 @@ class Life(Talk):
             return None
         return f"did not answer for {silent:.1f} s although its event loop was idle: code in it took the connection from the loop"
 
-    def _stacks(self) -> str:
+    def _request_stack(self) -> str:
         """Request the stack of the process, which writes it to its log, and return the innermost line as text; "" without an answer."""
         if is_stopped(self._page.read().pid):
             return ""
@@ -332,7 +332,7 @@ class Life(Talk):
         await asyncio.to_thread(kill_descendants, self.pid, reap=lambda: None, known=self._seen)
         self._signal(signal.SIGKILL)
 
-    def _exited(self) -> None:
+    def _on_exit(self) -> None:
         """Kill the remaining processes while this one is a zombie, then collect it."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._pidfd)
@@ -340,14 +340,18 @@ class Life(Talk):
 
     async def _collect(self) -> None:
         assert self._process is not None
+        # Kill the other processes before `wait` collects the leader: afterwards its pid could belong to another process.
         await asyncio.to_thread(kill_all, self.pid, self._mark, self._seen)
         code = self._process.wait()
+        # Only now the log is complete: its writers have ended. The folder can be removed for the same reason.
         await asyncio.to_thread(self._reader.join, 1.0)
         await asyncio.to_thread(self._remove_folder)
         await self._wire.settled()  # receive the results that the process sent before its end
         rollout = self._page.read().rollout
         self._close()
-        self._bury(self._verdict or Death("crash", self._explained(_describe_end(code) + self._last_words()), rollout))
+        self._report_end(
+            self._verdict or Death("crash", self._add_advice(_describe_end(code) + self._last_words()), rollout)
+        )
 
     def _last_words(self) -> str:
         if at := self._current_frame():  # Python's fault handler wrote a stack

@@ -45,10 +45,10 @@ class Remote(Talk):
         self._socket, self._command, self._limits, self._log = socket, command, limits, log
         self._log_pipe = -1
         """Pipe to the thread that writes the log, or -1 if it is closed."""
-        self._told = {"memory_gib": 0.0, "stall_seconds": 0.0}
+        self._metrics = {"memory_gib": 0.0, "stall_seconds": 0.0}
         self._pings = itertools.count(1)
-        self._asking: asyncio.Task[None] | None = None
-        self._heard = 0.0
+        self._pinging: asyncio.Task[None] | None = None
+        self._answered_at = 0.0
         """Time of the last answer to a ping, on the event loop's clock."""
 
     async def start(self) -> Ready:
@@ -75,7 +75,7 @@ class Remote(Talk):
         limit = self._limits.start_seconds + LOAD_MARGIN_SECONDS
         await asyncio.wait(waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         if self._ready.done():
-            self._asking = loop.create_task(self._ask_for_metrics())
+            self._pinging = loop.create_task(self._ping_host())
             return self._ready.result()
         self.end()
         if self.ended.done():
@@ -83,32 +83,35 @@ class Remote(Talk):
         raise StartError(f"it did not load within {self._limits.start_seconds:g} seconds")
 
     def end(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+        if self._pinging is not None:
+            self._pinging.cancel()
         self._wire.close()  # the host then ends the environment
         self._close_log()
 
     def metrics(self) -> dict[str, float]:
-        return dict(self._told)
+        return dict(self._metrics)
 
-    async def _ask_for_metrics(self) -> None:
+    async def _ping_host(self) -> None:
         """Ping the host until canceled. A host that does not answer for `hang_seconds` counts as dead."""
         loop = asyncio.get_running_loop()
-        self._heard = loop.time()
+        self._answered_at = loop.time()
         looks = 0
         while True:
+            # This process itself may be delayed, so the host has to miss several pings before its silence counts.
             self._wire.send({"op": "ping", "number": next(self._pings)})
-            heard = self._heard
+            heard = self._answered_at
             await asyncio.sleep(self._limits.look_seconds)
-            looks = 0 if self._heard != heard or self._wire.busy else looks + 1
-            silent = loop.time() - self._heard
+            looks = 0 if self._answered_at != heard or self._wire.busy else looks + 1
+            silent = loop.time() - self._answered_at
             if looks >= PING_LOOKS and silent > self._limits.hang_seconds:
-                self._bury(Death("hang", f"was in a container whose first process did not answer for {silent:.1f} s"))
+                self._report_end(
+                    Death("hang", f"was in a container whose first process did not answer for {silent:.1f} s")
+                )
                 self.end()
 
-    def _answered(self, document: Document) -> None:
-        self._heard = asyncio.get_running_loop().time()
-        self._told = {name: float(document["metrics"][name]) for name in self._told}
+    def _handle_pong(self, document: Document) -> None:
+        self._answered_at = asyncio.get_running_loop().time()
+        self._metrics = {name: float(document["metrics"][name]) for name in self._metrics}
 
     def _open_log(self) -> None:
         reading, self._log_pipe = os.pipe()
@@ -133,18 +136,18 @@ class Remote(Talk):
             self._print(str(document["text"]))
             return
         if document["op"] == "died":
-            self._bury(Death(document["kind"], str(document["message"]), int(document.get("rollout", 0))))
+            self._report_end(Death(document["kind"], str(document["message"]), int(document.get("rollout", 0))))
             self.end()
             return
         super()._handle(document)
 
-    def _lost(self, error: WireError | None) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
+    def _on_connection_lost(self, error: WireError | None) -> None:
+        if self._pinging is not None:
+            self._pinging.cancel()
         why = "was in a container that ended" if error is None else f"broke the protocol ({error})"
         if not self._ready.done():
             why += ", or refused the connection"
-        self._bury(Death("crash", why))
+        self._report_end(Death("crash", why))
         self._close_log()
 
 

@@ -53,32 +53,32 @@ class Record:
         """Tasks that ended the process in a row; a number for each end with an unknown cause."""
         self._first = ""
 
-    def played(self, task: TaskRef) -> None:
+    def record_success(self, task: TaskRef) -> None:
         """Record a successful rollout."""
         self.in_row = 0
         self._causes.clear()
         self.accused.discard(task)
-        self.look()
+        self.update_clear()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def count_innocent(self) -> Iterator[None]:
         """Count a rollout of a task that is not accused, until the end of the `with` block."""
         self.innocent += 1
-        self.look()
+        self.update_clear()
         try:
             yield
         finally:
             self.innocent -= 1
-            self.look()
+            self.update_clear()
 
-    def look(self) -> None:
+    def update_clear(self) -> None:
         """Set or clear `clear`."""
         if self.in_row and self.innocent:
             self.clear.clear()
         else:
             self.clear.set()
 
-    def died(self, death: Death, log: Log) -> None:
+    def record_end(self, death: Death, log: Log) -> None:
         """Count the end of a process.
 
         Raises:
@@ -86,7 +86,7 @@ class Record:
         """
         self.restarts += 1
         self.in_row += 1
-        self.look()
+        self.update_clear()
         self._causes.add(self.restarts if death.task is None else death.task)
         if death.task is not None:
             self.accused.add(death.task)
@@ -122,15 +122,15 @@ class Supervised:
         self._failed_in_row = 0
         self._replaced_in_vain = False
         """Whether the process was replaced and has not played a successful rollout since."""
-        self._something = asyncio.Event()
+        self._wake_up = asyncio.Event()
         """Event that is set when the process ends, and when a rollout fails."""
-        self._look_after(self.life)
+        self._watch_end(self.life)
         self._leaving: set[Talk] = set()
         """Processes to end in addition to `life`: replaced ones, and one that is still starting."""
         self._draining: set[asyncio.Task[None]] = set()
 
-    def _look_after(self, life: Talk) -> None:
-        life.ended.add_done_callback(lambda _: self._something.set())
+    def _watch_end(self, life: Talk) -> None:
+        life.ended.add_done_callback(lambda _: self._wake_up.set())
 
     @property
     def up(self) -> bool:
@@ -161,8 +161,9 @@ class Supervised:
             RoleError: the process ends too often without a successful rollout, or `check` raised.
         """
         while True:
-            await self._something.wait()
-            self._something.clear()
+            # `_wake_up` only signals a change; the state is read afterwards, because an end may follow a failure.
+            await self._wake_up.wait()
+            self._wake_up.clear()
             if self.life.ended.done():
                 await self._start_again(self.life.ended.result(), check)
             elif self._failed_in_row >= MAX_FAILURES and not self._replaced_in_vain:
@@ -170,27 +171,29 @@ class Supervised:
 
     async def _start_again(self, death: Death, check: Callable[[Ready], None]) -> None:
         self._set_up(False)
-        self._record.died(death, self.log)
+        self._record.record_end(death, self.log)
+        # The environment counts as down during the pauses, so new rollouts go to other workers or wait.
         while True:
             wait = backoff(self._record.in_row, first=FIRST_BACKOFF_SECONDS, longest=MAX_BACKOFF_SECONDS)
             await asyncio.sleep(wait)
             try:
-                self._begin(await self._started(check))
+                self._use_life(await self._start_life(check))
                 break
             except StartError as error:
-                self._record.died(Death("crash", f"did not start again: {error}"), self.log)
+                self._record.record_end(Death("crash", f"did not start again: {error}"), self.log)
         logger.info(f"environment {self._record.label!r} is up again")
 
-    async def _started(self, check: Callable[[Ready], None]) -> Talk:
+    async def _start_life(self, check: Callable[[Ready], None]) -> Talk:
         life = self._make(next(self._record.numbers))
         self._leaving.add(life)  # `close` ends it, too, if this call is canceled
+        # `check` rejects an environment with other tasks before it gets a rollout.
         check(await life.start())
         self._leaving.discard(life)
         return life
 
-    def _begin(self, life: Talk) -> None:
+    def _use_life(self, life: Talk) -> None:
         self.life, self._failed_in_row = life, 0
-        self._look_after(life)
+        self._watch_end(life)
         self._set_up(True)
 
     async def _replace(self, check: Callable[[Ready], None]) -> None:
@@ -198,16 +201,17 @@ class Supervised:
         logger.warning(
             f"environment {self._record.label!r}: the last {self._failed_in_row} rollouts of its process failed, so it is replaced"
         )
+        # Set before the start: if the replacement fails as well, the fault is probably not in the process, so there is only one try.
         self._replaced_in_vain = True
         before = self.life
         try:
-            life = await self._started(check)
+            life = await self._start_life(check)
         except StartError as error:
             logger.warning(f"environment {self._record.label!r}: the replacement process cannot be started: {error}")
             return
         self._record.restarts += 1
         self._leaving.add(before)
-        self._begin(life)
+        self._use_life(life)
         draining = asyncio.create_task(self._drain(before))
         self._draining.add(draining)
         draining.add_done_callback(self._draining.discard)
@@ -221,7 +225,7 @@ class Supervised:
     async def play(self, task: TaskRef, model: ModelClient, *, timeout_seconds: float, reward_seconds: float) -> Played:
         """Play one episode; see `Stage.play`."""
         life = self.life
-        with self._counted(life, task):
+        with self._count_result(life, task):
             return await life.play(task, model, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
 
     async def compare(
@@ -229,20 +233,20 @@ class Supervised:
     ) -> list[Score]:
         """Compare the episodes of a group; see `Stage.compare`."""
         life = self.life
-        with self._counted(life, task):
+        with self._count_result(life, task):
             return await life.compare(task, group, timeout_seconds=timeout_seconds, reward_seconds=reward_seconds)
 
     @contextmanager
-    def _counted(self, life: Talk, task: TaskRef) -> Iterator[None]:
+    def _count_result(self, life: Talk, task: TaskRef) -> Iterator[None]:
         """Count the result of a call to `life`."""
         try:
             yield
         except EpisodeError as error:
             if error.kind not in ("model", "task") and not error.death and life is self.life:
                 self._failed_in_row += 1
-                self._something.set()
+                self._wake_up.set()
             raise
-        self._record.played(task)
+        self._record.record_success(task)
         if life is self.life:
             self._failed_in_row, self._replaced_in_vain = 0, False
 

@@ -92,7 +92,7 @@ class Talk(ABC):
         self.ended: asyncio.Future[Death] = loop.create_future()
         """Cause of the end, set when all processes have ended."""
         self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._wire = Lines(self._receive, self._lost)
+        self._wire = Lines(self._receive, self._on_connection_lost)
         self._rollouts: dict[int, _Rollout] = {}
         self._given_up: dict[int, TaskRef] = {}
         """Rollouts without a waiter that the process has not answered, oldest first."""
@@ -115,13 +115,13 @@ class Talk(ABC):
         """Return the highest `memory_gib` and the longest `stall_seconds` of the event loop so far."""
 
     @abstractmethod
-    def _answered(self, document: Document) -> None:
+    def _handle_pong(self, document: Document) -> None:
         """Handle the answer to a `ping`."""
 
     @abstractmethod
-    def _lost(self, error: WireError | None) -> None: ...
+    def _on_connection_lost(self, error: WireError | None) -> None: ...
 
-    def _explained(self, message: str) -> str:
+    def _add_advice(self, message: str) -> str:
         """Return the message of an environment's error with advice from this end."""
         return message
 
@@ -136,10 +136,12 @@ class Talk(ABC):
         """Number of running episodes."""
         return len(self._rollouts)
 
-    def _bury(self, death: Death) -> None:
+    def _report_end(self, death: Death) -> None:
         """Report the end to all waiting rollouts."""
+        # The rollout whose code ran caused the end. It may have been given up already, while its code continued.
         culprit = self._rollouts.get(death.rollout)
         death = replace(death, task=culprit.task if culprit is not None else self._given_up.get(death.rollout))
+        # The other rollouts are bystanders, but only if the cause is known: otherwise each of them may be the cause.
         for number, rollout in list(self._rollouts.items()):
             if not rollout.result.done():
                 bystander = death.task is not None and death.rollout != number
@@ -160,8 +162,8 @@ class Talk(ABC):
             number: number of the rollout in the process. 0: create a new one.
         """
         rollout = _Rollout(task, model, asyncio.get_running_loop().create_future())
-        played = await self._answer(rollout, {"op": "play"}, timeout_seconds, reward_seconds, number)
-        assert isinstance(played, Played)  # see `_finished`
+        played = await self._request_result(rollout, {"op": "play"}, timeout_seconds, reward_seconds, number)
+        assert isinstance(played, Played)  # see `_set_result`
         return played
 
     async def compare(
@@ -177,11 +179,13 @@ class Talk(ABC):
             for one in group
         ]
         rollout = _Rollout(task, _NoModel(), asyncio.get_running_loop().create_future(), len(members))
-        scores = await self._answer(rollout, {"op": "compare"}, timeout_seconds, reward_seconds, number, members)
-        assert isinstance(scores, list)  # see `_finished`
+        scores = await self._request_result(
+            rollout, {"op": "compare"}, timeout_seconds, reward_seconds, number, members
+        )
+        assert isinstance(scores, list)  # see `_set_result`
         return scores
 
-    async def _answer(
+    async def _request_result(
         self,
         rollout: _Rollout,
         asked: Document,
@@ -209,7 +213,7 @@ class Talk(ABC):
             del self._rollouts[number]
             self._changed.set()
             raise
-        # `_bury` has set the result already if the process ended while the line was encoded.
+        # `_report_end` has set the result already if the process ended while the line was encoded.
         if not rollout.result.done():
             self._wire.send_line(line)
         try:
@@ -238,7 +242,7 @@ class Talk(ABC):
     ) -> EpisodeError:
         return EpisodeError(kind, self.id, str(task), message, death=death, bystander=bystander)
 
-    async def _ask(self, number: int, rollout: _Rollout, document: Document) -> None:
+    async def _answer_call(self, number: int, rollout: _Rollout, document: Document) -> None:
         answer: Document = {"rollout": number, "call": document["call"]}
         try:
             reply = await rollout.model.complete(
@@ -267,11 +271,11 @@ class Talk(ABC):
 
     def _handle(self, document: Document) -> None:
         if document["op"] == "pong":
-            self._answered(document)
+            self._handle_pong(document)
             return
         if document["op"] in ("ready", "unusable"):
             if not self._ready.done():
-                self._loaded(document)
+                self._set_ready(document)
             return
         rollout = self._rollouts.get(int(document["rollout"]))
         if rollout is None or rollout.result.done():
@@ -283,18 +287,18 @@ class Talk(ABC):
                 if rollout.asking is not None:
                     rollout.asking.cancel()  # only one call at a time is allowed
                 rollout.call = int(document["call"])
-                rollout.asking = asyncio.ensure_future(self._ask(int(document["rollout"]), rollout, document))
+                rollout.asking = asyncio.ensure_future(self._answer_call(int(document["rollout"]), rollout, document))
             case "abandon":
                 if rollout.asking is not None and rollout.call == document["call"]:
                     rollout.asking.cancel()
             case "played" | "compared":
-                self._finished(rollout, document)
+                self._set_result(rollout, document)
             case "failed":
                 if (kind := document["kind"]) not in get_args(ErrorKind):
                     raise WireError(f"{clip_text(str(kind), 40)!r} is not a kind of error")
                 task_id, message = (
                     clip_text(str(document["task_id"])),
-                    self._explained(clip_text(str(document["message"]))),
+                    self._add_advice(clip_text(str(document["message"]))),
                 )
                 error = EpisodeError(kind, self.id, task_id, message)
                 if error.kind == "model":
@@ -303,7 +307,7 @@ class Talk(ABC):
             case unknown:
                 raise WireError(f"the message {unknown!r} is unknown")
 
-    def _finished(self, rollout: _Rollout, document: Document) -> None:
+    def _set_result(self, rollout: _Rollout, document: Document) -> None:
         if (document["op"] == "compared") != (rollout.members > 0):
             raise WireError(f"{document['op']!r} does not answer the request")
         try:
@@ -314,10 +318,10 @@ class Talk(ABC):
         except BoundsError as refused:
             rollout.result.set_exception(self._error("reward", rollout.task, str(refused)))
 
-    def _loaded(self, document: Document) -> None:
+    def _set_ready(self, document: Document) -> None:
         if document["op"] == "unusable":
             self._ready.set_exception(
-                StartError(self._explained(document["message"]), permanent=True, missing=bool(document.get("missing")))
+                StartError(self._add_advice(document["message"]), permanent=True, missing=bool(document.get("missing")))
             )
             return
         kind = bool(document["single_turn"]), bool(document["compares"])

@@ -107,7 +107,7 @@ class Lines(asyncio.Protocol):
         *,
         apart: bool = True,
     ) -> None:
-        self._receive, self._lost, self._apart = receive, lost, apart
+        self._receive, self._on_connection_lost, self._apart = receive, lost, apart
         self._transport: asyncio.Transport | None = None
         self._parts: list[bytes] = []
         self._waiting = 0
@@ -129,17 +129,19 @@ class Lines(asyncio.Protocol):
         if self._broken:
             return
         *whole, rest = data.split(b"\n")
+        # Each newline ends a line, whose first part may have arrived earlier.
         try:
             for line in whole:
                 parts, self._parts, self._waiting = [*self._parts, line], [], 0
-                self._take(parts)
+                self._take_line(parts)
+            # The rest waits for its newline. The limit is checked here, too, because a line may never end.
             if rest:
                 self._parts.append(rest)
                 self._waiting += len(rest)
                 if self._waiting > MAX_LINE_BYTES:
                     raise WireError(f"a message has more than {MAX_LINE_BYTES} bytes")
         except WireError as error:
-            self._break(error)
+            self._fail(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -149,7 +151,7 @@ class Lines(asyncio.Protocol):
     def _report_loss(self) -> None:
         if self._gone and not self._reported and self._settled.is_set():
             self._reported = True
-            self._lost(self._broken)
+            self._on_connection_lost(self._broken)
 
     @property
     def unsent_bytes(self) -> int:
@@ -166,21 +168,22 @@ class Lines(asyncio.Protocol):
         """Wait until all received documents are decoded and passed on."""
         await self._settled.wait()
 
-    def _take(self, parts: list[bytes]) -> None:
+    def _take_line(self, parts: list[bytes]) -> None:
         size = sum(map(len, parts))
         if self._settled.is_set() and (size <= LARGE_BYTES or not self._apart):
             # Fast path: a small document is decoded immediately, unless earlier documents are still being decoded.
             self._receive(_decode_line(parts, in_pieces=False))
             return
+        # Slow path: later documents wait, so that they are received in order. Reading pauses if too many bytes wait.
         self._queue.append(parts)
         self._queued += size
         self._settled.clear()
         if self._queued > MAX_LINE_BYTES and self._transport is not None:
             self._transport.pause_reading()
         if self._decoding is None:
-            self._next()
+            self._decode_waiting()
 
-    def _next(self) -> None:
+    def _decode_waiting(self) -> None:
         """Decode waiting lines, up to the next one that needs a thread."""
         while self._queue:
             parts = self._queue.popleft()
@@ -190,16 +193,16 @@ class Lines(asyncio.Protocol):
                 document = decode()
             elif (loop := _running_loop()) is not None:
                 self._decoding = loop.run_in_executor(_POOL, decode)
-                self._decoding.add_done_callback(partial(self._decoded, size))
+                self._decoding.add_done_callback(partial(self._on_decoded, size))
                 return
-            else:
+            else:  # no event loop is running, so the caller waits for the thread
                 document = _POOL.submit(decode).result()
             self._queued -= size
             self._receive(document)
         self._settled.set()
         self._report_loss()
 
-    def _decoded(self, size: int, decoding: asyncio.Future[Document]) -> None:
+    def _on_decoded(self, size: int, decoding: asyncio.Future[Document]) -> None:
         self._decoding = None
         if decoding.cancelled():  # the event loop is closing
             return
@@ -211,13 +214,14 @@ class Lines(asyncio.Protocol):
             if error is not None:
                 raise error
             self._receive(decoding.result())
-            self._next()
+            self._decode_waiting()
         except WireError as broken:
-            self._break(broken)
+            self._fail(broken)
+        # Reading resumes only after the waiting documents fit into the limit again.
         if self._queued <= MAX_LINE_BYTES and self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def _break(self, error: WireError) -> None:
+    def _fail(self, error: WireError) -> None:
         self._broken = error
         self.close()
         self._report_loss()
@@ -231,7 +235,7 @@ class Lines(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(line)
 
-    def forget(self) -> None:
+    def stop_sending(self) -> None:
         """Stop sending without closing the connection, for the copy of this object in a forked child."""
         self._transport = None
 

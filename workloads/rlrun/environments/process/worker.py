@@ -101,15 +101,15 @@ class RemoteModel:
         finally:
             self._answer = None
 
-    def answered(self, document: Document) -> None:
+    def set_reply(self, document: Document) -> None:
         """Handle a reply or a refusal. Answers to abandoned calls are ignored."""
         if self._answer is None or self._answer.done() or document["call"] != self._call:
             return
         if document["op"] == "refused":
             self._answer.set_exception(ModelRefusedError(document["message"]))
         else:
-            said = {field.name: document[field.name] for field in fields(Reply) if field.name in document}
-            self._answer.set_result(Reply(**said | {"tool_calls": tuple(said["tool_calls"])}))
+            values = {field.name: document[field.name] for field in fields(Reply) if field.name in document}
+            self._answer.set_result(Reply(**values | {"tool_calls": tuple(values["tool_calls"])}))
 
 
 def _read_request(
@@ -150,19 +150,19 @@ class Worker:
 
     def __init__(self, page: Page | None = None) -> None:
         # No threads: user code may fork this process, and may replace the functions that decode.
-        self.wire = Lines(self._receive, self._lost, apart=False)
+        self.wire = Lines(self._receive, self._on_connection_lost, apart=False)
         self._stage: Stage | None = None
         self._page = page
         self._playing: dict[int, _Playing] = {}
 
-    def _lost(self, error: WireError | None) -> None:
+    def _on_connection_lost(self, error: WireError | None) -> None:
         os._exit(LOST)  # the keeper ends the other processes
 
     def _receive(self, document: Document) -> None:
         match document["op"]:
             case "reply" | "refused":
                 if playing := self._playing.get(document["rollout"]):
-                    playing.model.answered(document)
+                    playing.model.set_reply(document)
             case "play" | "compare":
                 self._start(document)
             case "cancel":
@@ -170,14 +170,14 @@ class Worker:
                     playing.cancelled = True
                     playing.task.cancel()
             case "ping":
-                self.wire.send(self._pong(document))
+                self.wire.send(self._make_pong(document))
             case "load":
-                self._begin(document)
+                self._handle_load(document)
 
-    def _begin(self, document: Document) -> None:
+    def _handle_load(self, document: Document) -> None:
         self.wire.send(self._load(document))
 
-    def _pong(self, document: Document) -> Document:
+    def _make_pong(self, document: Document) -> Document:
         return {"op": "pong", "number": document["number"]}
 
     def _load(self, document: Document) -> Document:
@@ -359,17 +359,17 @@ def main(argv: Sequence[str]) -> NoReturn:
     _set_limits(memory_bytes)
     enclosure.enclose_process(writable=argv[4:] or None)
     page = Page(page_descriptor)
-    page.forget_descriptor()
+    page.close_descriptor()
     page.start()
     connection = socket.socket(fileno=descriptor)
     connection.setblocking(False)
     loop = EpisodeLoop()
     asyncio.set_event_loop(loop)
     worker = Worker(page)
-    os.register_at_fork(after_in_child=worker.wire.forget)
+    os.register_at_fork(after_in_child=worker.wire.stop_sending)
     try:
         loop.run_until_complete(loop.create_unix_connection(lambda: worker.wire, sock=connection))
-        loop.go_on()
+        loop.run_without_end()
     except BaseException:
         print_exception()
     # `os._exit`, not return: threads and tasks of the environment could keep the process running.

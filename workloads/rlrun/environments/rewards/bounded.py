@@ -75,7 +75,7 @@ class BoundedCalls:
                     await caller.prepare(function.__module__, self._prepare)
                 prepared = True
                 async with asyncio.timeout(self._timeout_seconds):
-                    good, value = await caller.ask((function, arguments))
+                    good, value = await caller.call_function((function, arguments))
             except BaseException as error:
                 caller.kill()
                 if isinstance(error, TimeoutError) and not prepared:
@@ -118,12 +118,12 @@ class _Caller:
 
     async def prepare(self, module: str, prepare: Callable[[], object] | None) -> None:
         if module not in self._prepared:
-            await self.ask((importlib.import_module, (module,)))
+            await self.call_function((importlib.import_module, (module,)))
             if prepare is not None:
-                await self.ask((prepare, ()))
+                await self.call_function((prepare, ()))
             self._prepared.add(module)
 
-    async def ask(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[bool, Any]:
+    async def call_function(self, call: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[bool, Any]:
         loop = asyncio.get_running_loop()
         data = pickle.dumps(call)
         await loop.sock_sendall(self._socket, _LENGTH.pack(len(data)) + data)

@@ -92,7 +92,7 @@ class CodeRunner:
                     file.seek(0)
                 return await self._run(program.fileno(), given.fileno())
 
-    async def share(self, code: str, cases: Sequence[Case]) -> float:
+    async def score_cases(self, code: str, cases: Sequence[Case]) -> float:
         """Return the share of passed cases, in [0, 1]. A case passes with exit code 0 and the expected output (stripped of white space)."""
         if not cases:
             raise ValueError("there are no test cases; add at least one")

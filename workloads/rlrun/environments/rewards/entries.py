@@ -30,13 +30,13 @@ class RewardEntry(BaseModel):
 
     @field_validator("name")
     @classmethod
-    def _known(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if name not in BUILT_IN and not is_import_path(name):
             raise ValueError(unknown_name("reward", name, BUILT_IN) + ", or an import path package.module:function")
         return name
 
     @model_validator(mode="after")
-    def _of_functions(self) -> Self:
+    def _check_function_fields(self) -> Self:
         for field in ("processes", "timeout_seconds"):
             if field in self.model_fields_set and not is_import_path(self.name):
                 raise ValueError(

@@ -129,9 +129,9 @@ class RewardFunction:
 
     def check(self, row: Mapping[str, object]) -> None:
         """Raise ValueError with the column's name if a row has no value for a required parameter."""
-        self._columns(row)
+        self._column_arguments(row)
 
-    async def one(self, given: Mapping[str, object], row: Mapping[str, object], reply: str) -> Score:
+    async def score_reply(self, given: Mapping[str, object], row: Mapping[str, object], reply: str) -> Score:
         """Return the function's score of one reply.
 
         Args:
@@ -146,16 +146,22 @@ class RewardFunction:
         scores = await self._call({name: reply}, given, row, None)
         return scores[0]
 
-    async def all(self, given: Mapping[str, object], row: Mapping[str, object], replies: Sequence[str]) -> list[Score]:
-        """Return the function's scores of all replies of a group; see `one`."""
+    async def score_group(
+        self, given: Mapping[str, object], row: Mapping[str, object], replies: Sequence[str]
+    ) -> list[Score]:
+        """Return the function's scores of all replies of a group; see `score_reply`."""
         return await self._call({COMPLETIONS: list(replies)}, given, row, len(replies))
 
     async def _call(
-        self, said: Mapping[str, object], given: Mapping[str, object], row: Mapping[str, object], members: int | None
+        self,
+        reply_arguments: Mapping[str, object],
+        given: Mapping[str, object],
+        row: Mapping[str, object],
+        members: int | None,
     ) -> list[Score]:
-        available = {**said, **given, "row": dict(row)}
+        available = {**reply_arguments, **given, "row": dict(row)}
         arguments = {name: value for name, value in available.items() if name in self.signature.takes}
-        arguments |= self._columns(row) | self._entry.args
+        arguments |= self._column_arguments(row) | self._entry.args
         if self._is_async:
             try:
                 async with asyncio.timeout(self._entry.timeout_seconds):
@@ -171,7 +177,7 @@ class RewardFunction:
             raise RewardFunctionError(f"reward {self._entry.name}: {problem}") from refused
         return [Score(reward, metrics) for reward, metrics in scores]
 
-    def _columns(self, row: Mapping[str, object]) -> dict[str, object]:
+    def _column_arguments(self, row: Mapping[str, object]) -> dict[str, object]:
         found: dict[str, object] = {}
         for name in _COLUMNS:
             if name not in self.signature.takes:

@@ -114,11 +114,11 @@ class Judge:
             JudgeError: there was no score before the deadline, or the judge rejected the request.
         """
         fields = {"question": question, "truth": truth, "reply": reply, "marker": secrets.token_hex(4)}
-        text = await self._chat.ask(fill_template(self._args.prompt, fields))
+        text = await self._chat.request_answer(fill_template(self._args.prompt, fields))
         found = re.findall(self._args.score_pattern.replace(MARKER, fields["marker"]), text)
         if not found:
             raise JudgeError(f"the judge returned no score: ...{text[-200:]!r}")
-        return self._chat.scaled(float(found[-1]))
+        return self._chat.clip_score(float(found[-1]))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -149,9 +149,9 @@ class GroupJudge:
         marker, order = secrets.token_hex(4), random.sample(range(len(replies)), len(replies))
         shown = "\n".join(f"[{marker} reply {place}]\n{replies[i]}" for place, i in enumerate(order, 1))
         fields = {"question": question, "truth": truth, "replies": shown, "count": str(len(replies)), "marker": marker}
-        text = await self._chat.ask(fill_template(self._args.prompt, fields))
+        text = await self._chat.request_answer(fill_template(self._args.prompt, fields))
         given = _last_scores(text, marker, len(replies))
-        return [self._chat.scaled(score) for _, score in sorted(zip(order, given, strict=True))]
+        return [self._chat.clip_score(score) for _, score in sorted(zip(order, given, strict=True))]
 
     async def close(self) -> None:
         """Close the connections."""
@@ -177,16 +177,16 @@ class _Chat:
         self._args, self._server = args, Server(args, "the judge", JudgeError)
         self.close = self._server.close
 
-    async def ask(self, content: str) -> str:
+    async def request_answer(self, content: str) -> str:
         body = {
             "model": self._args.model,
             "messages": [{"role": "user", "content": content}],
             "max_tokens": self._args.max_tokens,
             "temperature": self._args.temperature,
         }
-        return await self._server.ask("chat/completions", body, _reply_content)
+        return await self._server.request_answer("chat/completions", body, _reply_content)
 
-    def scaled(self, score: float) -> float:
+    def clip_score(self, score: float) -> float:
         return min(1.0, max(0.0, score / self._args.scale))
 
 

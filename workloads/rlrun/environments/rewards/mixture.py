@@ -47,15 +47,15 @@ class _Part:
         else:
             self._function.check(row)
 
-    async def one(self, task: RowTask, reply: str) -> Score:
+    async def score_reply(self, task: RowTask, reply: str) -> Score:
         if self._function is not None:
-            return await self._function.one(_given_arguments(task), task.row, reply)
+            return await self._function.score_reply(_given_arguments(task), task.row, reply)
         assert isinstance(self._scorer, Scorer)
         return Score(await self._scorer(task, reply))
 
-    async def all(self, task: RowTask, replies: Sequence[str]) -> list[Score]:
+    async def score_group(self, task: RowTask, replies: Sequence[str]) -> list[Score]:
         if self._function is not None:
-            return await self._function.all(_given_arguments(task), task.row, replies)
+            return await self._function.score_group(_given_arguments(task), task.row, replies)
         assert isinstance(self._scorer, GroupScorer)
         return [Score(reward) for reward in await self._scorer.of_group(task, replies)]
 
@@ -64,7 +64,7 @@ def _given_arguments(task: RowTask) -> dict[str, object]:
     return {"prompt": task.prompt, "ground_truth": task.truth}
 
 
-class Sum:
+class WeightedReward:
     """A weighted sum of rewards. If there are several, the metric `reward_<label>` reports each one.
 
     Args:
@@ -98,8 +98,8 @@ class Sum:
 
     async def score(self, task: RowTask, reply: str) -> Score:
         """Return the sum of the rewards that score single replies."""
-        found = await _gather_results(part.one(task, reply) for part in self._single)
-        return self._added(Score(0.0), zip(self._single, found, strict=True))
+        found = await _gather_results(part.score_reply(task, reply) for part in self._single)
+        return self._add_scores(Score(0.0), zip(self._single, found, strict=True))
 
     async def compare(self, task: RowTask, replies: Sequence[str], scores: Sequence[Score]) -> list[Score]:
         """Return the complete sums of a group's replies.
@@ -109,13 +109,13 @@ class Sum:
             replies: replies of the policy.
             scores: sums of the rewards that score single replies.
         """
-        found = await _gather_results(part.all(task, replies) for part in self._of_groups)
+        found = await _gather_results(part.score_group(task, replies) for part in self._of_groups)
         return [
-            self._added(score, zip(self._of_groups, [column[i] for column in found], strict=True))
+            self._add_scores(score, zip(self._of_groups, [column[i] for column in found], strict=True))
             for i, score in enumerate(scores)
         ]
 
-    def _added(self, start: Score, found: Iterable[tuple[_Part, Score]]) -> Score:
+    def _add_scores(self, start: Score, found: Iterable[tuple[_Part, Score]]) -> Score:
         reward, metrics = start.reward, dict(start.metrics)
         for part, score in found:
             reward += part.weight * score.reward
@@ -144,7 +144,7 @@ class Rewards:
     """
 
     def __init__(self, sums: Mapping[str, Sequence[RewardEntry]]) -> None:
-        self._sums = {source: Sum(entries) for source, entries in sums.items()}
+        self._sums = {source: WeightedReward(entries) for source, entries in sums.items()}
 
     @property
     def compares(self) -> bool:
@@ -161,20 +161,20 @@ class Rewards:
         Raises:
             ValueError: contains the column, the value and the fix.
         """
-        self._of(row).check(row, truth)
+        self._for_row(row).check(row, truth)
 
     async def score(self, task: Task, reply: str) -> Score:
         """Return the reward of a single reply, without rewards that score whole groups."""
         assert isinstance(task, RowTask)
-        return await self._of(task.row).score(task, reply)
+        return await self._for_row(task.row).score(task, reply)
 
     async def compare(self, task: Task, replies: Sequence[str], scores: Sequence[Score]) -> Sequence[Score]:
         """Return the complete rewards of a group's replies. `scores` are their results of `score`."""
         assert isinstance(task, RowTask)
-        found = self._of(task.row)
+        found = self._for_row(task.row)
         return await found.compare(task, replies, scores) if found.compares else scores
 
-    def _of(self, row: Mapping[str, object]) -> Sum:
+    def _for_row(self, row: Mapping[str, object]) -> WeightedReward:
         source = row.get("data_source")
         found = self._sums.get(str(source), self._sums.get(ANY_SOURCE))
         if found is None:

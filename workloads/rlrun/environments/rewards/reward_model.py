@@ -62,9 +62,9 @@ class RewardModel:
             body["messages"] = [*prompt, {"role": "assistant", "content": reply}]
         else:
             body["input"] = fill_template(args.template, {"question": question, "reply": reply})
-        return await self._server.ask(args.endpoint, body, self._parsed) / args.scale
+        return await self._server.request_answer(args.endpoint, body, self._parse_score) / args.scale
 
-    def _parsed(self, document: object) -> float:
+    def _parse_score(self, document: object) -> float:
         numbers = _read_numbers(document, self._args.endpoint)
         if self._args.label is None and len(numbers) != 1:
             raise RewardModelError(

@@ -147,7 +147,7 @@ class _Code:
 
     async def __call__(self, task: Task, reply: str) -> float:
         program = last_code_block(reply)
-        return 0.0 if program is None else await self._runner.share(program, _read_cases(task.answer or ""))
+        return 0.0 if program is None else await self._runner.score_cases(program, _read_cases(task.answer or ""))
 
 
 def check_truth(reward: str, truth: object) -> None:

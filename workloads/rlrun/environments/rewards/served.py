@@ -87,7 +87,7 @@ class Server:
         self._slots = asyncio.Semaphore(args.concurrency)
         self._session: Any = None
 
-    async def ask(self, path: str, body: Mapping[str, object], parse: Callable[[object], T]) -> T:
+    async def request_answer(self, path: str, body: Mapping[str, object], parse: Callable[[object], T]) -> T:
         """Send a request until it succeeds, and return the result of `parse` on the JSON answer.
 
         Raises:

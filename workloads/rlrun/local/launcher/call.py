@@ -54,8 +54,8 @@ class Call:
 
     def farewell(self, *, failed: bool) -> list[str]:
         """Return the last lines of a stopped run: its checkpoint, its folders, and how to continue."""
-        told = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
-        return list(told.lines())
+        farewell = Farewell(self.paths, shlex.quote(self.folder), self.again, trains=self.trains, failed=failed)
+        return list(farewell.lines())
 
     def recorder(self, attempt: int, gpus: Claim, held: ExitStack) -> Recorder:
         """Return the writer of the launcher's record. It samples the use of the GPUs until `held` is closed."""

@@ -53,15 +53,18 @@ class GpuMeter:
             samples: samples of each role's GPUs.
             seconds: time since the previous samples.
         """
-        self._use = {role: self._noted(role, found, seconds) for role, found in samples.items() if found}
+        self._use = {role: self._update_use(role, found, seconds) for role, found in samples.items() if found}
 
-    def _noted(self, role: str, samples: Sequence[Sample], seconds: float) -> GpuUse:
-        said = [sample.utilization for sample in samples if sample.utilization is not None]
-        idle, whole = self._idle.get(role, (0.0, 0.0))
-        idle, whole = idle + seconds * sum(one < IDLE_BELOW for one in said), whole + seconds * len(said)
-        self._idle[role] = idle, whole
+    def _update_use(self, role: str, samples: Sequence[Sample], seconds: float) -> GpuUse:
+        utilizations = [sample.utilization for sample in samples if sample.utilization is not None]
+        idle, total = self._idle.get(role, (0.0, 0.0))
+        idle, total = (
+            idle + seconds * sum(one < IDLE_BELOW for one in utilizations),
+            total + seconds * len(utilizations),
+        )
+        self._idle[role] = idle, total
         used, size = sum(one.used_bytes for one in samples), sum(one.size_bytes for one in samples)
-        return GpuUse(len(samples), mean_share(said), used, size, idle / whole if whole else None)
+        return GpuUse(len(samples), mean_share(utilizations), used, size, idle / total if total else None)
 
     def document(self) -> dict[str, Any]:
         """Return the last samples by role, in the format of the record."""

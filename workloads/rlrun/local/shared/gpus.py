@@ -45,8 +45,8 @@ class Machine:
         """Return the GPUs that this process could use, without loading a library. In a container these are its assigned GPUs."""
         found: list[str | None] = []
         for file in sorted(driver.glob("*/information")):
-            told = re.search(r"^GPU UUID:\s*(\S+)", file.read_text(errors="replace"), re.MULTILINE)
-            found.append(told[1] if told is not None and "?" not in told[1] else None)
+            match = re.search(r"^GPU UUID:\s*(\S+)", file.read_text(errors="replace"), re.MULTILINE)
+            found.append(match[1] if match is not None and "?" not in match[1] else None)
         nodes = [path for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
         return cls(found if len(found) == len(nodes) else [None] * len(nodes))
 
@@ -174,9 +174,9 @@ class GpuLocks:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 self._folder.chmod(0o1777)
             with suppress(FileExistsError):
-                made = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(made, 0o666)
-                return made
+                created = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+                os.fchmod(created, 0o666)
+                return created
             opened = os.open(path, flags)
             if not stat.S_ISREG(os.fstat(opened).st_mode):
                 os.close(opened)
@@ -311,8 +311,8 @@ def gpu_ids(text: str) -> list[GpuId]:
 
 
 def _busy_message(busy: Sequence[GpuId], machine: Machine, locks: GpuLocks) -> str:
-    said = []
+    messages = []
     for gpu in sorted(busy, key=str):
         holder = locks.holder(machine.key(gpu))
-        said.append(f"GPU {gpu} is used by {holder or 'another run'}")
-    return ", ".join(said)
+        messages.append(f"GPU {gpu} is used by {holder or 'another run'}")
+    return ", ".join(messages)

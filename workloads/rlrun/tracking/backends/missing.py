@@ -86,8 +86,8 @@ def problems_in_cluster(
         *(("mlflow", f"MLFLOW_TRACKING_{part}") for part in ("TOKEN", "PASSWORD")),
     ):
         if name in config.trackers and variables.get(key):
-            said = f"has {key} in orchestrator.env, which every reader of the run can see; remove it there, and set secretRef to a Secret"
-            found.append((name, said))
+            message = f"has {key} in orchestrator.env, which every reader of the run can see; remove it there and set secretRef to a Secret"
+            found.append((name, message))
     return found
 
 

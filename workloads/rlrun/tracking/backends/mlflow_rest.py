@@ -71,7 +71,7 @@ class MlflowTracker:
         found = self._call("runs/search", query).get("runs")
         known = found[0] if isinstance(found, list) and found else None
         if known is not None:
-            info = self._part({"run": known}, "run", "info")
+            info = self._get_object({"run": known}, "run", "info")
             self._call("runs/update", {"run_id": info.get("run_id"), "status": "RUNNING"})
         else:
             tags = [{"key": UID_TAG, "value": run.uid}]
@@ -81,7 +81,7 @@ class MlflowTracker:
                 "start_time": _now_milliseconds(),
                 "tags": tags,
             }
-            info = self._part(self._call("runs/create", wanted), "run", "info")
+            info = self._get_object(self._call("runs/create", wanted), "run", "info")
         self._run_id, self._artifacts = str(info.get("run_id", "")), str(info.get("artifact_uri", ""))
         if known is None:
             self._describe(run)
@@ -91,7 +91,7 @@ class MlflowTracker:
         name = quote(self._experiment)
         try:
             answer = self._call(f"experiments/get-by-name?experiment_name={name}")
-            return str(self._part(answer, "experiment").get("experiment_id"))
+            return str(self._get_object(answer, "experiment").get("experiment_id"))
         except TrackerError as error:
             if not isinstance(error, _AnswerError) or error.status != 404:
                 raise
@@ -147,7 +147,7 @@ class MlflowTracker:
             raise TrackerError(f"{self._uri} {_UNLIKE}")
         return found
 
-    def _part(self, answer: Mapping[str, object], *path: str) -> Mapping[str, object]:
+    def _get_object(self, answer: Mapping[str, object], *path: str) -> Mapping[str, object]:
         """Return an object within an answer."""
         found: object = answer
         for name in path:

@@ -54,7 +54,7 @@ class WandbTracker:
         settings = wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False, init_timeout=INIT_SECONDS,
             x_disable_stats=True, x_save_requirements=False, x_file_stream_retry_max=_RETRIES, x_file_transfer_retry_max=_RETRIES,
-            **self._access(),
+            **self._server_settings(),
         )  # fmt: skip
         try:
             self._run = wandb.init(
@@ -72,7 +72,7 @@ class WandbTracker:
             self._base = rows - kept
         return kept
 
-    def _access(self) -> dict[str, str]:
+    def _server_settings(self) -> dict[str, str]:
         """Server and key, if they differ from the library's defaults."""
         given = {
             "base_url": self._config.base_url,
