@@ -1,4 +1,4 @@
-"""`rlrun-operator`: settings from the environment, credentials, and then the process until it is asked to stop."""
+"""Program `rlrun-operator`: reads settings and credentials, then runs the operator until SIGTERM."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ LOST_LEADERSHIP = 1
 PROBLEM = 2
 UNEXPECTED = 3
 COLLECT_AFTER = (50_000, 20, 50)
-"""Allocations of containers before the garbage collector looks for cycles: young ones, then collections per older generation."""
+"""Thresholds of the garbage collector: container allocations before a young collection, then collections per older generation."""
 log = logging.getLogger("rlrun_operator")
 
 
 def build_parser() -> Parser:
-    """The command line. A Deployment sets the environment."""
-    made = Parser(
+    """Return the parser of the command line; the settings come from the environment, which the Deployment sets."""
+    parser = Parser(
         "rlrun-operator",
         "Run the RLRun operator until SIGTERM. Its settings are environment variables RLRUN_*, which the Helm chart "
-        "rlrun-operator sets; its cluster is that of its pod or of KUBECONFIG.",
+        "rlrun-operator sets; its cluster is the one of its pod or of KUBECONFIG.",
     )
-    made.add_argument(
+    parser.add_argument(
         "--check", action="store_true", help="check the resource, the rights and that an operator leads; then exit"
     )
-    return made
+    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 stopped, 1 another operator leads, 2 cannot work like this, 3 unexpected error, 64 wrong command line."""
+    """Run the operator. Exit codes: 0 stopped, 1 another operator leads, 2 setup problem, 3 unexpected error, 64 wrong command line."""
     check = build_parser().parse_args(argv).check
     try:
         _run_operator(check=check)
@@ -58,7 +58,7 @@ def _run_operator(*, check: bool) -> None:
         sys.exit(_print_line(error))
     log_setup.set_up(settings.log_level, settings.log_format)
 
-    # Imported late: kopf takes most of a second, and wrong settings deserve an answer at once.
+    # Imported late: kopf takes most of a second, and wrong settings should be reported at once.
     from rlrun_operator.decide.state_machine import decide
     from rlrun_operator.kube.kubeconfig import ConnectionSetupError, load_credentials
     from rlrun_operator.manager import LeadershipLostError, Operator
@@ -72,14 +72,14 @@ def _run_operator(*, check: bool) -> None:
 
     if check:
         sys.exit(asyncio.run(_check_installation(settings, connection)))
-    # Parsed JSON is plenty and without cycles; by default the collector would look through all of it again and again, for more CPU
-    # than everything else here takes.
+    # Parsed JSON has many containers and no cycles: with the default thresholds the collector would traverse all of it repeatedly and
+    # use more CPU than the rest of the operator.
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)
 
     async def run() -> None:
         where = ", ".join(settings.namespaces) or "all namespaces"
-        log.info("rlrun-operator %s looks after %s on %s", settings.pod_name, where, connection.server)
+        log.info("rlrun-operator %s serves %s on %s", settings.pod_name, where, connection.server)
         await Operator(settings, connection, decide).run()
 
     try:
@@ -88,16 +88,16 @@ def _run_operator(*, check: bool) -> None:
         log.error("%s", error)
         sys.exit(LOST_LEADERSHIP)
     except OSError as error:
-        log.error("port %d (RLRUN_HTTP_PORT) cannot be served: %s", settings.http_port, error)
+        log.error("cannot serve port %d (RLRUN_HTTP_PORT): %s", settings.http_port, error)
         sys.exit(PROBLEM)
     except Exception as error:
-        log.error("ended by an error that nobody expected: %s", log_setup.describe_exception(error))
+        log.error("ended by an unexpected error: %s", log_setup.describe_exception(error))
         sys.exit(UNEXPECTED)
     log.info("stopped")
 
 
 async def _check_installation(settings: OperatorSettings, connection: Connection) -> int:
-    """Print what is wrong with the installation; returns the exit code."""
+    """Print the faults of the installation and return the exit code."""
     from rlrun_operator.kube.client import Client, UnavailableError
     from rlrun_operator.runtime.installation_check import find_faults
 

@@ -1,7 +1,7 @@
-"""Fields that the operator's applies still hold, by `metadata.managedFields`: a client that edits or removes one takes it from them.
+"""Fields that the operator's applies still own, by `metadata.managedFields`: a client that edits or removes a field takes its ownership.
 
-The API server keeps this book for every object (KEP 555, structured-merge-diff). So metadata alone show whether a client has edited
-what the operator applied, without its content and without a memory of what was applied.
+The API server keeps this record for every object (KEP 555, structured-merge-diff). Therefore an object's metadata show whether a client
+edited what the operator applied, without the object's content and without a record of what was applied.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Json, Manifest
 
 EDITS_MAX = 64
-"""Edits of others that are kept of one object."""
+"""Maximum number of foreign edits that are kept per object."""
 VALUE_MAX = 120
-"""Characters of a value that is shown."""
+"""Maximum characters of a shown value."""
 SCALE = "scale"
-"""Subresource by which `kubectl scale` and autoscalers set `spec.replicas`."""
+"""Subresource with which `kubectl scale` and autoscalers set `spec.replicas`."""
 _HIDDEN = ("env", "args", "command", "annotations")
-"""Fields whose values are not shown: they may hold secrets."""
+"""Fields whose values are not shown because they may contain secrets."""
 _KEPT_OF_METADATA = ("f:labels", "f:ownerReferences")
 _UNCOMPARED = ("apiVersion", "kind", "metadata")
 
 
 def held_fields(manifest: Manifest) -> str:
-    """Fields that the operator's apply holds, as JSON; the same string for all objects of one shape. `null`: none.
+    """Return the fields that the operator's apply owns, as JSON; objects of one shape share one string. `null` if it owns none.
 
     Args:
-        manifest: an object with its `metadata.managedFields`.
+        manifest: object with its `metadata.managedFields`.
     """
     for entry in manifest["metadata"].get("managedFields") or ():
         if entry.get("manager") == MANAGER and entry.get("operation") == "Apply" and not entry.get("subresource"):
@@ -40,7 +40,7 @@ def held_fields(manifest: Manifest) -> str:
 
 
 def _field_shape(fields: Manifest) -> Json:
-    """Fields without what differs between two runs: owners by their UID, and annotations."""
+    """Return the fields without the parts that differ between two runs: owner UIDs and annotations."""
     metadata = fields.get("f:metadata") or {}
     kept = {name: metadata[name] for name in _KEPT_OF_METADATA if name in metadata}
     if "f:ownerReferences" in kept:
@@ -49,11 +49,11 @@ def _field_shape(fields: Manifest) -> Json:
 
 
 def unheld_fields(found: str, manifest: Manifest) -> list[str]:
-    """Fields of `manifest` that the operator does not hold any more, as paths; empty: none was touched.
+    """Return the paths of fields of `manifest` that the operator no longer owns; empty if no client has touched it.
 
     Args:
-        found: `held_fields` of the object that exists.
-        manifest: as it is applied. The values of its fields do not matter.
+        found: result of `held_fields` for the existing object.
+        manifest: object as the operator applies it; the values of its fields do not matter.
     """
     fields = _parse_fields(found) or {}
     metadata = manifest["metadata"]
@@ -79,15 +79,15 @@ def _missing_paths(fields: Manifest, wanted: Manifest, path: str) -> list[str]:
         inner = fields.get(f"f:{name}")
         if inner is None:
             lost.append(here)
-        elif isinstance(value, Mapping) and inner:  # {}: the field is held as a whole
+        elif isinstance(value, Mapping) and inner:  # {}: the field has one owner for all of its content
             lost += _missing_paths(inner, value, here)
         elif isinstance(value, list) and any(key != "." for key in inner):
-            lost += _of_items(inner, value, here)
+            lost += _missing_items(inner, value, here)
     return lost
 
 
-def _of_items(fields: Manifest, wanted: Sequence[object], path: str) -> list[str]:
-    """Items of a list that is a map by keys (`k:{...}`) or a set (`v:...`)."""
+def _missing_items(fields: Manifest, wanted: Sequence[object], path: str) -> list[str]:
+    """Return the unowned items of a list that is a map by keys (`k:{...}`) or a set (`v:...`)."""
     keyed = {key: json.loads(key[2:]) for key in fields if key.startswith("k:")}
     values = [json.loads(key[2:]) for key in fields if key.startswith("v:")]
     lost: list[str] = []
@@ -96,18 +96,18 @@ def _of_items(fields: Manifest, wanted: Sequence[object], path: str) -> list[str
         if not isinstance(item, Mapping):
             lost += [] if item in values else [here]
             continue
-        # Keys that the API server fills in, such as a port's protocol, are not in the item.
+        # The API server adds default keys, such as a port's protocol, which the applied item lacks.
         key = next((key for key, named in keyed.items() if all(item.get(k, v) == v for k, v in named.items())), None)
         lost += [here] if key is None else _missing_paths(fields[key], item, here)
     return lost
 
 
 def foreign_edits(manifest: Manifest) -> dict[str, tuple[str, str]]:
-    """Fields of `spec` that other clients have set: path -> (field manager, value as it may be shown, or empty).
+    """Return the fields of `spec` that other clients have set: path -> (field manager, printable value or empty string).
 
     Args:
-        manifest: a whole object with its `metadata.managedFields`. One that the operator has not applied has no edits: everything of it
-            is of its controller.
+        manifest: complete object with its `metadata.managedFields`. An object that the operator never applied has no foreign edits: all of
+            its fields belong to its controller.
     """
     entries = manifest["metadata"].get("managedFields") or ()
     if held_fields(manifest) == "null":
@@ -124,7 +124,7 @@ def foreign_edits(manifest: Manifest) -> dict[str, tuple[str, str]]:
 
 
 def _leaf_fields(fields: Manifest, value: object, path: str) -> Iterator[tuple[str, str]]:
-    """Paths of the fields that an entry holds, each with its value."""
+    """Yield the paths of the fields that an entry owns, each with its value."""
     inner = {key: each for key, each in fields.items() if key != "."}
     if not inner:
         yield path, _show_scalar(path, value)
@@ -141,7 +141,7 @@ def _leaf_fields(fields: Manifest, value: object, path: str) -> Iterator[tuple[s
 
 
 def _show_scalar(path: str, value: object) -> str:
-    """A scalar in one line; empty for values that may be secret, and for lists and mappings."""
+    """Return a scalar in one line; empty for values that may be secret, and for lists and mappings."""
     hidden = any(part.partition("[")[0] in _HIDDEN for part in path.split("."))
     if hidden or value is None or isinstance(value, Mapping | list):
         return ""

@@ -1,4 +1,4 @@
-"""The running operator: watches feed the store, the store's changes feed the queue, the leader's workers reconcile."""
+"""The running operator: watches fill the store, changes of the store fill the queue, and the leader's workers reconcile."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ from rlrun_operator.status import reasons
 PREFLIGHT_SECONDS = 5.0
 REMIND_SECONDS = 60.0
 ADDRESS_SECONDS = 60.0
-"""The API server is asked for its addresses this often."""
+"""Seconds between two reads of the API server's addresses."""
 DEFAULTS_SECONDS = 5.0
-"""The files with defaults for runs are read this often."""
+"""Seconds between two reads of the files with defaults for runs."""
 STOP_SECONDS = 4.0
 BEAT_SECONDS = 1.0
 log = logging.getLogger(__name__)
@@ -55,7 +55,9 @@ class Operator:
     """One operator process.
 
     Args:
-        decide: the brain.
+        settings: settings from the environment.
+        connection: API server and credentials.
+        decide: function that decides on each observed run.
     """
 
     def __init__(self, settings: OperatorSettings, connection: Connection, decide: Decide) -> None:
@@ -70,9 +72,9 @@ class Operator:
             settings.pod_namespace,
             settings.pod_name,
             name=settings.lease_name,
-            on_start=self._begin,
+            on_start=self._start_leading,
             on_pause=self._pause,
-            on_rewound=self._rewound,
+            on_rewound=self._distrust_store,
         )
         self._client.may_write = self._leader.check
         self._territory = Territory(
@@ -83,8 +85,8 @@ class Operator:
             on_change=self._place_changed,
         )
         self._poster = Poster(self._client, settings.pod_name)
-        self._workers: Workers[Key] = Workers(self._reconcile, self._failed, is_new=self._is_new)
-        self._feed = Feed(self._store, self._client, self._workers.add, on_rewound=self._read_again)
+        self._workers: Workers[Key] = Workers(self._reconcile, self._log_failure, is_new=self._is_new)
+        self._feed = Feed(self._store, self._client, self._workers.add, on_rewound=self._restart_watches)
         look_ups = LookUps(self._client, read_nodes=settings.read_nodes)
         self._queue = self._queue_of(look_ups)
         self._reconciler = Reconciler(
@@ -95,7 +97,7 @@ class Operator:
             again=self._workers.add,
         )
         self._streams = [Stream(resource, ns) for resource in WATCHED for ns in settings.namespaces or (None,)]
-        self._watches = Watches(self._streams, on_listed=self._listed, known=self._store.knows)
+        self._watches = Watches(self._streams, on_listed=self._request_sync, known=self._store.knows)
         self._watcher = watch.Watcher(
             settings.namespaces,
             server=connection.server,
@@ -105,15 +107,15 @@ class Operator:
         self._sync = Sync(self._feed, self._store, self._watches, self._streams, self._open_if_allowed)
         self._network = settings.render.network
         self._defaults = DefaultsFiles(settings.defaults_folder, f"{settings.pod_namespace}/{settings.defaults_name}")
-        self._told_of_addresses = False
-        self._to_tell: set[Place] = set()
+        self._reported_addresses = False
+        self._unreported_places: set[Place] = set()
         """Places that another operator holds, not yet reported to their runs."""
-        self._waiting_for: list[str] = ["the API server was not asked yet"]
+        self._waiting_for: list[str] = ["the API server has not answered yet"]
         self._lags: deque[float] = deque(maxlen=60)
         self._stop = asyncio.Event()
 
     def _queue_of(self, look_ups: LookUps) -> Queue | None:
-        """Queue in which this operator's runs wait."""
+        """Return the queue in which this operator's runs wait."""
         cluster = Cluster(
             client=self._client,
             store=self._store,
@@ -127,11 +129,11 @@ class Operator:
         return queue_of(cluster, self._settings.queue, self._settings.render)
 
     async def run(self) -> None:
-        """Work until SIGTERM or SIGINT.
+        """Run until SIGTERM or SIGINT.
 
         Raises:
             LeadershipLostError: another process leads.
-            OSError: the health port is taken.
+            OSError: the health port is in use.
         """
         self._take_signals()
         site = await health.serve_health(self._health(), self._metrics.registry, self._settings.http_port)
@@ -165,7 +167,7 @@ class Operator:
     async def _shut_down(self, tasks: list[asyncio.Task[None]], close_http: Callable[[], Awaitable[None]]) -> None:
         self._watcher.stop()
         await self._workers.close()
-        await self._leader.release()  # after the last write
+        await self._leader.release()  # after the last write: the next leader may start at once
         for task in tasks:
             task.cancel()
         if tasks:
@@ -174,9 +176,9 @@ class Operator:
         await self._session.close()
 
     async def _ready_to_start(self) -> bool:
-        """Wait for the API server, the CRD and the rights; False when stopped meanwhile."""
+        """Wait for the API server, the CRD and the rights. Returns whether the operator can start; False after a stop signal."""
         reminded = float("-inf")
-        told: list[str] = []
+        logged: list[str] = []
         while not self._stop.is_set():
             try:
                 self._waiting_for = await preflight.find_problems(
@@ -186,10 +188,10 @@ class Operator:
                 self._waiting_for = [f"the API server {self._connection.server} cannot be used: {error}"]
             if not self._waiting_for:
                 return True
-            if self._waiting_for != told or time.monotonic() - reminded > REMIND_SECONDS:
+            if self._waiting_for != logged or time.monotonic() - reminded > REMIND_SECONDS:
                 for problem in self._waiting_for:
                     log.error("cannot start yet: %s", problem)
-                told, reminded = self._waiting_for, time.monotonic()
+                logged, reminded = self._waiting_for, time.monotonic()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), PREFLIGHT_SECONDS)
         return False
@@ -199,26 +201,26 @@ class Operator:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
 
-    def _listed(self, stream: Stream) -> None:
-        """Called in the watches' thread."""
+    def _request_sync(self, stream: Stream) -> None:
+        """Compare a listed stream with the store; called in the watches' thread."""
         self._loop.call_soon_threadsafe(self._sync.want, stream)
 
     async def _lead(self) -> None:
         await self._leader.run()
 
-    async def _begin(self) -> None:
-        """This process leads, for the first time or again after an outage, in which anything may have happened unseen."""
+    async def _start_leading(self) -> None:
+        """Start as the leader, possibly after an outage in which this process may have missed any change."""
         self._sync.start_over()
         self._store.rebase_leases(time.time())
         self._open_if_allowed()
 
-    def _rewound(self) -> None:
-        """The leader's Lease shows that etcd was restored: all that is known may be of a history that never was."""
+    def _distrust_store(self) -> None:
+        """Read everything again: the leader's Lease shows that etcd was restored, so the store may hold objects of a lost history."""
         self._sync.start_over()
-        self._read_again()
+        self._restart_watches()
 
-    def _read_again(self) -> None:
-        """Open all watches anew. Each then compares what it watches (`Sync.want`)."""
+    def _restart_watches(self) -> None:
+        """Open all watches again; each then compares its objects with the store (`Sync.want`)."""
         self._store.rebase_leases(time.time())
         self._watcher.restart()
 
@@ -226,10 +228,10 @@ class Operator:
         await self._workers.close()
 
     def _open_if_allowed(self) -> None:
-        """Act only as the leader, and only on a complete picture: a child that is not listed yet is not missing.
+        """Start the workers, but only as the leader and with a complete store: an unlisted child is not a missing child.
 
-        Asks whether the leader acts, not whether its last renewal is fresh: one that comes late neither pauses nor begins anything, so
-        nothing would call this again.
+        The condition is that the leader acts, not that its last renewal is fresh: a late renewal triggers no callback that would call
+        this method again.
         """
         if self._sync.missing or not self._leader.acts or self._workers.is_open:
             return
@@ -249,26 +251,26 @@ class Operator:
                 self._wake_all()
 
     def _read_defaults(self) -> bool:
-        """Read the defaults for runs; True: they are other ones than before."""
+        """Read the defaults for runs. Returns whether they have changed."""
         changed = self._defaults.refresh()
         self._store.defaults = self._defaults.current
         return changed
 
     async def _find_api_server(self) -> bool:
-        """Learn the API server's addresses, for the policies of orchestrators; True: they are other ones than before."""
+        """Read the API server's addresses for the orchestrators' policies. Returns whether they have changed."""
         before = self._network
         if before.given:
             return False
         try:
             rules = await api_server_rules(self._client)
-        except (LookupError, TypeError, AttributeError, UnavailableError) as error:  # its answer may be of any shape
-            if not self._told_of_addresses and not before.discovered:
+        except (LookupError, TypeError, AttributeError, UnavailableError) as error:  # the answer may have any shape
+            if not self._reported_addresses and not before.discovered:
                 log.warning(
-                    "the API server's addresses are not known (%s): policies let orchestrators reach any host on ports 443 and 6443. Let "
-                    "the operator read them, or set networkPolicy.apiServer in the chart's values",
+                    "cannot read the API server's addresses (%s): policies let orchestrators reach any host on ports 443 and 6443. Grant "
+                    "the operator the right to read them, or set networkPolicy.apiServer in the chart's values",
                     error,
                 )
-                self._told_of_addresses = True
+                self._reported_addresses = True
             return False
         self._network = replace(before, api_server=rules, discovered=True)
         self._reconciler.settle_network(self._network)
@@ -281,18 +283,19 @@ class Operator:
 
     async def _reconcile(self, key: Key) -> None:
         try:
-            await self._look_after(key)
+            await self._reconcile_served(key)
         except ApiError as error:
             run, event = self._store.get(RLRUN.kind, *key), request_refused(error)
             if run is not None and event is not None:
                 await self._poster.post(run, event)
             raise
 
-    async def _look_after(self, key: Key) -> None:
+    async def _reconcile_served(self, key: Key) -> None:
+        """Reconcile a run, unless another operator serves its namespace; the run then gets an event, once."""
         run = self._store.get(RLRUN.kind, *key)
         if run is not None and (place := self._place_of(run)) is not None and not await self._territory.may_act(place):
-            if place in self._to_tell and (other := self._territory.others().get(place)):
-                self._to_tell.discard(place)
+            if place in self._unreported_places and (other := self._territory.others().get(place)):
+                self._unreported_places.discard(place)
                 await self._poster.post(
                     run, EventRecord("Warning", reasons.SERVED_BY_ANOTHER, _served_namespaces(place, other))
                 )
@@ -300,24 +303,24 @@ class Operator:
         await self._reconciler.reconcile(key)
 
     def _is_new(self, key: Key) -> bool:
-        """True if nothing was made for a run yet: that takes twenty requests, and what comes later one or none."""
+        """Return whether a run has no attempt yet: its first pass takes twenty requests, later passes one or none."""
         run = self._store.get(RLRUN.kind, *key)
         return run is not None and not (run.get("status") or {}).get("attempt")
 
     def _place_of(self, run: Manifest) -> Place | None:
-        """Place of the operator that looks after a run; None: one of another name does."""
+        """Return namespace and operator name for a run of this operator, or None if the run names another operator."""
         named = (run.get("spec") or {}).get("managedBy")
         return (run["metadata"]["namespace"], named) if named in (None, self._settings.name) else None
 
     def _place_changed(self, place: Place, other: str) -> None:
         if other:
-            self._to_tell.add(place)
+            self._unreported_places.add(place)
             log.warning("%s", _served_namespaces(place, other))
         else:
-            self._to_tell.discard(place)
+            self._unreported_places.discard(place)
             self._wake_all(place[0])
 
-    def _failed(self, key: Key, error: Exception, pause: float) -> None:
+    def _log_failure(self, key: Key, error: Exception, pause: float) -> None:
         if isinstance(error, NotLeadingError):
             return
         if isinstance(error, ApiError) and error.lacks_permission:
@@ -328,7 +331,7 @@ class Operator:
             log.error("run %s/%s: unexpected %s; retry in %g s", *key, describe_exception(error), pause)
 
     async def _beat(self) -> None:
-        """Measure how late the event loop is."""
+        """Measure the delay of the event loop."""
         while True:
             began = time.monotonic()
             await asyncio.sleep(BEAT_SECONDS)
@@ -339,16 +342,16 @@ class Operator:
             return self._waiting_for
         if self._sync.missing:
             return [f"the store is not filled yet: {', '.join(sorted(map(str, self._sync.missing)))}"]
-        return [f"nothing heard for long from the watch of {stream}" for stream in self._watches.stale()]
+        return [f"the watch of {stream} has been silent for too long" for stream in self._watches.stale()]
 
     def _dead(self) -> list[str]:
-        """Watches that only a new process may bring back; none before they were started."""
+        """Return broken watches that only a new process can repair; none before the watches start."""
         if self._waiting_for or self._stop.is_set():
             return []
         if self._watcher.has_ended():
             return ["the watches' thread has ended"]
         return [
-            f"the watch of {stream} brings nothing, and the API server answers"
+            f"the watch of {stream} returns no events, although the API server answers"
             for stream in self._watches.dead(self._client.answering())
         ]
 
@@ -377,8 +380,8 @@ class Operator:
 
 def _served_namespaces(place: Place, other: str) -> str:
     return (
-        f"namespace {place[0]}: the operator {other} looks after its runs; this one takes over {DURATION_SECONDS} s after that one "
-        "is gone. Take the namespace out of watchNamespaces of one of them, or give one an operatorName"
+        f"namespace {place[0]}: operator {other} serves its runs; this one takes over {DURATION_SECONDS} s after that operator "
+        "ends. Remove the namespace from watchNamespaces of one of them, or set operatorName for one"
     )
 
 

@@ -1,4 +1,4 @@
-"""Names, labels and annotations of everything that the operator makes. No other module spells one."""
+"""Names, labels and annotations of all objects that the operator creates. Other modules take them from here."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ Role = Literal["trainer", "inference", "orchestrator"]
 ROLES: tuple[Role, ...] = ("trainer", "inference", "orchestrator")
 
 INSTANCE_LABEL = "app.kubernetes.io/instance"
-"""The run's name, as Kubernetes recommends. Argo CD's label tracking takes it for the name of an Application."""
+"""The run's name, as Kubernetes recommends. Argo CD's label tracking reads it as the name of an Application."""
 SERVED_LEASE = "rlrun-operator-serves"
-"""Lease in each namespace with runs: its holder looks after them. No run's own is called so: those end in `-progress`."""
+"""Lease in each namespace with runs: its holder serves them. Leases of runs end in `-progress`, so the names cannot collide."""
 RUN_LABEL = f"{GROUP}/run"
 """On every child; the operator's watches select by it."""
 ROLE_LABEL = f"{GROUP}/role"
 ATTEMPT_LABEL = f"{GROUP}/attempt"
-"""On workloads and their pods: the attempt that they belong to, as a plain number. Inference carries that of its last rendering."""
+"""On workloads and their pods: number of their attempt. Inference has the attempt of its last rendering."""
 SPEC_HASH_ANNOTATION = f"{GROUP}/spec-hash"
-"""On workloads: the spec that they were rendered from (`render.spec_hash`). Same attempt and hash: not rendered again, so that another
-version of the operator touches nothing."""
+"""On workloads: hash of the spec that they were rendered from (`render.spec_hash`). With an unchanged attempt and hash the operator does
+not render again, so that another operator version does not change running workloads."""
 RENDERING_ANNOTATION = f"{GROUP}/rendering"
-"""On StatefulSet and Deployment: a mark of their pods as they were rendered. With another one the engines are renewed when an attempt
-begins, and an attempt that lacks a pod is made again as a whole."""
+"""On StatefulSet and Deployment: hash of their rendered pods. If it differs, the next attempt renews the engines, and an attempt that lacks
+a pod is created again as a whole."""
 CONFIG_ANNOTATION = f"{GROUP}/config"
-"""On engines' pods: a mark of what they read in the configuration file, and of its format. On orchestrators: of the whole file, as it was
-when the attempt began."""
+"""On engine pods: hash of the engine's part of the configuration file, and of its format. On orchestrators: hash of the whole file at the
+start of the attempt."""
 RUN_UID_ANNOTATION = f"{GROUP}/run-uid"
-"""On pods: the UID of their run. Names come back when a run is deleted and made again, and so do times of one second's resolution."""
+"""On pods: UID of their run. A deleted and recreated run has the same name, and times have a resolution of one second."""
 RESTART_ANNOTATION = f"{GROUP}/restart-requested-at"
-"""On an RLRun: its value, a time, asks for one restart."""
+"""On an RLRun: a time; each new value requests one restart."""
 ROTATE_ANNOTATION = f"{GROUP}/rotate-key-requested-at"
-"""On an RLRun: its value, a time, asks for another API key, with a restart."""
+"""On an RLRun: a time; each new value requests another API key, with a restart."""
 USE_NODES_ANNOTATION = f"{GROUP}/use-nodes-again-at"
-"""On an RLRun: its value, a time, ends the exclusions of nodes that began before it."""
+"""On an RLRun: a time; it ends all exclusions of nodes that started before it."""
 SPOT_LABEL = f"{GROUP}/spot"
-"""On the Deployment of the spot engines and its pods, beside the role's label: their value is `true`."""
+"""On the Deployment of the spot engines and its pods, in addition to the role's label; its value is `true`."""
 SPOT_NODES_ANNOTATION = f"{GROUP}/spot-nodes"
-"""On that Deployment: a mark of the nodes that `inference.spot` named."""
+"""On that Deployment: hash of the nodes that `inference.spot` selects."""
 SPOT_SET = "inference-spot"
-"""Name of the spot engines among the pod sets of a queue; no role, as they are of the role inference."""
+"""Name of the spot engines among the pod sets of a queue; it is not a role, since spot engines have the role inference."""
 KEY_ANNOTATION = f"{GROUP}/key-attempt"
-"""On workloads: the attempt whose beginning made the API key that they were rendered with; none: the run's first key."""
+"""On workloads: attempt whose start created the API key in their rendering; absent for the run's first key."""
 REPLICA_FAILURE = "ReplicaFailure"
-"""Condition of a Deployment: its controller may not make a pod now."""
+"""Condition of a Deployment whose controller cannot create a pod."""
 ACCESS_ANNOTATION = f"{GROUP}/api-server"
-"""On orchestrators: a mark of the way to the API server that the run's policy was applied with when the attempt began."""
+"""On orchestrators: hash of the API server's addresses in the run's policy at the start of the attempt."""
 HOST_ANNOTATION = f"{GROUP}/host"
-"""On a guest's orchestrator pod: uid and attempt of the host that it was made for (`host_mark`)."""
+"""On a guest's orchestrator pod: UID and attempt of its host (`host_mark`)."""
 POOL_LABEL = f"{GROUP}/pool"
 """On nodes: `spec.placement.pool`."""
 GPU_PRODUCT_LABEL = "nvidia.com/gpu.product"
 
 FOLDER_CONTAINER, DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER = "folder", "demonstrations", "model"
-"""Init containers without which no role can start: they make the run's folder, what a tiny model's warm-up learns from, and that model."""
+"""Init containers without which no role can start: they create the run's folder, the data of a tiny model's warm-up, and that model."""
 
 TRAINER_CHANNEL_PORT = 29600
 RENDEZVOUS_PORT = 29500
@@ -74,7 +74,7 @@ METRICS_PORT = 9100
 
 @dataclass(frozen=True, order=True)
 class Ref:
-    """One object of the run's namespace."""
+    """Reference to an object in the run's namespace."""
 
     kind: str
     name: str
@@ -98,7 +98,7 @@ class Names:
 
     @property
     def spot(self) -> str:
-        """Deployment of the engines on interruptible nodes; the Service of `inference` is theirs, too."""
+        """Deployment of the engines on interruptible nodes; they share the Service of `inference`."""
         return f"{self.inference}-spot"
 
     @property
@@ -107,11 +107,11 @@ class Names:
         return f"{self.run}-rlrun"
 
     def secret(self, uid: str, made_in: int = 0) -> str:
-        """Secret with the run's API key. It is created and never read, so that of a deleted run must not be taken for it.
+        """Secret with the run's API key. The operator creates it and never reads it, so a new run must not reuse a deleted run's name.
 
         Args:
-            uid: of the run.
-            made_in: the attempt that a later key was made for, which has a name of its own; 0: the run's first key.
+            uid: UID of the run.
+            made_in: attempt for which a later key was created, as part of the name; 0: the run's first key.
         """
         first = f"{self.run}-key-{uid[:8]}"
         return f"{first}-{made_in}" if made_in else first
@@ -123,7 +123,7 @@ class Names:
 
     @property
     def reference_access(self) -> str:
-        """NetworkPolicy that lets the trainer fetch from the hub what it alone reads, such as the reference model."""
+        """NetworkPolicy that lets the trainer download its own files from the hub, such as the reference model."""
         return f"{self.run}-reference"
 
     @property
@@ -142,16 +142,16 @@ class Names:
         return f"{self.run}-progress"
 
     def orchestrator(self, attempt: int) -> str:
-        """Pod; one per attempt, so that a new one never waits for the old one's name."""
+        """Orchestrator pod of an attempt; each attempt has its own name, so that a new pod never waits for the old one to end."""
         return f"{self.run}-orchestrator-{attempt}"
 
     def trainer_pod(self, ordinal: int) -> str:
-        """A pod of the StatefulSet."""
+        """Pod of the StatefulSet."""
         return f"{self.trainer}-{ordinal}"
 
 
 def child_labels(run: str, role: Role | None = None, attempt: int | None = None) -> dict[str, str]:
-    """Labels of a child."""
+    """Return the labels of a child."""
     result = {
         "app.kubernetes.io/name": "rlrun",
         INSTANCE_LABEL: run,
@@ -166,12 +166,12 @@ def child_labels(run: str, role: Role | None = None, attempt: int | None = None)
 
 
 def host_mark(uid: str, attempt: int) -> str:
-    """Value of `HOST_ANNOTATION`: one life of a host's trainer."""
+    """Return the value of `HOST_ANNOTATION`, which identifies one attempt of a host's trainer."""
     return f"{uid}/{attempt}"
 
 
 def run_uid_of(metadata: Manifest) -> str | None:
-    """UID of the run that a pod belongs to, by its annotation or as its owner; None: it has neither, as those of older operators."""
+    """Return the UID of a pod's run, by annotation or owner, or None for pods of older operators without either."""
     found = (metadata.get("annotations") or {}).get(RUN_UID_ANNOTATION)
     if found is None:
         owners = metadata.get("ownerReferences") or ()
@@ -180,9 +180,9 @@ def run_uid_of(metadata: Manifest) -> str | None:
 
 
 def is_made_for(metadata: Manifest, run: str) -> bool:
-    """True if a run of this name made an object, by its labels and what ties it to its run; any client may copy a label alone.
+    """Return whether a run of this name created an object, by its label and its owner or UID; any client may copy the label.
 
-    An object that outlives its run (`build.metadata(owned=False)`) has the label alone.
+    An object that outlives its run (`build.metadata(owned=False)`) has only the label, so the result is False.
     """
     if (metadata.get("labels") or {}).get(RUN_LABEL) != run:
         return False
@@ -193,17 +193,17 @@ def is_made_for(metadata: Manifest, run: str) -> bool:
 
 
 def attempt_of(metadata: Mapping[str, object]) -> int | None:
-    """The attempt that an object belongs to, by its label; None when it has none, or one that no attempt has."""
+    """Return the attempt in an object's label, or None if the label is missing or invalid."""
     return _read_number(metadata.get("labels"), ATTEMPT_LABEL)
 
 
 def key_attempt_of(metadata: Mapping[str, object]) -> int:
-    """The attempt whose key a workload was rendered with, by its annotation; 0: the run's first key."""
+    """Return the attempt whose key a workload uses, by its annotation; 0 for the run's first key."""
     return _read_number(metadata.get("annotations"), KEY_ANNOTATION) or 0
 
 
 def attempt_number(text: object) -> int | None:
-    """The number of an attempt as a label, an annotation or a message has it; None: any client may have written something else there."""
+    """Return the number of an attempt in a label, annotation or message, or None if the text is invalid; any client may have written it."""
     if not isinstance(text, str) or not text.isdecimal() or len(text) > len(str(ATTEMPT_MAX)):
         return None
     return int(text)

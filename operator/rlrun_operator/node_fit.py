@@ -1,4 +1,4 @@
-"""Fit of a pod on a node: its requests, and the labels, taints and affinities that stand between the two. Pure."""
+"""Fit of a pod on a node: requests, labels, taints and affinities. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def labels_wanted(spec: Manifest) -> dict[str, set[str]]:
-    """Labels that a node must have: the node selector, and required node affinity of one term of In."""
+    """Return the labels that a node must have: the node selector, and a required node affinity with one term of In."""
     wanted = {key: {str(value)} for key, value in (spec.get("nodeSelector") or {}).items()}
     terms = _node_terms(spec)
     if len(terms) == 1:
@@ -28,7 +28,7 @@ def labels_wanted(spec: Manifest) -> dict[str, set[str]]:
 
 
 def demands_of(spec: Manifest) -> dict[str, float]:
-    """Sum of what the pod's containers ask for, devices first."""
+    """Return the sum of the containers' requests, devices first."""
     total: Counter[str] = Counter()
     for container in spec.get("containers") or ():
         total.update(_container_requests(container))
@@ -36,10 +36,10 @@ def demands_of(spec: Manifest) -> dict[str, float]:
 
 
 def requests_of(spec: Manifest) -> dict[str, float]:
-    """Requests that the scheduler counts for a pod, one of `pods` included.
+    """Return the requests that the scheduler counts for a pod, including one of `pods`.
 
-    The larger of all containers together and each init container with the sidecars before it, or what the pod itself asks for, and
-    its RuntimeClass' overhead (KEP-753, KEP-2837).
+    This is the maximum of all containers together and of each init container with the sidecars before it, or the request of the pod
+    itself, plus the overhead of its RuntimeClass (KEP-753, KEP-2837).
     """
     steady: Counter[str] = Counter()
     peak: Counter[str] = Counter()
@@ -59,18 +59,18 @@ def requests_of(spec: Manifest) -> dict[str, float]:
 
 
 def takes_pod(node: Manifest, spec: Manifest, wanted: Mapping[str, set[str]], demands: Mapping[str, float]) -> bool:
-    """True if an empty node of this kind would take the pod."""
+    """Return whether an empty node of this kind would accept the pod."""
     labelled = all(label_of(node, key) in values for key, values in wanted.items())
     open_to_it = not (node.get("spec") or {}).get("unschedulable") and not untolerated_taints(node, spec)
     return labelled and open_to_it and all(allocatable_amount(node, name) >= amount for name, amount in demands.items())
 
 
 def obstacle_between(node: Manifest, spec: Manifest) -> str | None:
-    """Reason why a node takes no such pod however empty it is, in a few words; None: it would.
+    """Return why a node would refuse such a pod even if it were empty, in a few words, or None.
 
     Args:
-        node: as the API server has it.
-        spec: of a whole pod: without tolerations it has none.
+        node: node from the API server.
+        spec: specification of a complete pod; a missing field `tolerations` means no tolerations.
     """
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
@@ -89,7 +89,7 @@ def obstacle_between(node: Manifest, spec: Manifest) -> str | None:
 
 
 def healthy_node(node: Manifest) -> Manifest:
-    """The node as it is once it is ready, not cordoned, and not under pressure: without the taints that Kubernetes itself sets."""
+    """Return the node as it would be if ready, not cordoned and not under pressure: without the taints that Kubernetes sets."""
     spec, status = node.get("spec") or {}, node.get("status") or {}
     taints = [taint for taint in spec.get("taints") or () if not str(taint.get("key")).startswith(_OF_HEALTH)]
     conditions = [c for c in status.get("conditions") or () if c.get("type") != "Ready"]
@@ -107,7 +107,7 @@ def _node_terms(spec: Manifest) -> Sequence[Manifest]:
 
 
 def _matches_term(term: Manifest, node: Manifest) -> bool:
-    """True if a node meets all rules of one term; one without rules is met by none."""
+    """Return whether a node meets all rules of one term; no node meets a term without rules."""
     rules = [(rule, label_of(node, str(rule.get("key")))) for rule in term.get("matchExpressions") or ()]
     rules += [(rule, str(node["metadata"].get("name"))) for rule in term.get("matchFields") or ()]
     return bool(rules) and all(_rule_holds(rule, value) for rule, value in rules)
@@ -129,8 +129,8 @@ def _rule_holds(rule: Manifest, value: str | None) -> bool:
 
 
 def untolerated_taints(node: Manifest, spec: Manifest) -> list[str]:
-    """Taints that keep the pod away."""
-    if "tolerations" not in spec:  # the API server adds some to every pod: without any, this is not the whole pod
+    """Return the taints that keep the pod away."""
+    if "tolerations" not in spec:  # the API server adds some to every pod, so this is only a part of a pod
         return []
     result = []
     for taint in (node.get("spec") or {}).get("taints") or ():
@@ -150,29 +150,29 @@ def _tolerates_taint(toleration: Manifest, taint: Manifest) -> bool:
 
 
 def label_of(node: Manifest, key: str) -> str | None:
-    """Value of a node's label; None: it has no such label."""
+    """Return the value of a node's label, or None."""
     found = ((node.get("metadata") or {}).get("labels") or {}).get(key)
     return str(found) if found is not None else None
 
 
 def allocatable_amount(node: Manifest, resource: str) -> float:
-    """Amount of a resource that a node has for pods."""
+    """Return the amount of a resource that a node has for pods."""
     return parse_quantity(((node.get("status") or {}).get("allocatable") or {}).get(resource, 0))
 
 
 def parse_quantity(value: object) -> float:
-    """A Kubernetes quantity as a number; 0 where it cannot be read."""
+    """Return a Kubernetes quantity as a number; 0 if it is unreadable."""
     found = _QUANTITY.fullmatch(str(value))
     return float(found.group(1)) * _UNITS[found.group(2) or ""] if found else 0.0
 
 
 def show_amount(resource: str, amount: float) -> str:
-    """An amount of a resource, for messages."""
+    """Return an amount of a resource as text for messages."""
     return f"{amount / 2**30:.4g}Gi" if resource in ("memory", "ephemeral-storage") else f"{amount:g}"
 
 
 def _container_requests(container: Manifest) -> dict[str, float]:
-    """Requests of a container; what has a limit alone is requested as much."""
+    """Return the requests of a container; a resource with only a limit is requested in the same amount."""
     resources = container.get("resources") or {}
     asked = (resources.get("limits") or {}) | (resources.get("requests") or {})
     return {name: parse_quantity(amount) for name, amount in asked.items()}

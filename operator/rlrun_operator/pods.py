@@ -1,4 +1,4 @@
-"""A pod as the decisions see it: the API's nested JSON read once into plain values."""
+"""Typed view of a pod: the API's nested JSON, read once into plain values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
 
 _NEVER_RAN = ("StartError", "ContainerCannotRun")
-"""Reasons of ends of containers that the runtime could not start."""
+"""Termination reasons of containers that the runtime could not start."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Exit:
 
     code: int
     reason: str
-    """Kubernetes' word, such as OOMKilled or Error."""
+    """Kubernetes' reason, such as OOMKilled or Error."""
     message: str
-    """The termination message that the role left."""
+    """Termination message of the role."""
     at: float | None
     """Seconds since the epoch, by the node's clock."""
 
@@ -39,10 +39,10 @@ class Container:
     ready: bool
     restarts: int
     waiting_reason: str
-    """Empty unless it waits."""
+    """Reason for which the container waits; empty if it does not."""
     waiting_message: str
     exit: Exit | None
-    """Its present end, or the end of its last start: the trainer's exit shim holds after a failure, so that the container runs again."""
+    """Current or previous end: the trainer's exit wrapper waits after a failure, so a failed container may be running again."""
 
 
 @dataclass(frozen=True)
@@ -56,25 +56,25 @@ class Pod:
     node: str | None
     phase: str
     reason: str
-    """Reason in the pod's status, such as Evicted; mostly empty."""
+    """Reason in the pod's status, such as Evicted; usually empty."""
     message: str
     created_at: float
     deleted_at: float | None
-    """Time at which its deletion was asked for, by the API server's clock; None: it was not."""
+    """Time at which the deletion was requested, by the API server's clock, or None."""
     deletion_seen: bool
-    """True if that was the first request; otherwise it may have been asked to end long before."""
+    """Whether `deleted_at` is the time of the first request; otherwise an earlier request is possible."""
     ready: bool
     mounted: bool
-    """Its volumes are there, and so is its sandbox; what the kubelet said of them before is past."""
+    """Whether volumes and sandbox are ready; earlier mount errors of the kubelet are then obsolete."""
     disruption: tuple[str, str] | None
     """Reason and message of the condition DisruptionTarget, if true."""
     unscheduled: tuple[str, str] | None
     """Reason and message of the condition PodScheduled, if false."""
     containers: tuple[Container, ...]
-    """Init containers first."""
+    """Containers, with init containers first."""
     manifest: Manifest
     spot: bool = False
-    """An engine on an interruptible node, whose loss is no failure."""
+    """Whether it is an engine on an interruptible node, whose loss is not a failure."""
 
     @property
     def name(self) -> str:
@@ -82,13 +82,13 @@ class Pod:
 
     @property
     def argument(self) -> str:
-        """Words that name it on kubectl's command line, whatever the namespace of the context is."""
+        """Arguments that name the pod on kubectl's command line, with its namespace."""
         namespace = self.manifest["metadata"].get("namespace")
         return self.ref.name + (f" -n {namespace}" if namespace else "")
 
     @property
     def main(self) -> Container | None:
-        """The role's own container; it is called after the role."""
+        """The role's own container, which has the role's name."""
         return next((c for c in self.containers if c.name == self.role and not c.init), None)
 
     @property
@@ -98,47 +98,47 @@ class Pod:
 
     @property
     def has_run(self) -> bool:
-        """True if a process of it runs, or has run. A container whose command is not in its image ends without one."""
+        """Whether a process of the pod runs or has run. A container whose command is missing in its image ends without a process."""
         return any(c.running or (c.exit is not None and c.exit.reason not in _NEVER_RAN) for c in self.containers)
 
     @property
     def has_started(self) -> bool:
-        """True if the role's own container runs, or has run."""
+        """Whether the role's own container runs or has run."""
         return self.main is not None and (self.main.running or self.main.exit is not None)
 
     @property
     def exited_cleanly(self) -> bool:
-        """True if the role's own container ended with exit code 0."""
+        """Whether the role's own container ended with exit code 0."""
         return self.exit is not None and self.exit.code == 0
 
     def ended_by_itself(self, end: Exit) -> bool:
-        """True if the pod ended before it was asked to. Within one second, Kubernetes' resolution, it was asked."""
+        """Return whether the pod ended before its deletion was requested; within one second, Kubernetes' resolution, it did not."""
         return self.deleted_at is None or (self.deletion_seen and end.at is not None and end.at < self.deleted_at)
 
     @property
     def works(self) -> bool:
-        """True if the pod goes on unless it is deleted. An orchestrator that ended does not, while its sidecars keep the phase Running."""
+        """Whether the pod keeps running unless it is deleted. An ended orchestrator does not, although sidecars keep its phase Running."""
         ended = self.role == "orchestrator" and self.exit is not None
         return self.deleted_at is None and self.phase not in ("Succeeded", "Failed") and not ended
 
 
 def read_pods(manifests: Iterable[Manifest], *, uid: str, born_after: float) -> tuple[list[Pod], list[Pod]]:
-    """The run's pods, and those that an earlier run of the same name has left.
+    """Return the run's own pods, and pods that an earlier run of the same name left.
 
     Args:
-        manifests: all pods that carry the run's label.
-        uid: of the run.
-        born_after: when the run was created, in seconds since the epoch. It decides on pods that do not say whose they are, as those of an
-            older release of the operator: none of the run's can be older.
+        manifests: all pods with the run's label.
+        uid: UID of the run.
+        born_after: creation time of the run, in seconds since the epoch. It decides about pods of older operators, which do not name the
+            UID of their run: the run's own pods cannot be older than the run.
     """
     own: list[Pod] = []
     others: list[Pod] = []
     for manifest in manifests:
         if (pod := _read_pod(manifest)) is not None:
-            said = run_uid_of(manifest["metadata"])
-            if said is None and not manifest["metadata"].get("ownerReferences"):
-                continue  # made by hand: it was not made for a run
-            is_own = pod.created_at >= born_after if said is None else said == uid
+            run_uid = run_uid_of(manifest["metadata"])
+            if run_uid is None and not manifest["metadata"].get("ownerReferences"):
+                continue  # created by hand, not for a run
+            is_own = pod.created_at >= born_after if run_uid is None else run_uid == uid
             (own if is_own else others).append(pod)
     return own, others
 
@@ -164,8 +164,8 @@ def _read_pod(manifest: Manifest) -> Pod | None:
         deletion_seen=first is not None,
         ready=_condition_is(conditions, "Ready", "True"),
         mounted=_condition_is(conditions, "PodReadyToStartContainers", "True"),
-        disruption=_condition_words(conditions, "DisruptionTarget", "True"),
-        unscheduled=_condition_words(conditions, "PodScheduled", "False"),
+        disruption=_read_condition(conditions, "DisruptionTarget", "True"),
+        unscheduled=_read_condition(conditions, "PodScheduled", "False"),
         containers=_reported_containers(spec, status),
         manifest=manifest,
         spot=role == "inference" and SPOT_LABEL in (metadata.get("labels") or {}),
@@ -173,7 +173,7 @@ def _read_pod(manifest: Manifest) -> Pod | None:
 
 
 def _is_original(metadata: Manifest, role: Role) -> bool:
-    """True if a pod has the name that its role's pods have: a copy of one carries its labels, and has another name."""
+    """Return whether a pod has the name of its role's pods: a copy of a pod has the same labels and another name."""
     name, labels = str(metadata.get("name", "")), metadata.get("labels") or {}
     names, attempt = Names(str(labels.get(RUN_LABEL, ""))), attempt_of(metadata)
     if role == "inference":
@@ -189,9 +189,9 @@ def _read_text(block: Manifest, name: str) -> str:
 
 
 def _reported_containers(spec: Manifest, status: Manifest) -> tuple[Container, ...]:
-    """Containers that the kubelet reports, with the images that were asked for."""
-    asked = [c for part in ("initContainers", "containers") for c in spec.get(part) or ()]
-    images = {c.get("name"): c.get("image", "") for c in asked}
+    """Return the containers that the kubelet reports, with the images of the specification."""
+    specified = [c for part in ("initContainers", "containers") for c in spec.get(part) or ()]
+    images = {c.get("name"): c.get("image", "") for c in specified}
     return tuple(
         _read_container(container, part.startswith("init"), images)
         for part in ("initContainerStatuses", "containerStatuses")
@@ -217,7 +217,7 @@ def _read_container(status: Manifest, init: bool, images: Mapping[str, str]) -> 
 
 
 def _container_exit(state: Manifest, last: Manifest) -> Exit | None:
-    """End of a container, or of the one before it: a later clean end hides no failure."""
+    """Return the last failed end of a container, or its last end: a later clean end must not hide a failure."""
     ends = [end for part in (state, last) if (end := part.get("terminated"))]
     if not ends:
         return None
@@ -234,7 +234,7 @@ def _condition_is(conditions: Mapping[str, Manifest], kind: str, status: str) ->
     return bool((conditions.get(kind) or {}).get("status") == status)
 
 
-def _condition_words(conditions: Mapping[str, Manifest], kind: str, status: str) -> tuple[str, str] | None:
+def _read_condition(conditions: Mapping[str, Manifest], kind: str, status: str) -> tuple[str, str] | None:
     if not _condition_is(conditions, kind, status):
         return None
     found = conditions[kind]

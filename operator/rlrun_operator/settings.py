@@ -1,4 +1,4 @@
-"""The operator's settings, from its environment (the Helm chart writes it)."""
+"""Settings of the operator, read from the environment that the Helm chart sets."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rlrun_operator.state import Json
 HTTP_PORT = 8080
 LogFormat = Literal["plain", "json"]
 Provider = Literal["none", "own", "kueue", "volcano"]
-"""Queue in which runs wait."""
+"""Queue that admits runs."""
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _DOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 ANY_API_SERVER: tuple[Json, ...] = ({"ports": [{"protocol": "TCP", "port": port} for port in (443, 6443)]},)
-"""Ports where the API server's addresses are not known: a policy sees its own port, not that of its Service, and these two are in use
-almost everywhere."""
+"""Default rule while the API server's addresses are unknown. A policy sees the server's own port, not that of its Service; almost all
+clusters use one of these two."""
 _FLAGS = ("RLRUN_READ_NODES", "RLRUN_ASSIGNED_USERS")
 _LEVELS = ("debug", "info", "warning", "error")
 _IMAGES: dict[str, Role] = {
@@ -39,12 +39,12 @@ _IMAGES: dict[str, Role] = {
 
 
 class SettingsError(Exception):
-    """The environment is wrong; the message names each variable, its value and the fix."""
+    """A wrong environment; the message names each variable, its value and the fix."""
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Egress rules of NetworkPolicies that depend on the cluster, as in a manifest (`RLRUN_NETWORK`, a JSON map)."""
+    """Egress rules of NetworkPolicies that depend on the cluster, in the form of a manifest (`RLRUN_NETWORK`, a JSON map)."""
 
     dns: tuple[Json, ...] = (
         {
@@ -58,19 +58,19 @@ class NetworkSettings:
             "ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")],
         },
     )
-    """The way of all pods of a run to the cluster's DNS."""
+    """Rules that let all pods of a run reach the cluster's DNS."""
     api_server: tuple[Json, ...] = ANY_API_SERVER
-    """The way of an orchestrator to the API server."""
+    """Rules that let an orchestrator reach the API server."""
     metrics_from: tuple[Json, ...] = ()
     """Peers that may scrape the pods of runs."""
     given: bool = False
-    """True if the chart's values hold `api_server`. Else the API server is asked for its addresses."""
+    """Whether the chart's values set `api_server`; otherwise the operator reads the addresses from the API server."""
     discovered: bool = False
-    """True if `api_server` is what the API server answered."""
+    """Whether `api_server` was read from the API server."""
 
     @property
     def ways(self) -> str:
-        """Hosts and ports of `api_server`, for messages."""
+        """Hosts and ports of `api_server` as text for messages."""
         shown = []
         for rule in self.api_server:
             hosts = [str((peer.get("ipBlock") or {}).get("cidr", "pods by label")) for peer in rule.get("to") or ()]
@@ -80,13 +80,13 @@ class NetworkSettings:
 
     @property
     def mark(self) -> str:
-        """8 hex digits over `api_server`."""
+        """Hash of `api_server`: 8 hex digits."""
         return hashlib.sha256(json.dumps(self.api_server, sort_keys=True).encode()).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """Inputs of the builders beside the run."""
+    """Inputs of the builders in addition to the run."""
 
     images: dict[Role, str] = field(
         default_factory=lambda: {
@@ -103,15 +103,15 @@ class RenderSettings:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     """Parts of the cluster that runs' NetworkPolicies allow."""
     installation: Installation = field(default_factory=Installation)
-    """Limits on what runs may ask for (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
+    """Limits on runs (`RLRUN_POLICY`, a JSON map), and operator identity (`POD_NAMESPACE`, `POD_SERVICE_ACCOUNT`)."""
     assigned_users: bool = False
-    """True if the namespace assigns users and groups of pods, as OpenShift does (`RLRUN_ASSIGNED_USERS`); else they are 1000."""
+    """Whether the namespace assigns users and groups to pods, as OpenShift does (`RLRUN_ASSIGNED_USERS`); otherwise they are 1000."""
     provider: Provider = "none"
-    """Queue in which runs wait (`RLRUN_QUEUE`): of others, `spec.queueName` is acted on."""
+    """Queue that admits runs (`RLRUN_QUEUE`); `spec.queueName` has an effect only with kueue and volcano."""
 
 
 class FlavorSettings(BaseModel):
-    """Fields of a ResourceFlavor of Kueue, where the operator may not read it."""
+    """Fields of a Kueue ResourceFlavor, for an operator that may not read it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
@@ -120,50 +120,50 @@ class FlavorSettings(BaseModel):
 
 
 class QueueSettings(BaseModel):
-    """Queue of an operator over all of its runs, as `queue` in the chart's values."""
+    """Queue for all runs of an operator: `queue` in the chart's values."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
     provider: Literal["", Provider] = ""
-    """Queue in which runs wait; empty: `own` if `enabled`, else `none`."""
+    """Queue that admits runs; empty: `own` if `enabled`, else `none`."""
     enabled: bool = False
-    """Hold runs back until all of their pods have room: `provider: own`, by its older name."""
+    """Older form of `provider: own`: hold runs back until there is room for all of their pods."""
     name: str = ""
-    """LocalQueue of Kueue for runs that name none; empty: those begin at once. Or their Queue of Volcano; empty: `default`."""
+    """Kueue LocalQueue, or Volcano Queue, of runs that name none. Empty: with Kueue they start at once, with Volcano they use `default`."""
     flavors: dict[str, FlavorSettings] = Field(default_factory=dict)
     """Kueue's ResourceFlavors by name, for an operator that may not read them."""
     capacity: dict[str, float] = Field(default_factory=dict)
-    """Most that all runs together may use, by resource; for an operator that may not read nodes."""
+    """Maximum that all runs together may use, by resource; for an operator that may not read nodes."""
     weights: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
-    """Weight of a namespace's share; 1 where none is given."""
+    """Weight of a namespace's share; the default is 1."""
     preemption: Literal["PriorityAndShare", "Priority", "Never"] = "PriorityAndShare"
-    """Runs that may have to give their room to another one."""
+    """Rule by which a run may preempt other runs."""
     priority_classes: dict[str, int] = Field(default_factory=dict)
-    """Priority of a run without `spec.priority`, by the PriorityClass of its trainer; with Kueue by its WorkloadPriorityClass, too."""
+    """Priority of a run without `spec.priority`, by the PriorityClass of its trainer; with Kueue also by its WorkloadPriorityClass."""
     pass_seconds: Annotated[float, Field(ge=0)] = 300
-    """Time for which others may pass the first run; then room is kept for it."""
+    """Seconds during which other runs may pass the first run; afterwards resources are reserved for it."""
     reserve_seconds: Annotated[float, Field(gt=0)] = 86400
-    """Time for which room is kept; then others may pass for as long."""
+    """Seconds for which resources stay reserved; afterwards other runs may pass for the same time."""
     start_seconds: Annotated[float, Field(gt=0)] = 600
-    """Time within which all pods of an admitted run have nodes; else it is released and tried again later."""
+    """Seconds within which all pods of an admitted run must have nodes; otherwise the run is released and retried later."""
 
     @property
     def kind(self) -> Provider:
-        """Provider that is meant."""
+        """Effective provider."""
         return self.provider or ("own" if self.enabled else "none")
 
 
 @dataclass(frozen=True)
 class OperatorSettings:
-    """One operator process."""
+    """Settings of one operator process."""
 
     render: RenderSettings = field(default_factory=RenderSettings)
     name: str = ""
-    """Value of `managedBy` for it (`RLRUN_OPERATOR_NAME`): a run that names another operator is left alone."""
+    """Value of `managedBy` for this operator (`RLRUN_OPERATOR_NAME`); it ignores runs that name another operator."""
     namespaces: tuple[str, ...] = ()
-    """Namespaces whose runs it looks after (`RLRUN_WATCH_NAMESPACES`, comma-separated); none: all."""
+    """Namespaces that the operator serves (`RLRUN_WATCH_NAMESPACES`, comma-separated); empty: all."""
     read_nodes: bool = False
-    """True if messages may use what nodes offer (`RLRUN_READ_NODES`); needs a ClusterRole."""
+    """Whether messages may use the nodes' capacity (`RLRUN_READ_NODES`); needs a ClusterRole."""
     log_level: str = "info"
     """`RLRUN_LOG_LEVEL`."""
     log_format: LogFormat = "plain"
@@ -175,48 +175,48 @@ class OperatorSettings:
     pod_namespace: str = "default"
     """Namespace of the leader Lease (`POD_NAMESPACE`)."""
     lease_name: str = MANAGER
-    """Name of the leader Lease (`RLRUN_LEASE_NAME`): one for each release in a namespace."""
+    """Name of the leader Lease (`RLRUN_LEASE_NAME`): one per release in a namespace."""
     queue: QueueSettings = field(default_factory=QueueSettings)
     """Admission of runs (`RLRUN_QUEUE`, a JSON map)."""
     defaults_folder: Path | None = None
-    """Mounted ConfigMap with defaults for runs (`RLRUN_DEFAULTS_FOLDER`); None: there are none."""
+    """Folder of the mounted ConfigMap with defaults for runs (`RLRUN_DEFAULTS_FOLDER`); None: no defaults."""
     defaults_name: str = ""
-    """Name of that ConfigMap, beside the operator (`RLRUN_DEFAULTS_NAME`)."""
+    """Name of that ConfigMap in the operator's namespace (`RLRUN_DEFAULTS_NAME`)."""
 
 
 def from_environment(environ: Mapping[str, str]) -> OperatorSettings:
-    """The settings.
+    """Return the settings in the environment.
 
     Raises:
-        SettingsError: a value is wrong.
+        SettingsError: a value is wrong; the message lists all wrong values.
     """
     problems: list[str] = []
 
-    def wrong(name: str, fix: str) -> None:
+    def report_wrong(name: str, fix: str) -> None:
         problems.append(f"{name}={environ[name]!r}: {fix}")
 
-    def choice(name: str, choices: tuple[str, ...], default: str) -> str:
+    def read_choice(name: str, choices: tuple[str, ...], default: str) -> str:
         value = environ.get(name) or default
         if value not in choices:
-            wrong(name, f"set one of {', '.join(choices)}")
+            report_wrong(name, f"set one of {', '.join(choices)}")
         return value
 
-    def label(name: str, default: str) -> str:
+    def read_label(name: str, default: str) -> str:
         value = environ.get(name) or default
         if value and not _NAMESPACE.fullmatch(value):
-            wrong(name, "set a name of lower-case letters, digits and '-', of at most 63 characters")
+            report_wrong(name, "set a name of lower-case letters, digits and '-', of at most 63 characters")
         return value
 
     defaults = OperatorSettings()
-    namespaces = _read_namespaces(environ, wrong)
-    images = _read_images(environ, wrong)
-    domain = _read_domain(environ, wrong, defaults.render.cluster_domain)
+    namespaces = _read_namespaces(environ, report_wrong)
+    images = _read_images(environ, report_wrong)
+    domain = _read_domain(environ, report_wrong, defaults.render.cluster_domain)
     if (policy := environ.get("RLRUN_IMAGE_PULL_POLICY") or None) is not None:
-        choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
-    level = choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
-    log_format = choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
-    read_nodes, assigned = (choice(name, ("true", "false"), "false") == "true" for name in _FLAGS)
-    name, lease = label("RLRUN_OPERATOR_NAME", ""), label("RLRUN_LEASE_NAME", MANAGER)
+        read_choice("RLRUN_IMAGE_PULL_POLICY", get_args(PullPolicy), "")
+    level = read_choice("RLRUN_LOG_LEVEL", _LEVELS, defaults.log_level)
+    log_format = read_choice("RLRUN_LOG_FORMAT", get_args(LogFormat), defaults.log_format)
+    read_nodes, assigned = (read_choice(name, ("true", "false"), "false") == "true" for name in _FLAGS)
+    name, lease = read_label("RLRUN_OPERATOR_NAME", ""), read_label("RLRUN_LEASE_NAME", MANAGER)
     installation, network = _read_installation(environ, problems), _read_network(environ, problems)
     queue, port = _read_queue(environ, problems), _read_port(environ, problems)
     if problems:
@@ -254,7 +254,7 @@ def _read_domain(environ: Mapping[str, str], wrong: Callable[[str, str], None], 
 
 
 def _read_namespaces(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> tuple[str, ...]:
-    """The namespaces that are served, in order; what is wrong is reported."""
+    """Return the served namespaces, sorted; wrong names go to `wrong`."""
     namespaces = tuple(sorted({n.strip() for n in environ.get("RLRUN_WATCH_NAMESPACES", "").split(",") if n.strip()}))
     for namespace in namespaces:
         if not _NAMESPACE.fullmatch(namespace):
@@ -271,7 +271,7 @@ def _read_port(environ: Mapping[str, str], problems: list[str]) -> int:
 
 
 def _read_queue(environ: Mapping[str, str], problems: list[str]) -> QueueSettings:
-    """The queue's settings; what is wrong is added to `problems`."""
+    """Return the queue's settings; errors are added to `problems`."""
     try:
         return QueueSettings.model_validate_json(environ.get("RLRUN_QUEUE") or "{}")
     except ValidationError as error:
@@ -280,18 +280,18 @@ def _read_queue(environ: Mapping[str, str], problems: list[str]) -> QueueSetting
 
 
 def _read_images(environ: Mapping[str, str], wrong: Callable[[str, str], None]) -> dict[Role, str]:
-    """The image of each role; what is wrong is given to `wrong`, by variable and fix."""
+    """Return the image of each role; wrong values go to `wrong`, with variable and fix."""
     images = dict(RenderSettings().images)
     for name, role in _IMAGES.items():
         image = environ.get(name, "")
         if image and (image != image.strip() or " " in image):
-            wrong(name, "an image name holds no blanks")
+            wrong(name, "remove the blanks: image names have none")
         images[role] = image or images[role]
     return images
 
 
 def _read_installation(environ: Mapping[str, str], problems: list[str]) -> Installation:
-    """The policy for runs and the operator's identity; what is wrong is added to `problems`."""
+    """Return the policy for runs and the operator's identity; errors are added to `problems`."""
     policy = RunPolicy()
     try:
         policy = RunPolicy.model_validate_json(environ.get("RLRUN_POLICY") or "{}")
@@ -302,7 +302,7 @@ def _read_installation(environ: Mapping[str, str], problems: list[str]) -> Insta
 
 
 class _Network(BaseModel):
-    """`RLRUN_NETWORK`."""
+    """Schema of `RLRUN_NETWORK`."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
@@ -312,7 +312,7 @@ class _Network(BaseModel):
 
 
 def _read_network(environ: Mapping[str, str], problems: list[str]) -> NetworkSettings:
-    """The network's settings; what is wrong is added to `problems`."""
+    """Return the network's settings; errors are added to `problems`."""
     try:
         given = _Network.model_validate_json(environ.get("RLRUN_NETWORK") or "{}")
     except ValidationError as error:

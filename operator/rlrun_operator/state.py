@@ -1,4 +1,4 @@
-"""Input and output of `decide`: values only, so that every case is a table row in a test."""
+"""Input and output of `decide`: plain values, so that each test case is one row of a table."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlrun_operator.names import Ref
 
 @dataclass(frozen=True)
 class Grow:
-    """Raise what a claim asks for."""
+    """Increase the requested size of a claim."""
 
     claim: str
     """Name of the claim."""
     uid: str
-    """Precondition: a successor of the same name is not meant."""
+    """Precondition: UID of the claim; a successor of the same name must not change."""
     version: str | None
-    """Precondition: resourceVersion of the one that the cache knows; a user may have raised it further."""
+    """Precondition: resourceVersion in the cache; a user may have increased the size further."""
     size: str
 
 
@@ -33,76 +33,76 @@ class Disown:
     claim: str
     """Name of the claim."""
     uid: str
-    """Precondition: a successor of the same name is not meant."""
+    """Precondition: UID of the claim; a successor of the same name must not change."""
     version: str | None
-    """Precondition: resourceVersion of the one that the cache knows; its owners may have changed since."""
+    """Precondition: resourceVersion in the cache; the owners may have changed since."""
     owners: tuple[Manifest, ...]
     """Owner references that stay."""
 
 
 @dataclass(frozen=True)
 class Ungrown:
-    """A growth that the API server refused, and its words."""
+    """Refused growth of a claim, with the API server's message."""
 
     grow: Grow
     text: str
 
 
-MADE = "be made"
+MADE = "be created"
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A write to one object that admission does not let in, or for which the operator lacks the right."""
+    """Refused write of one object: admission refuses it, or the operator lacks the right."""
 
     ref: Ref
     text: str
-    """Words of the API server."""
+    """Message of the API server."""
     doing: str = MADE
-    """The write, as in "cannot be scaled to 2"."""
+    """Description of the write, as in "cannot be scaled to 2"."""
     quota: bool = False
-    """A ResourceQuota leaves no room; a dry-run says nothing about that."""
+    """Whether a ResourceQuota is exhausted; a dry-run does not detect that."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Additions of a queue to the pods of one role."""
+    """Fields that a queue adds to the pods of one role."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     scheduling_gates: tuple[str, ...] = ()
-    """Names of gates that the queue's controller removes."""
+    """Names of the scheduling gates that the queue's controller removes."""
     scheduler: str = ""
     """Scheduler of the pods; empty: the run's own choice."""
 
 
 @dataclass(frozen=True)
 class Admission:
-    """Answer of the queue for one run: of the operator's own, or of one that it obeys."""
+    """Answer of the queue for one run: of the operator's own queue, or of Kueue or Volcano."""
 
     admitted: bool
-    """Its pods may be made."""
+    """Whether the run's pods may be created."""
     reason: str
     """Reason of the condition Admitted."""
     message: str
     stops: bool = False
-    """It has to give back the room that it has."""
+    """Whether the run must release its resources."""
     lapsed: bool = False
-    """True if an admission on record holds no more, as the run has no pods: its next attempt waits once more."""
+    """Whether a recorded admission is void because the run has no pods: its next attempt waits again."""
     position: int | None = None
-    """Place in the queue, from 1; None: it does not wait there."""
+    """Position in the queue, from 1; None: it does not wait there."""
     waiting: int = 0
-    """Number of runs that wait."""
+    """Number of waiting runs."""
     room: int | None = None
-    """Number of trainer pods that an elastic run may have now; None: the queue does not know."""
+    """Number of trainer pods that an elastic run may have now; None: unknown to the queue."""
     placed: Mapping[str, Placed] = field(default_factory=dict)
     """Additions to the pods of each role, and to the spot engines (`SPOT_SET`), while the run is admitted."""
     conflict: str = ""
-    """Reason why the additions contradict each other."""
+    """Explanation of contradictory additions; empty if there are none."""
     refused: tuple[Refusal, ...] = ()
-    """Writes to the run's object in a queue of others that are not let in."""
+    """Refused writes of the run's Workload or PodGroup."""
 
 
 @dataclass(frozen=True)
@@ -112,49 +112,49 @@ class Observed:
     run: Manifest
     """The RLRun."""
     children: Mapping[Ref, Manifest]
-    """Its StatefulSet, Deployment and PersistentVolumeClaim (also one that `storage.claimName` names), from the watches."""
+    """StatefulSet, Deployment and PersistentVolumeClaim (also one that `storage.claimName` names), from the watches."""
     pods: tuple[Manifest, ...]
-    """All pods that carry its label, ending ones included."""
+    """All pods with the run's label, including terminating ones."""
     lease: Manifest | None
     """The progress Lease."""
     lease_changed_at: float | None
-    """Time at which this operator saw the Lease's renewal change last, in seconds since the epoch; clocks of others are not compared."""
+    """Last time at which this operator saw the Lease's renewal change, in seconds since the epoch; other clocks are not compared."""
     lease_moved_at: float | None = None
-    """Time at which it saw a new attempt, step or activity there last; None: not known, so that nothing is late."""
+    """Last time at which it saw a new attempt, step or activity there; None: unknown, so that nothing counts as late."""
     watching_since: float | None = None
-    """Time since which it has seen the cluster without a break; None: not known."""
+    """Time since which it has watched the cluster without a break; None: unknown."""
     gone: tuple[Manifest, ...] = ()
-    """Trainer and orchestrator pods of its newest attempt that were deleted while this operator watched, and the last spot engines, as they
-    were seen last."""
+    """Last observed state of deleted trainer and orchestrator pods of the newest attempt, and of the last spot engines. Only deletions that
+    this operator watched."""
     events: tuple[Manifest, ...] = ()
-    """Recent Warning events about its children; looked up only while something waits."""
+    """Recent Warning events about the children; looked up only while a condition waits."""
     nodes: tuple[Manifest, ...] | None = None
-    """The cluster's nodes; None: not allowed to read them, or not looked up."""
+    """Nodes of the cluster; None: the operator may not read them, or did not look them up."""
     rejection: str | None = None
-    """Reason why the API server refused this spec's children (dry-run, quota or admission); None: it did not."""
+    """Message with which the API server refused this spec's children (dry-run, quota or admission), or None."""
     taken: str | None = None
-    """A foreign object under the name of a child, as it was found a moment ago."""
+    """Foreign object that was just found under the name of a child."""
     access: str | None = None
-    """Mark of the way to the API server that this process applied the run's policy with last."""
+    """Hash of the API server's addresses in the policy that this process last applied for the run."""
     ungrown: Ungrown | None = None
-    """A growth of its claim that was refused, until it is tried again."""
+    """Refused growth of the claim, until the next retry."""
     refused: tuple[Refusal, ...] = ()
-    """Writes that the last try was not let in with; those of objects that were to be made are among `events` too."""
+    """Writes that were refused in the last pass; refused creations are also in `events`."""
     host: Manifest | None = None
-    """The RLRun that `trainer.sharedWith` names, if there is one."""
+    """The RLRun that `trainer.sharedWith` names, if it exists."""
     parts: Mapping[Ref, Manifest] = field(default_factory=dict)
-    """Its Services, policies, ConfigMap, account, rights and budget, by their metadata: `held` is what the operator's applies hold of one
-    (`managed_fields.held_fields`), `accepted` what they held after this process's last one; None: it has applied none."""
+    """Metadata of Services, policies, ConfigMap, account, rights and budget. `held`: fields that the operator's applies own
+    (`managed_fields.held_fields`); `accepted`: the same after this process's last apply, or None if it has not applied the object."""
     lost_key: str | None = None
-    """Name of a Secret with the run's API key that this process has found deleted."""
+    """Name of a Secret with the run's API key that this process found deleted."""
     repaired_ago: float = float("inf")
-    """Seconds since this process last asked for one of them to be put right."""
+    """Seconds since this process last requested the repair of one of `parts`."""
     admission: Admission | None = None
-    """Answer of the queue; None: this operator has none, and every attempt may begin."""
+    """Answer of the queue; None: this operator has no queue, and every attempt may start."""
     defaults: TeamDefaults | None = None
-    """Defaults of the run's namespace; None: there are none."""
+    """Defaults of the run's namespace, or None."""
     guests: tuple[Manifest, ...] = ()
-    """The RLRuns whose `trainer.sharedWith` names this run; for a guest: those that name its host, itself included."""
+    """RLRuns whose `trainer.sharedWith` names this run; for a guest: all guests of its host, including itself."""
 
 
 @dataclass(frozen=True)
@@ -163,31 +163,31 @@ class Apply:
 
     manifest: Manifest
     expect_absent: bool = False
-    """The cache says that it does not exist; one that exists is left alone: the cache may lag."""
+    """Whether the cache has no such object; an existing object is not changed, because the cache may lag."""
     replaces: str | None = None
-    """resourceVersion of the one that the cache knows; any other is left alone, likewise."""
+    """resourceVersion in the cache of the object to replace; any other version is not changed, because the cache may lag."""
     known: str | None = None
-    """resourceVersion of the one that the cache knows; None: it knows none. Where it is another one, the object is looked at before, to
-    see that it is the run's own; it is then applied over."""
+    """resourceVersion in the cache, or None. If the object has another version, the operator first checks that it belongs to the run, and
+    then applies over it."""
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Set the replicas of a StatefulSet or Deployment and nothing else."""
+    """Set only the replicas of a StatefulSet or Deployment."""
 
     ref: Ref
     uid: str
-    """Precondition: a successor of the same name is not meant."""
+    """Precondition: UID of the object; a successor of the same name must not change."""
     replicas: int
 
 
 @dataclass(frozen=True)
 class Annotate:
-    """Set annotations of an object and nothing else."""
+    """Set only annotations of an object."""
 
     ref: Ref
     uid: str
-    """Precondition: a successor of the same name is not meant."""
+    """Precondition: UID of the object; a successor of the same name must not change."""
     annotations: Mapping[str, str]
 
 
@@ -197,14 +197,14 @@ class Delete:
 
     ref: Ref
     uid: str
-    """Precondition: a successor of the same name is not meant."""
+    """Precondition: UID of the object; a successor of the same name must not be deleted."""
     grace_seconds: int | None = None
-    """None: the pod's own."""
+    """Grace period; None: the pod's own."""
 
 
 @dataclass(frozen=True)
 class EventRecord:
-    """An event to post on the run."""
+    """Event to post on the run."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -215,9 +215,9 @@ class EventRecord:
 
 
 Fact = Literal["events", "nodes"]
-"""Facts that are not watched, and looked up when a decision asks for them."""
+"""Unwatched facts that the operator looks up when a decision requests them."""
 Urgency = Literal["now", "soon", "progress"]
-"""Longest wait of a status to be written together with later changes: not at all, SOON_SECONDS, `progress_seconds`."""
+"""Maximum delay of a status write, to combine it with later changes: none, SOON_SECONDS, or `progress_seconds`."""
 SOON_SECONDS = 2.0
 PROGRESS_SECONDS = 15.0
 LONGEST_PROGRESS_SECONDS = 60.0
@@ -226,11 +226,11 @@ YOUNG_SECONDS = 300.0
 
 
 def progress_seconds(age: float, runs: int) -> float:
-    """Time between two statuses of a run that report progress alone: 15 s, in proportion more of an old run or one of many, 60 at most.
+    """Return the seconds between two status writes that only report progress: 15, more for an old run or many runs, at most 60.
 
     Args:
-        age: of the run, in seconds.
-        runs: that this operator looks after.
+        age: age of the run, in seconds.
+        runs: number of runs that this operator serves.
     """
     share = max(1.0, age / YOUNG_SECONDS, runs / FEW_RUNS)
     return min(PROGRESS_SECONDS * share, LONGEST_PROGRESS_SECONDS)
@@ -238,7 +238,7 @@ def progress_seconds(age: float, runs: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """Part of a decision beside status and events; each field as in `Decision`."""
+    """Part of a decision without status and events; the fields are those of `Decision`."""
 
     dry_run: Sequence[Manifest] = ()
     create: Sequence[Manifest] = ()
@@ -253,38 +253,38 @@ class Actions:
 
 NO_ACTIONS = Actions()
 AT_ONCE = Actions(wake_in=0.0)
-"""Nothing but another pass: it acts on what this one puts on record."""
+"""Only another pass: it acts on the status that this pass records."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions, in this order: grow, ask, dry-run, create, apply, annotate, scale, delete, disown, repair, status, events."""
+    """Actions of one pass, in this order: grow, ask, dry-run, create, apply, annotate, scale, delete, disown, repair, status, events."""
 
     status: Manifest
-    """The whole new status, camelCase, without nulls; written if it differs."""
+    """The complete new status, camelCase, without nulls; written if it differs."""
     urgency: Urgency = "now"
     ask: Manifest | None = None
-    """A Secret that should be there, asked for by a POST with dryRun=All, which needs no right to read one. Where it is not there, nothing
-    else is done, and its name comes back as `Observed.lost_key`. Where admission refuses the question, that is unknown."""
+    """Secret that should exist. The operator checks it by a POST with dryRun=All, which needs no right to read Secrets. If it does not
+    exist, the pass ends and the next one has its name in `Observed.lost_key`. If admission refuses the POST, the result is unknown."""
     dry_run: tuple[Manifest, ...] = ()
-    """Apply these server-side with dryRun=All first. What the specification has wrong stops everything else and comes back as
-    `Observed.rejection`; where admission refuses one, nothing is created or applied."""
+    """Objects to apply server-side with dryRun=All first. An error in the specification ends the pass, and the next one has it in
+    `Observed.rejection`; if admission refuses an object, nothing is created or applied."""
     create: tuple[Manifest, ...] = ()
-    """POST; one that exists is left as it is (claim, Secret, Lease)."""
+    """Objects to POST (claim, Secret, Lease); existing ones are not changed."""
     apply: tuple[Apply, ...] = ()
     annotate: tuple[Annotate, ...] = ()
-    """An object that is gone is left out."""
+    """Annotations to set; a deleted object is skipped."""
     scale: tuple[Scale, ...] = ()
     delete: tuple[Delete, ...] = ()
     disown: Disown | None = None
-    """A claim that has changed since, or is gone, is left alone."""
+    """Claim to release; skipped if the claim has changed since or is deleted."""
     repair: tuple[Apply, ...] = ()
-    """Parts of a running attempt that were deleted or edited. Nothing waits for them: one that is refused is tried again."""
+    """Deleted or edited parts of a running attempt. No other action waits for them; a refused repair is retried."""
     grow: Grow | None = None
-    """A refusal stops nothing else, and comes back as `Observed.ungrown`."""
+    """Claim to enlarge. A refusal stops no other action; the next pass has it in `Observed.ungrown`."""
     events: tuple[EventRecord, ...] = ()
-    """Posted after the status is written, so that a retry does not repeat them."""
+    """Events, posted after the status is written, so that a retry does not repeat them."""
     wake_in: float | None = None
-    """Look again after this many seconds even if nothing happens."""
+    """Seconds after which the run gets another pass even without a change."""
     look_up: frozenset[Fact] = field(default_factory=frozenset)
-    """Facts that would explain a wait better; the next observation should hold them."""
+    """Facts that would explain a wait better; the next observation should contain them."""

@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 
 
 def rfc3339(seconds: float) -> str:
-    """`seconds` since the epoch, rounded down."""
+    """Return the notation of `seconds` since the epoch, rounded down."""
     return datetime.fromtimestamp(math.floor(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_of(text: object) -> float | None:
-    """Seconds since the epoch; None where there is no readable time."""
+    """Return the seconds since the epoch, or None if the text is not a time."""
     if not isinstance(text, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Can the manifest be run? The CRD has refused most mistakes already; this finds the rest, in the words of `rlrun validate`."""
+"""Validation of a manifest. The CRD has refused most mistakes already; this finds the others, with the messages of `rlrun validate`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlrun_operator.render import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
 
 _remembered: dict[tuple[str, str], tuple[Manifest, Judgement]] = {}
-"""Judgements by namespace and name, until `forget_run`: a run is judged again at every event, however many there are."""
+"""Judgements by namespace and name, until `forget_run`: the operator judges a run at every event."""
 
 
 @dataclass(frozen=True)
 class Judgement(Reading):
-    """Validation of a specification without the cluster, and its marks."""
+    """Validation result of a specification, without the cluster, and its hashes."""
 
     @cached_property
     def spec_hash(self) -> str | None:
@@ -29,9 +29,9 @@ class Judgement(Reading):
 
 
 def judge_spec(run: Manifest) -> Judgement:
-    """Read the specification of an RLRun.
+    """Return the judgement of an RLRun's specification.
 
-    The last answer for each run is kept with the very document that it was for, so that the result is always that of a fresh reading.
+    The last result of each run is cached with the document that it belongs to, so that it always equals that of a fresh reading.
     """
     document = {key: run[key] for key in ("apiVersion", "kind", "spec") if key in run}
     document["metadata"] = {key: run["metadata"].get(key) for key in ("name", "uid", "generation")}
@@ -46,10 +46,10 @@ def judge_spec(run: Manifest) -> Judgement:
 
 
 def forget_run(namespace: str, name: str) -> None:
-    """Drop what is kept of a run that is gone."""
+    """Drop the cached judgement of a deleted run."""
     _remembered.pop((namespace, name), None)
 
 
 def count_noun(number: int, noun: str) -> str:
-    """`1 engine`, `2 engines`."""
+    """Return number and noun: `1 engine`, `2 engines`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

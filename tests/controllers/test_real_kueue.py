@@ -192,7 +192,7 @@ def test_pods_that_are_not_ready_in_time_and_a_workload_that_kueue_gives_up(queu
     kueue.start(waitForPodsReady={"timeout": "5s", "recoveryTimeout": "5s", "requeuingStrategy": retry})
     world.kube("PATCH", "/api/v1/nodes/flavor-0", {"spec": {"unschedulable": True}})
     world.create("a", queueName="team-a", **FOUR)
-    status = world.wait_told("a", "tries again at")
+    status = world.wait_told("a", "retries at")
     assert (status["phase"], status["reason"]) == ("Queued", "BackingOff")
     status = world.wait_told("a", "set spec.active of Workload .* to true, or suspend the run and resume it")
     assert (status["phase"], status["reason"]) == ("Queued", "WorkloadDeactivated")

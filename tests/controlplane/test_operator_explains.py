@@ -132,7 +132,7 @@ def test_a_spread_that_is_not_possible(world: World, key: str) -> None:
 
 def test_more_engines_than_nodes_for_one_each(world: World) -> None:
     world.create("a", inference={"replicas": 3, **HERE}, placement={"spreadInference": "Required"})
-    words = ("inference needs 3 pods", "each has to be on a node of its own", "lower inference.replicas")
+    words = ("inference needs 3 pods", "each engine needs its own node", "lower inference.replicas")
     check_told(world, "Scheduled", "Unschedulable", *words)
 
 
@@ -154,7 +154,7 @@ def test_a_taint_that_is_not_tolerated(world: World, cluster: Cluster) -> None:
         taint = {"key": "team", "value": "b", "effect": "NoSchedule"}
         world.kube("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": [taint]}})
         world.create("a", trainer={"nodeSelector": {"dedicated": "team-b"}})
-        words = ("1 node qualifies, but for the taint team=b", "add a toleration to trainer.tolerations")
+        words = ("1 node qualifies, except for the taint team=b", "add a toleration to trainer.tolerations")
         check_told(world, "Scheduled", "Unschedulable", *words)
 
 

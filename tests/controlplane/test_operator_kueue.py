@@ -67,7 +67,7 @@ def test_a_run_waits_for_kueue_trains_is_evicted_goes_on_with_another_flavor_and
 
         stand_in.rooms, stand_in.flavor = 0, "a100"
         controller.does(stand_in.time_out)
-        world.wait_told("a", "tries again at")
+        world.wait_told("a", "retries at")
         status = world.wait_phase("a", "Queued")
         assert (status["reason"], no_pods(world)) == ("BackingOff", True)
         assert "admission" not in controller.workload()["status"]

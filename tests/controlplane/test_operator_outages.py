@@ -222,7 +222,7 @@ def test_of_two_releases_that_serve_one_namespace_one_acts_and_the_other_tells(w
             assert first.metrics()[served] == 1.0
             words = f"namespace {world.namespace}: the operator {world.namespace}/rlrun-operator looks"
             wait_for(second.log, lambda text: words in text, "its log tells")
-            wait_for(lambda: second.http("/readyz")[1], lambda text: "looks after its runs" in text, "its probe tells")
+            wait_for(lambda: second.http("/readyz")[1], lambda text: "serves its runs" in text, "its probe tells")
             world.wait_event("a", "ServedByAnotherOperator")
             world.create("b")
             world.wait_phase("b", "Starting")

@@ -78,7 +78,7 @@ def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(
             f"ValidatingAdmissionPolicy '{name}'",
             "ask the platform team",
         )
-        wait_condition(world, "ChildrenIntact", "False", "AdmissionRefused", *words, "it is tried again")
+        wait_condition(world, "ChildrenIntact", "False", "AdmissionRefused", *words, "the operator retries")
         status = world.wait_phase("a", "Suspending")
         assert all(word in status["message"] for word in words)
         world.wait_event("a", "AdmissionRefused")
@@ -94,7 +94,7 @@ def test_while_a_lost_deployment_is_refused_a_lost_lease_comes_back(world: World
     with policy(world, "apps", "deployments", "CREATE", "false", probe) as name:
         world.delete("deployments", "a-inference", APPS)
         world.delete("leases", "a-progress", LEASES)
-        world.wait_told("a", f"Deployment a-inference cannot be made: .*{name}")
+        world.wait_told("a", f"Deployment a-inference cannot be created: .*{name}")
         wait_for(
             lambda: world.kube("GET", world.path(LEASES, "leases", "a-progress"), ok=False),
             lambda found: found.get("kind") == "Lease",

@@ -41,9 +41,7 @@ def test_a_run_waits_for_volcano_trains_is_suspended_goes_on_and_ends(world: Wor
     volcano.install(world.kube, "team-a", "default")
     stand_in = StandIn(rooms=0, nodes=0)
     with volcano.Scheduler(world, stand_in, nodes[0]).at_work() as scheduler:
-        status = world.wait_told(
-            "a", r"Volcano Queue team-a: PodGroup \S+ is Pending: it asks for 1 trainer, 1 inference"
-        )
+        status = world.wait_told("a", r"Volcano Queue team-a: PodGroup \S+ is Pending: it needs 1 trainer, 1 inference")
         assert (status["phase"], no_pods(world)) == ("Queued", True)
         (group,) = scheduler.groups()
         assert group["spec"]["minTaskMember"] == {"trainer": 1, "inference": 1, "orchestrator": 1}

@@ -79,7 +79,7 @@ def test_a_claim_over_quota_is_told_before_any_pod_is_made(
 def test_a_quota_that_counts_what_no_pod_has_says_what_to_set(world: World) -> None:
     limit(world, limits_memory="64Gi")
     world.create("a")
-    words = ("failed quota: team", "must specify limits.memory", ".resources, or have a LimitRange with defaults made")
+    words = ("failed quota: team", "must specify limits.memory", ".resources, or add a LimitRange with defaults")
     wait_condition(world, "Scheduled", "QuotaExceeded", *words)
     bound(world, "Container", default={"memory": "1Gi"})
     world.wait_pods_ready("a", 2)
@@ -138,7 +138,7 @@ def test_the_queue_counts_quotas_with_scopes_as_the_api_server_does(
     queue = json.dumps({"provider": "own"})
     with OperatorProcess(cluster, tmp_path_factory.mktemp("scoped"), "scoped", RLRUN_QUEUE=queue, **own):
         world.create("a", managedBy="scoped", **GPUS)
-        status = world.wait_told("a", "quota loose: pods: asked 3, used 0 of 2, even if nothing else ran")
+        status = world.wait_told("a", "quota loose: pods: requested 3, used 0 of 2, even if nothing else ran")
         assert (status["phase"], world.kube.items(world.path(CORE, "pods"))) == ("Queued", [])
         scoped(world, "loose", "3")
         world.wait_pods_ready("a", 2)
@@ -154,7 +154,7 @@ def test_the_queue_makes_no_pod_of_a_run_that_a_quota_keeps_out(
     queue = json.dumps({"provider": "own"})
     with OperatorProcess(cluster, tmp_path_factory.mktemp("queued"), "queued", RLRUN_QUEUE=queue, **own):
         world.create("a", managedBy="queued", **GPUS)
-        words = rf"quota team: {GPU}: asked 2, used 0 of 1, even if nothing else ran"
+        words = rf"quota team: {GPU}: requested 2, used 0 of 1, even if nothing else ran"
         status = world.wait_told("a", words)
         assert (status["phase"], world.condition("a", "Admitted")["reason"]) == ("Queued", "NeverFits")
         assert world.kube.items(world.path(CORE, "pods")) == []

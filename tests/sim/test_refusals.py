@@ -38,7 +38,7 @@ def test_a_trainer_that_may_not_be_scaled_down_is_told_and_suspends_once_it_may(
     words = 'StatefulSet run-trainer cannot be scaled to 0: statefulsets "run-trainer" is forbidden: ValidatingAdmissionPolicy'
     for text in (world.status["message"], _said(world, "ChildrenIntact")[2]):
         assert f"{words} '{MARK}'" in text
-        assert "it is tried again until whoever refuses it allows it" in text
+        assert "change the policy or webhook that refuses it; the operator retries" in text
     assert _said(world, "ChildrenIntact")[:2] == ("False", "AdmissionRefused")
     assert world.cluster.pod("orchestrator", -1) is None, "its removal does not depend on the trainer's"
     world.lift(world.api.refusals)

@@ -201,7 +201,7 @@ def test_a_bad_run_changes_no_bit_of_another(
     fail_with_nan(nan)
     failed = nan.state("Failed")
     assert failed.exit_code == exit_codes.DATA
-    assert "advantages has a value that is not finite" in failed.reason
+    assert "advantages contains a value that is not finite" in failed.reason
     mine[2] = host.step(2)
 
     # The exception comes after a forward pass and half of the micro-batches, with weights gathered and gradients added up.

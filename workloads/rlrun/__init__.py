@@ -1,7 +1,7 @@
 """RLRun: one Kubernetes object is one reinforcement-learning run of a language model.
 
-This package holds the manifest (`api`), the roles' configuration (`config`), the file and wire protocol (`protocol`) and the roles. From
-Python, `from rlrun import Run` builds, starts and follows a run (`runs`).
+This package contains the manifest (`api`), the roles' configuration (`config`), the file and wire protocol (`protocol`) and the roles. In
+Python, `from rlrun import Run` creates, starts and follows a run (`runs`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _PLACES = {
     "RunFailedError": "rlrun.runs.errors",
     "WaitTimeoutError": "rlrun.runs.errors",
 }
-"""Names of the Python API; __init__.pyi has their types."""
+"""Names of the Python API, by their modules; __init__.pyi has their types."""
 __all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> object:
-    """A name of the Python API, whose module is imported when it is asked for: every role and command imports this package."""
+    """Return a name of the Python API. Its module is imported on first use, because every role and command imports this package."""
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

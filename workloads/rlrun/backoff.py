@@ -1,22 +1,22 @@
-"""Backoff: seconds between tries that grow up to a bound, spread by chance where many would try together."""
+"""Backoff: seconds between retries that grow up to a bound, with jitter for clients that would retry together."""
 
 from __future__ import annotations
 
 MAX_DOUBLINGS = 40
-"""Beyond, every product is over any bound; and a power of two of a few thousand is no float any more."""
+"""Maximum number of doublings: beyond it, every product exceeds any bound, and much larger powers of two overflow a float."""
 
 
 def backoff(failures: int, *, first: float, longest: float) -> float:
-    """Seconds to wait after so many failures in a row: `first`, doubled after each further one, `longest` at most."""
+    """Return the seconds to wait after consecutive failures: `first`, doubled after each further one, at most `longest`."""
     return min(first * 2.0 ** min(max(0, failures - 1), MAX_DOUBLINGS), longest)
 
 
 def jittered(seconds: float, share: float, random: float) -> float:
-    """`seconds`, by up to `share` of it longer or shorter.
+    """Return `seconds`, changed at random by up to `share` of it.
 
     Args:
-        seconds: to spread.
-        share: in [0, 1).
-        random: in [0, 1).
+        seconds: base value.
+        share: maximum relative change, in [0, 1).
+        random: random number in [0, 1).
     """
     return seconds * (1 - share + 2 * share * random)

@@ -1,4 +1,4 @@
-"""From a name to the function behind it: a built-in one, or a user's own by import path."""
+"""Lookup of functions by name: built-in functions, and users' own by import path."""
 
 from __future__ import annotations
 
@@ -23,28 +23,29 @@ from rlrun.config.algorithm.names import (
 )
 
 SAFE_PATH_VARIABLE = "PYTHONSAFEPATH"
-"""Python's own variable, which the pods of a run set: the working directory is not on the import path."""
+"""Python's own variable, which the pods of a run set: it keeps the working directory off the import path."""
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """A built-in function and its options (name -> default, bounds, summary)."""
+    """Built-in function and its options (name -> default, bounds, summary)."""
 
     function: Callable[..., object]
     options: Mapping[str, Option]
 
 
 def builtins(kind: Kind, functions: Mapping[str, Callable[..., object]]) -> dict[str, Algorithm]:
-    """Join functions with their entries in the table of names."""
+    """Combine functions with their entries in the table of names."""
     return {name: Algorithm(function, find_entry(kind, name).options) for name, function in functions.items()}
 
 
 def bind(
     kind: Kind, name: str, table: Mapping[str, Algorithm], options: Options
 ) -> tuple[Callable[..., object], Options]:
-    """The function called `name` and the complete options to call it with.
+    """Return the function called `name`, and the complete options for its calls.
 
-    Raises ValueError for an unknown name or option, a value out of range, and an import path that leads nowhere.
+    Raises:
+        ValueError: unknown name or option, value out of range, or an import path without a function.
     """
     complete = complete_options(kind, name, options)
     if not is_import_path(name):
@@ -73,20 +74,20 @@ def add_code_folder() -> None:
 
 @functools.cache
 def imported(kind: str, path: str) -> Callable[..., Any]:
-    """The function at `package.module:function`.
+    """Return the function at `package.module:function`.
 
     Args:
-        kind: what it is in messages, such as `loss`.
-        path: of the function.
+        kind: kind of the function in messages, such as `loss`.
+        path: import path of the function.
 
     Raises:
-        ValueError: it leads nowhere; the cause is an ImportError where a module is missing.
+        ValueError: there is no such function; the cause is an ImportError if a module is missing.
     """
     module_name, function_name = path.split(":")
     try:
         add_code_folder()
         module = importlib.import_module(module_name)
-    except Exception as error:  # user code runs here, whatever it raises is the answer
+    except Exception as error:  # user code may raise anything, which the message then reports
         raise ValueError(
             f"{kind} {path}: cannot import {module_name} ({type(error).__name__}: {error}); "
             "is it installed in this image or on PYTHONPATH?"
@@ -100,7 +101,7 @@ def imported(kind: str, path: str) -> Callable[..., Any]:
 
 
 def _keywords(function: Callable[..., object]) -> tuple[dict[str, bool], bool]:
-    """The options of a function (name -> has no default), all after its first parameter; and if it has `**options`."""
+    """Return the options of a function (name -> has no default), without its first parameter; and whether it has `**options`."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     keywords = {p.name: p.default is inspect.Parameter.empty for p in parameters if p.kind in by_keyword}

@@ -30,7 +30,7 @@ FAILURES_KEPT = 5
 def record_end(run: RunSnapshot, cause: Cause) -> Decision:
     """Record why the current attempt ends and what follows; the next pass acts on the record."""
     if run.spec is None:
-        told = f"attempt {run.past.attempt} ended ({detect.told_of(cause)}), and the specification is invalid: {run.problems}"
+        told = f"attempt {run.past.attempt} ended ({detect.describe_cause(cause)}), and the specification is invalid: {run.problems}"
         return fail_run(run, reasons.INVALID_CONFIGURATION, told, failure_record(run, cause, counted=False))
     past, policy_spec = run.past, run.spec.failure_policy
     report = progress.read_lease(run.observed.lease, past.attempt)
@@ -45,7 +45,7 @@ def record_end(run: RunSnapshot, cause: Cause) -> Decision:
     retry = rfc3339(math.ceil(run.now + what.wait_seconds)) if what.wait_seconds else None
     return report_restart(
         run,
-        f"attempt {past.attempt} ended: {detect.told_of(cause)}",
+        f"attempt {past.attempt} ended: {detect.describe_cause(cause)}",
         reasons.PODS_ENDING,
         StatusChange(
             last_failure=failure,
@@ -77,7 +77,7 @@ def ends_run(run: RunSnapshot, cause: Cause, spec: RLRunSpec) -> bool:
 
 def give_up(run: RunSnapshot, cause: Cause) -> Decision:
     """Fail a hanging run, as its specification demands."""
-    return fail_run(run, cause.reason, detect.told_of(cause), failure_record(run, cause, counted=False))
+    return fail_run(run, cause.reason, detect.describe_cause(cause), failure_record(run, cause, counted=False))
 
 
 def fail_run(

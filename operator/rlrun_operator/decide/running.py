@@ -87,7 +87,7 @@ def _attempt_conditions(
     run: RunSnapshot, scene: Scene, report: progress.Report | None, waits: _Waits, *, begins: bool
 ) -> dict[str, ConditionUpdate]:
     """Return the conditions of an existing attempt; `begins`: it starts in this pass."""
-    updates = _of_pods(scene, waits)
+    updates = diagnose.scene_conditions(scene, waits.patient)
     updates[reasons.SCHEDULED] = node_exclusion.with_excluded_nodes(updates[reasons.SCHEDULED], run.past, run.now)
     updates[reasons.PROGRESSING] = (
         _report_name_conflict(run)
@@ -193,10 +193,8 @@ def _ignored_fields(run: RunSnapshot) -> str:
 
 def of_inference(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:
     """Return the report on storage and engines while no attempt runs: engines stay during a restart."""
-    scene = _read_scene(run, attempt, None)
-    waits = _Waits(run)
-    updates = {reasons.STORAGE_READY: claims.storage_condition(scene, waits.patient(reasons.STORAGE_READY))}
-    return updates | _of_engines(scene, waits)
+    kinds = (reasons.STORAGE_READY, reasons.INFERENCE_AVAILABLE)
+    return diagnose.scene_conditions(_read_scene(run, attempt, None), _Waits(run).patient, kinds)
 
 
 def storage_at_rest(run: RunSnapshot) -> dict[str, ConditionUpdate]:
@@ -269,24 +267,6 @@ def _tracker_secrets(spec: RLRunSpec | None) -> dict[str, str]:
     """See `Scene.tracker_secrets`."""
     tracking = spec.tracking if spec is not None else None
     return {secret.reference.name: secret.field for secret in (tracking.secrets if tracking is not None else ())}
-
-
-def _of_pods(scene: Scene, waits: _Waits) -> dict[str, ConditionUpdate]:
-    return {
-        reasons.STORAGE_READY: claims.storage_condition(scene, waits.patient(reasons.STORAGE_READY)),
-        reasons.SCHEDULED: diagnose.scheduled_condition(scene, waits.patient(reasons.SCHEDULED)),
-        reasons.PODS_READY: diagnose.pods_ready(scene, waits.patient(reasons.PODS_READY)),
-        **_of_engines(scene, waits),
-    }
-
-
-def _of_engines(scene: Scene, waits: _Waits) -> dict[str, ConditionUpdate]:
-    """Return InferenceAvailable; a run without engines does not have this condition."""
-    if not scene.wanted.engines:
-        return {}
-    return {
-        reasons.INFERENCE_AVAILABLE: diagnose.inference_condition(scene, waits.patient(reasons.INFERENCE_AVAILABLE))
-    }
 
 
 def _progress_condition(run: RunSnapshot, report: progress.Report | None, waits: _Waits) -> ConditionUpdate:

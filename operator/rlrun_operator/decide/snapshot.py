@@ -56,7 +56,7 @@ class RunSnapshot(JudgedRun):
     def past(self) -> RLRunStatus:
         """Last written status, without exclusions of nodes that an annotation ends."""
         asked = (self.metadata.get("annotations") or {}).get(USE_NODES_ANNOTATION)
-        return node_exclusion.used_again(super().past, None if asked is None else str(asked), self.now)
+        return node_exclusion.lift_older_exclusions(super().past, None if asked is None else str(asked), self.now)
 
     @cached_property
     def forbidden(self) -> str:

@@ -1,1 +1,1 @@
-"""Failures of pods and nodes: what ended, why, whether it counts as a restart, and which nodes to avoid. Pure."""
+"""Failures of pods and nodes: cause, whether the restart counts, and nodes to avoid. Pure."""

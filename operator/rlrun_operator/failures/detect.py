@@ -1,4 +1,4 @@
-"""Cause of an attempt's end: the first cause among everything that its pods show."""
+"""Cause of an attempt's end: the first cause that its pods show."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from rlrun_operator.pods import Container, Exit, Pod
 from rlrun_operator.status import failure_reasons
 
 PERMANENT = range(64, 79)
-"""Exit codes that no restart can repair."""
+"""Exit codes that a restart cannot repair."""
 _SIGNALS = range(129, 193)
-"""Exit codes of processes that a signal, 1 to 64, has ended."""
+"""Exit codes of processes that were ended by a signal from 1 to 64."""
 _EVICTIONS = {
     "Evicted": failure_reasons.POD_EVICTED,
     "Preempting": failure_reasons.POD_EVICTED,
     "Preempted": failure_reasons.POD_EVICTED,
 } | dict.fromkeys(("Shutdown", "NodeShutdown", "Terminated", "NodeLost"), failure_reasons.NODE_LOST)
-"""`status.reason` of a pod that was ended from outside: the kubelet's and the node controller's words."""
+"""`status.reason` of a pod that was ended from outside, by the kubelet or the node controller."""
 _BY_CODE = {
     exit_codes.STORAGE: failure_reasons.STORAGE_ERROR,
     exit_codes.DATA: failure_reasons.DATA_ERROR,
@@ -49,7 +49,7 @@ _FIRST_HAND = frozenset(
         failure_reasons.CUDA_ERROR,
     }
 )
-"""Reasons that say of themselves what broke."""
+"""Reasons that identify the faulty component by themselves."""
 _NEXT_NUMBER = re.compile(r"next (?:free attempt: |is )(\d+)")
 _MESSAGE_MAX = 1000
 
@@ -58,11 +58,11 @@ Kind = Literal["disruption", "taken", "permanent", "failure"]
 
 @dataclass(frozen=True)
 class Cause:
-    """Reason to end an attempt."""
+    """Cause for which an attempt ends."""
 
     kind: Kind
     at: float | None
-    """Seconds since the epoch; None: not known, it was not seen happening."""
+    """Seconds since the epoch; None: unknown, because the operator did not observe the event."""
     role: Role
     pod: str
     node: str | None
@@ -82,22 +82,23 @@ def first_cause(
     settled_at: float | None,
     now: float,
 ) -> Cause | None:
-    """The earliest reason why the launched `attempt` cannot go on; None while it can.
+    """Return the earliest reason why the launched `attempt` cannot continue, or None while it can.
 
     Args:
-        pods: the run's pods.
-        gone: those that were seen and do not exist any more: times of one second's resolution do not always show that a pod is a new one.
-        attempt: the current attempt; all its workloads were seen.
-        names: of the run's children.
-        trainers: how many trainer pods there should be.
+        pods: pods of the run.
+        gone: observed pods that no longer exist; needed because times with a resolution of one second do not always show a replacement.
+        attempt: current attempt, whose workloads have all been observed.
+        names: names of the run's children.
+        trainers: expected number of trainer pods.
         has_statefulset: whether the StatefulSet exists and is not being deleted.
-        settled_at: when the attempt's pods were all ready, in seconds since the epoch: a pod that is younger has
-            replaced one, and a missing one was deleted. None: they never were.
-        now: the time of causes that were not seen happening.
+        settled_at: time at which all pods of the attempt were ready, in seconds since the epoch: a younger pod has replaced
+            one, and a missing pod was deleted. None: they never were.
+        now: time for causes that were not observed when they happened.
     """
+    # Four sources: the trainer's pods, the orchestrator's pod, missing objects, and engines with a permanent failure.
     trainer = [pod for pod in pods if pod.role == "trainer" and pod.attempt == attempt]
     lost = {pod.name: _gone_cause(pod) for pod in gone if pod.attempt == attempt and pod.node is not None}
-    # What is known of the lost says more than their absence, or their successors' youth.
+    # The last state of a lost pod explains more than its absence, or than its successor's age.
     causes = list(lost.values())
     causes += filter(None, (_trainer_cause(pod, None if pod.name in lost else settled_at) for pod in trainer))
     orchestrator = next((p for p in pods if p.name == names.orchestrator(attempt)), None)
@@ -110,18 +111,18 @@ def first_cause(
     if settled_at is not None:
         there = {*lost, *(pod.name for pod in trainer)}
         causes += [_missing("trainer", name) for i in range(trainers) if (name := names.trainer_pod(i)) not in there]
-    causes += _engines_that_can_never_work(pods, orchestrator.created_at if orchestrator is not None else 0.0)
+    causes += _permanent_engine_failures(pods, orchestrator.created_at if orchestrator is not None else 0.0)
     return min(causes, key=lambda cause: _order_causes(cause, now), default=None)
 
 
 def next_number(message: str) -> int | None:
-    """The free attempt number that rank 0 names when its own is taken."""
+    """Return the free attempt number that rank 0 reports if its own number is taken, or None."""
     found = _NEXT_NUMBER.search(message)
     return attempt_number(found.group(1)) if found else None
 
 
-def told_of(cause: Cause) -> str:
-    """The cause in one sentence."""
+def describe_cause(cause: Cause) -> str:
+    """Return the cause in one sentence."""
     code = "" if cause.exit_code is None else f" (exit code {cause.exit_code})"
     return f"{cause.role} pod {cause.pod}{code}: {cause.message}"
 
@@ -130,24 +131,24 @@ def _trainer_cause(pod: Pod, settled_at: float | None) -> Cause | None:
     found = _pod_cause(pod, pod.containers)
     if found is None and settled_at is not None and pod.created_at > settled_at:
         return _cause(
-            pod, "disruption", failure_reasons.POD_REPLACED, "the pod was deleted and made again", pod.created_at
+            pod, "disruption", failure_reasons.POD_REPLACED, "the pod was deleted and created again", pod.created_at
         )
     return found
 
 
 def _role_cause(pod: Pod) -> Cause | None:
-    """Cause that ends a trainer's or the orchestrator's pod; of the latter's init containers, those of environments do not count."""
+    """Return the cause that ended a trainer's or the orchestrator's pod. Init containers of environments do not count."""
     own = (FOLDER_CONTAINER, DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER)
     return _pod_cause(pod, [c for c in pod.containers if pod.role == "trainer" or not c.init or c.name in own])
 
 
 def _gone_cause(pod: Pod) -> Cause:
-    """A pod that had a node, and with it perhaps a part in the attempt."""
+    """Return the cause for a deleted pod that had a node, so that its process may have worked for the attempt."""
     return _role_cause(pod) or _cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", None)
 
 
 def end_of(pod: Pod) -> Cause | None:
-    """End of a trainer's or the orchestrator's process by itself, for good or not; None: it did not fail, or was ended."""
+    """Return the cause if a trainer's or the orchestrator's process failed by itself; None: it did not fail, or was ended."""
     found = _role_cause(pod)
     return (
         found if found is not None and found.kind in ("failure", "permanent") and found.exit_code is not None else None
@@ -155,6 +156,7 @@ def end_of(pod: Pod) -> Cause | None:
 
 
 def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
+    """Return the cause that ended a pod. Order: loss of its node, own failure, deletion, failed phase."""
     own = [c for c in containers if c.init or c.name == pod.role]
     ends = [c.exit for c in own if c.exit is not None and c.exit.code != 0]
     end = min(ends, key=lambda e: e.at or 0.0, default=None)
@@ -162,9 +164,7 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
         return disrupted
     if end is not None and pod.ended_by_itself(end):
         return _exit_cause(pod, end)
-    if (
-        pod.deleted_at is not None and pod.node is not None
-    ):  # one that never had a node has done nothing that could be lost
+    if pod.deleted_at is not None and pod.node is not None:  # a pod without a node has done no work that could be lost
         return _cause(pod, "disruption", failure_reasons.POD_DELETED, "the pod was deleted", pod.deleted_at)
     if pod.phase == "Failed":
         return _cause(pod, "failure", failure_reasons.POD_FAILED, pod.message or pod.reason or "the pod failed", None)
@@ -172,7 +172,7 @@ def _pod_cause(pod: Pod, containers: Iterable[Container]) -> Cause | None:
 
 
 def _find_disruption(pod: Pod, end: Exit | None) -> Cause | None:
-    """A loss of the node, or an eviction, that is on the pod itself."""
+    """Return the loss of the node, or an eviction, that the pod itself reports."""
     if pod.disruption is not None:
         reason, message = pod.disruption
         lost = "Taint" in reason or "PodGC" in reason or "Shutdown" in message
@@ -186,31 +186,33 @@ def _find_disruption(pod: Pod, end: Exit | None) -> Cause | None:
 def _exit_cause(pod: Pod, end: Exit) -> Cause:
     if end.reason == "ContainerStatusUnknown" or (end.code == 255 and end.reason == "Unknown"):
         return _cause(pod, "disruption", failure_reasons.NODE_LOST, "the node restarted", end.at, end)
-    tag, told = tag_of(end.message)
-    message = told or f"ended with exit code {end.code}, without a message"
-    if end.code == exit_codes.ATTEMPT_TAKEN and _means_the_number(pod, end):
+    tag, text = tag_of(end.message)
+    message = text or f"ended with exit code {end.code}, without a message"
+    if end.code == exit_codes.ATTEMPT_TAKEN and _reports_taken_number(pod, end):
         return _cause(pod, "taken", failure_reasons.NUMBER_TAKEN, message, end.at, end)
     if end.code in PERMANENT:
         return _cause(pod, "permanent", _BY_CODE.get(end.code, failure_reasons.PERMANENT_ERROR), message, end.at, end)
     if end.reason == "OOMKilled":
-        fix = f"the container was killed for want of memory; raise {pod.role}.resources.limits.memory"
-        return _cause(pod, "failure", failure_reasons.OUT_OF_MEMORY, f"{fix}: {told}" if told else fix, end.at, end)
+        fix = f"the container was killed because it ran out of memory; raise {pod.role}.resources.limits.memory"
+        return _cause(pod, "failure", failure_reasons.OUT_OF_MEMORY, f"{fix}: {text}" if text else fix, end.at, end)
     word = tag or (
         failure_reasons.SIGNALLED if end.code in _SIGNALS else _BY_CODE.get(end.code, failure_reasons.EXIT_CODE)
     )
     return _cause(pod, "failure", word, message, end.at, end)
 
 
-def _means_the_number(pod: Pod, end: Exit) -> bool:
-    """A trainer that names the next number, as any program may end so; or the orchestrator of a run without one: a guest, an evaluation."""
+def _reports_taken_number(pod: Pod, end: Exit) -> bool:
+    """Return whether the exit code means a taken attempt number: the trainer names the next one, because any program may use this code;
+    for a guest or an evaluation, which have no trainer, the orchestrator's exit code is enough."""
     return pod.role == "orchestrator" or (pod.role == "trainer" and next_number(end.message) is not None)
 
 
-def _engines_that_can_never_work(pods: Iterable[Pod], began: float) -> Iterator[Cause]:
-    """Ends of engines that the attempt has seen: an engine outlives attempts, and with it the report of its last end.
+def _permanent_engine_failures(pods: Iterable[Pod], began: float) -> Iterator[Cause]:
+    """Yield permanent failures of engines during this attempt: an engine outlives attempts, and so does the report of its last end.
 
     Args:
-        began: creation of the attempt's orchestrator, in seconds since the epoch. An earlier end was acted on, by a rule for one.
+        pods: pods of the run.
+        began: creation of the attempt's orchestrator, in seconds since the epoch. Earlier ends belong to an earlier attempt.
     """
     for pod in pods:
         end = pod.exit
@@ -231,7 +233,7 @@ def _cause(pod: Pod, kind: Kind, reason: str, message: str, at: float | None, en
 
 
 def _order_causes(cause: Cause, now: float) -> tuple[float, int, int, str]:
-    """First in time; within one second (Kubernetes' resolution) what explains more comes first: peers of a dead process fail with it."""
+    """Return the sort key of a cause: time, then explanation within one second (Kubernetes' resolution), as peers fail with a process."""
     explains = {"disruption": 0, "taken": 1, "permanent": 1, "failure": 3}[cause.kind]
     if cause.kind == "failure":
         explains += echo_of(cause.reason)
@@ -239,5 +241,5 @@ def _order_causes(cause: Cause, now: float) -> tuple[float, int, int, str]:
 
 
 def echo_of(reason: str) -> int:
-    """Likelihood that a failure is a consequence of a peer's: -1 names its own cause, 1 that a peer was lost."""
+    """Return whether a failure follows from a peer's: -1 if it identifies its own cause, 1 if it only reports a lost peer, else 0."""
     return -1 if reason in _FIRST_HAND else int(reason == failure_reasons.NCCL_ERROR)

@@ -1,7 +1,7 @@
-"""Nodes that a run keeps away from for a while, because it failed there again and again. Pure.
+"""Nodes that a run avoids for a while because it failed there repeatedly. Pure.
 
-Blame is for what a node may have done. An exclusion is of this run alone, is rendered into the next attempt, and never holds the run back
-for long: where no other node takes a pod, the node is used again.
+Only failures that a node may have caused count. An exclusion applies to one run, is rendered into the next attempt, and never holds the
+run back for long: if no other node accepts a pod, the excluded node is used again.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rlrun_operator.status.conditions import ConditionUpdate, attempt_started_at
 from rlrun_operator.times import rfc3339, seconds_of
 
 WINDOW_SECONDS = 3600.0
-"""Older failures are forgotten."""
+"""Age after which a failure no longer counts."""
 EXCLUDED_SECONDS = 3600.0
 FAILURES = 2
-"""Failures on one node; and more than on all others together, or it is not the node."""
+"""Failures on one node for its exclusion; it must also have more than all other nodes together, otherwise the node is not the cause."""
 SHARE = 2
-"""Exclusion of at most one in so many of the nodes that the run is known to use."""
+"""At most one in this many of the run's known nodes is excluded."""
 NEEDED_AFTER_SECONDS = 300.0
-"""Time without a node for a pod after which an excluded node is used again."""
+"""Seconds without a node for a pod after which an excluded node is used again."""
 _BLAMED = frozenset(
     {
         failure_reasons.SIGNALLED,
@@ -36,33 +36,33 @@ _BLAMED = frozenset(
         failure_reasons.NODE_LOST,
     }
 )
-"""Not: the role's own exit codes, memory that it asked for, a full volume, evictions."""
+"""Reasons that may be caused by a node. Not the role's own exit codes, requested memory, a full volume, or evictions."""
 _BY_PEOPLE = frozenset({130, 143})
-"""SIGINT and SIGTERM: the process was asked to end."""
+"""Exit codes of SIGINT and SIGTERM: the process was requested to end."""
 NAME_FIELD = "metadata.name"
 
 
 def active_exclusions(past: RLRunStatus, now: float) -> list[ExcludedNode]:
-    """Exclusions that hold."""
+    """Return the exclusions that have not expired."""
     return [node for node in past.excluded_nodes or () if (seconds_of(node.until) or 0.0) > now]
 
 
-def used_again(past: RLRunStatus, asked: str | None, now: float) -> RLRunStatus:
-    """Return a status without the exclusions that began before the time of an annotation.
+def lift_older_exclusions(past: RLRunStatus, asked: str | None, now: float) -> RLRunStatus:
+    """Return a status without the exclusions that started before the time of an annotation.
 
-    The annotation needs no acknowledgment: a later exclusion holds although the annotation stays. A value that is not a time is reported
+    The annotation needs no acknowledgment: later exclusions apply although the annotation stays. A value that is not a time is reported
     in the reason of each exclusion.
 
     Args:
-        past: status as it was written last.
-        asked: value of the annotation; None: there is none.
-        now: seconds since the epoch; a later time of the annotation counts as now.
+        past: last written status.
+        asked: value of the annotation, or None.
+        now: seconds since the epoch; a later time in the annotation counts as now.
     """
     if not past.excluded_nodes or not asked:
         return past
     when = seconds_of(asked)
     if when is None:
-        fault = f"; {USE_NODES_ANNOTATION} ({asked[:64]}) is not a time: write the time of now, as `date -u +%FT%TZ` prints it"
+        fault = f"; {USE_NODES_ANNOTATION} ({asked[:64]}) is not a time: write the current time in the format of `date -u +%FT%TZ`"
         noted = [
             node if fault in node.reason else node.model_copy(update={"reason": node.reason + fault})
             for node in past.excluded_nodes
@@ -76,17 +76,18 @@ def used_again(past: RLRunStatus, asked: str | None, now: float) -> RLRunStatus:
 def exclusions_after(
     past: RLRunStatus, failure: FailureRecord, known: Iterable[str], *, movable: bool, now: float
 ) -> list[ExcludedNode]:
-    """The exclusions after a failure.
+    """Return the exclusions after a failure.
 
     Args:
-        past: the status before it.
-        failure: the new one.
-        known: nodes that the run's pods are on.
-        movable: whether the pods may go to another node at all; a volume of one node holds them.
+        past: status before it.
+        failure: new failure.
+        known: nodes of the run's pods.
+        movable: whether the pods may move to another node; a volume that attaches to one node prevents it.
         now: seconds since the epoch.
     """
     if failure.reason == failure_reasons.NODE_NEEDED:
         return []
+    # Blame the node only if it has more of the recent failures than all others together, and few nodes are excluded already.
     held, name = active_exclusions(past, now), failure.node_name
     recent = [*past.failures, failure]
     blamed = Counter(f.node_name for f in recent if _is_blamed(f, now))
@@ -101,7 +102,7 @@ def exclusions_after(
 
 
 def avoided_nodes(pod: Manifest) -> set[str]:
-    """Nodes that a pod without a node keeps away from by name."""
+    """Return the nodes that an unscheduled pod avoids by name."""
     affinity = ((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     fields = [f for term in required.get("nodeSelectorTerms") or () for f in term.get("matchFields") or ()]
@@ -110,11 +111,11 @@ def avoided_nodes(pod: Manifest) -> set[str]:
 
 
 def lift_exclusions(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause | None:
-    """Reason to make an attempt again without its exclusions because its pods find no node; None: there is no reason to.
+    """Return the cause to restart an attempt without its exclusions because its pods find no node, or None.
 
     Args:
-        pods: the attempt's.
-        past: the status as it was written last.
+        pods: pods of the attempt.
+        past: last written status.
         now: seconds since the epoch.
     """
     held = {node.name for node in active_exclusions(past, now)}
@@ -126,18 +127,16 @@ def lift_exclusions(pods: Sequence[Pod], past: RLRunStatus, now: float) -> Cause
         shown = ", ".join(sorted(names))
         free = names - held
         if free:
-            told = f"node {', '.join(sorted(free))} is no longer excluded, and the pod has no other"
-            return _exclusion_cause(pod, failure_reasons.NODE_ALLOWED, told)
+            message = f"node {', '.join(sorted(free))} is no longer excluded, and the pod has no other node"
+            return _exclusion_cause(pod, failure_reasons.NODE_ALLOWED, message)
         if waiting is not None and began is not None and now - max(waiting, began) >= NEEDED_AFTER_SECONDS:
-            told = (
-                f"no node but the excluded one takes the pod within {NEEDED_AFTER_SECONDS:g} s; {shown} is used again"
-            )
-            return _exclusion_cause(pod, failure_reasons.NODE_NEEDED, told)
+            message = f"only the excluded node accepts the pod within {NEEDED_AFTER_SECONDS:g} s; {shown} is used again"
+            return _exclusion_cause(pod, failure_reasons.NODE_NEEDED, message)
     return None
 
 
 def with_excluded_nodes(update: ConditionUpdate, past: RLRunStatus, now: float) -> ConditionUpdate:
-    """Statement about scheduling, with the nodes that are left out."""
+    """Return the condition about scheduling, with the excluded nodes in its message."""
     held = active_exclusions(past, now)
     if update.reason != reasons.UNSCHEDULABLE or not held:
         return update
@@ -153,5 +152,5 @@ def _is_blamed(failure: FailureRecord, now: float) -> bool:
     )
 
 
-def _exclusion_cause(pod: Pod, reason: str, told: str) -> Cause:
-    return Cause("disruption", None, pod.role, pod.name, None, None, reason, told)
+def _exclusion_cause(pod: Pod, reason: str, message: str) -> Cause:
+    return Cause("disruption", None, pod.role, pod.name, None, None, reason, message)

@@ -1,7 +1,7 @@
-"""Addresses of the API server, as the policies of orchestrators need them.
+"""Addresses of the API server, for the NetworkPolicies of orchestrators.
 
-A NetworkPolicy sees the address behind the Service `kubernetes`, in most networks; some see the Service's own. Both are in the namespace
-`default`, and they may change while runs live: control planes are replaced.
+In most networks a policy sees the address behind the Service `kubernetes`; in some it sees the Service's own. Both are in the namespace
+`default`, and they may change while runs are active, because control planes are replaced.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Rules = tuple[Json, ...]
 
 
 async def api_server_rules(client: Client) -> Rules:
-    """Egress rules that lead to the API server and nowhere else.
+    """Return egress rules that allow only the API server.
 
     Raises:
-        LookupError: they cannot be known; says why.
+        LookupError: the addresses cannot be determined; the message has the cause.
         UnavailableError: the API server does not answer.
     """
     try:
@@ -32,18 +32,18 @@ async def api_server_rules(client: Client) -> Rules:
         service = await client.get(_SERVICES, NAMESPACE, SERVICE)
     except ApiError as error:
         raise LookupError(str(error)) from error
-    rules = (*_is_behind(found or {}), *_in_front((service or {}).get("spec") or {}))
+    rules = (*_endpoint_rules(found or {}), *_service_rules((service or {}).get("spec") or {}))
     if found is None or not rules:
-        raise LookupError(f"EndpointSlice {NAMESPACE}/{SERVICE} holds no address")
+        raise LookupError(f"EndpointSlice {NAMESPACE}/{SERVICE} has no address")
     return rules
 
 
-def _is_behind(endpoint_slice: Json) -> Rules:
+def _endpoint_rules(endpoint_slice: Json) -> Rules:
     addresses = [a for endpoint in endpoint_slice.get("endpoints") or () for a in endpoint.get("addresses") or ()]
     return _access_rule(addresses, [port["port"] for port in endpoint_slice.get("ports") or () if port.get("port")])
 
 
-def _in_front(service: Json) -> Rules:
+def _service_rules(service: Json) -> Rules:
     return _access_rule(service.get("clusterIPs") or (), [port["port"] for port in service.get("ports") or ()])
 
 

@@ -1,4 +1,4 @@
-"""A thin client of the Kubernetes API: the few calls that the operator makes, each with a deadline, each counted."""
+"""Minimal client of the Kubernetes API: the few calls that the operator needs, each with a deadline, each counted."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from rlrun_operator.state import Json, Manifest
 REQUEST_SECONDS = 10.0
 """Deadline of one request."""
 WRITE_SECONDS = 35.0
-"""Deadline of one write. The API server waits for webhooks 34 s at most, and then says which one it has waited for."""
+"""Deadline of one write. The API server waits at most 34 s for webhooks, and then names the webhook that did not answer."""
 PAGE = 250
 """Objects per page of a list."""
 
 ABSENT = "1"
-"""A resourceVersion that no object of a run has: etcd's first revision is older than any. An apply with it makes an object or nothing."""
+"""A resourceVersion older than that of every object of a run (etcd's first revision). An apply with it only creates, never changes."""
 
 _JSON = "application/json"
 _METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _UNCHECKED = {"fieldValidation": "Ignore"}
-"""Else the API server reads each body once more, to warn of fields that it drops, and nothing here reads warnings."""
+"""Without it the API server parses each body a second time, to warn about dropped fields; the operator does not read warnings."""
 _RBAC = re.compile(r'User "[^"]*" cannot \w+ resource')
 _QUOTA = re.compile(r"exceeded quota|failed quota")
 _PASSING = re.compile(
     r"error looking up service account|because it is being terminated|not yet ready to handle request"
 )
-"""Admission that lacks something for a moment: an account that is being made, an API server that has just started."""
+"""Temporary refusals by admission: an account that is being created, or an API server that has just started."""
 _DENIED = re.compile(r"admission webhook \"|ValidatingAdmissionPolicy '")
-"""Webhooks and policies refuse with any status."""
+"""Refusals by webhooks and policies, which may have any status."""
 _NOT_ASKED = "failed calling webhook"
-"""A webhook that is not there, and without which nothing is let in: status 500, until it is put right."""
+"""A required webhook is unreachable: status 500, until somebody repairs it."""
 _TIMED_OUT = (504, "Timeout")
-"""Webhooks have taken all the time that a write may: each of them answers, or is waited for in vain."""
+"""Webhooks used up the deadline of a write: slow answers together, or one that never answered."""
 _WRONG_SHAPE = "failed to create typed patch object"
-"""Server-side apply says so, with status 500, of a field that does not exist or has another type."""
+"""Message of server-side apply, with status 500, for a field that does not exist or has another type."""
 
 _TWO_OWNERS = "Only one reference can have Controller set to true"
-"""The object still belongs to a deleted run of the same name, and goes with it."""
+"""The object still belongs to a deleted run of the same name, and will be deleted with it."""
 
 Count = Callable[[str, str, str], None]
 """(verb, resource, code) of one request."""
 
 
 class ApiError(Exception):
-    """The API server refused a request."""
+    """Refusal of a request by the API server."""
 
     def __init__(
         self, status: int, reason: str, message: str, what: str, details: Mapping[str, object] | None = None
@@ -72,46 +72,46 @@ class ApiError(Exception):
 
     @property
     def lacks_permission(self) -> bool:
-        """The operator's own rights do not suffice: a matter of the installation, not of the run."""
+        """Whether the operator's own rights are insufficient: a fault of the installation, not of the run."""
         return self.status == 403 and bool(_RBAC.search(self.message))
 
     @property
     def over_quota(self) -> bool:
-        """A ResourceQuota is used up; may pass."""
+        """Whether a ResourceQuota is used up; may be temporary."""
         return self.status == 403 and bool(_QUOTA.search(self.message))
 
     @property
     def kept_out(self) -> bool:
-        """Admission says no, or cannot be asked: a quota, Pod Security, a missing PriorityClass, a webhook or policy. That may change."""
+        """Whether admission refused or failed: a quota, Pod Security, a missing PriorityClass, a webhook or policy. This may change."""
         if self.status == 403:
             return not (self.lacks_permission or _PASSING.search(self.message))
         return _is_of_admission(self.status, self.reason, self.message)
 
     @property
     def withheld(self) -> bool:
-        """A write stays undone until admission, or the operator's rights, are put right: it is reported, and tried again."""
+        """Whether the write must wait for a change of admission or of the operator's rights: it is reported and retried."""
         return self.kept_out or self.lacks_permission
 
     @property
     def refused(self) -> bool:
-        """Validation says no to the object itself: asking again cannot help."""
+        """Whether validation refused the object itself: a retry cannot help."""
         if self.status == 403 or self.kept_out:
             return False
         return (self.status in (400, 422) and _TWO_OWNERS not in self.message) or _WRONG_SHAPE in self.message
 
 
 class UnavailableError(Exception):
-    """Error for an API server that did not answer, or answered that it cannot now."""
+    """Error for an API server that does not answer, or answers that it is temporarily unavailable."""
 
 
 class Client:
     """Requests to one API server.
 
     Args:
-        session: made by `Connection.session`; closed by the caller.
+        session: session from `Connection.session`; the caller closes it.
         server: base URL.
-        count: called for every request.
-        may_write: raises when this process must not write (another one leads).
+        count: callback for every request.
+        may_write: check before each write; it raises if this process must not write (another one leads).
         clock: steady seconds.
     """
 
@@ -131,11 +131,11 @@ class Client:
         self._answering_since: float | None = None
 
     def answering(self) -> float:
-        """Seconds since which every request was answered; 0 when the last one was not."""
+        """Return the seconds since which every request was answered; 0 if the last one was not."""
         return 0.0 if self._answering_since is None else self._clock() - self._answering_since
 
     async def get(self, resource: Resource, namespace: str | None, name: str) -> Json | None:
-        """One object, or None when it does not exist."""
+        """Return one object, or None if it does not exist."""
         try:
             return await self.request("GET", "get", resource.plural, resource.path(namespace, name))
         except ApiError as error:
@@ -152,7 +152,7 @@ class Client:
         fields: str = "",
         metadata_only: bool = False,
     ) -> AsyncIterator[Json]:
-        """All objects that match, page by page; each with its kind. `metadata_only`: of each no more than its metadata."""
+        """Yield all matching objects, page by page, each with its kind. `metadata_only`: only with their metadata."""
         query = {"limit": str(PAGE)}
         if labels:
             query["labelSelector"] = labels
@@ -179,7 +179,7 @@ class Client:
             query = {**query, "continue": token}
 
     async def apply(self, manifest: Manifest, *, dry_run: bool = False) -> Json:
-        """Server-side apply of a whole object."""
+        """Apply a complete object server-side."""
         resource, namespace, name = address_of(manifest)
         query = {"fieldManager": MANAGER, "force": "true", **({"dryRun": "All"} if dry_run else _UNCHECKED)}
         return await self.request(
@@ -194,14 +194,14 @@ class Client:
         )
 
     async def apply_over(self, manifest: Manifest, version: str) -> Json | None:
-        """Server-side apply of a whole object, over this very state of it.
+        """Apply a complete object server-side, only over this version of it.
 
         Args:
             manifest: the object.
-            version: its resourceVersion before; `ABSENT`: it does not exist.
+            version: expected resourceVersion; `ABSENT`: the object does not exist.
 
         Returns:
-            None when its state is another one, which is left as it is. An object that does not exist is made, whatever `version` is.
+            The object, or None if it has another version, which is not changed. A missing object is created for any `version`.
         """
         try:
             return await self.apply({**manifest, "metadata": {**manifest["metadata"], "resourceVersion": version}})
@@ -211,7 +211,7 @@ class Client:
             raise
 
     async def create(self, manifest: Manifest, *, dry_run: bool = False) -> Json | None:
-        """Create an object; None when one of this name exists, which is left as it is."""
+        """Create an object. Returns None if an object of this name exists, which is not changed."""
         resource, namespace, _ = address_of(manifest)
         try:
             return await self.request(
@@ -238,7 +238,7 @@ class Client:
         subresource: str | None = None,
         seconds: float | None = None,
     ) -> Json:
-        """JSON merge patch; `metadata.resourceVersion` (409) and `metadata.uid` (422) in it are preconditions."""
+        """Apply a JSON merge patch; `metadata.resourceVersion` (409) and `metadata.uid` (422) in it are preconditions."""
         return await self.request(
             "PATCH",
             "patch",
@@ -252,7 +252,7 @@ class Client:
         )
 
     async def put_status(self, resource: Resource, namespace: str, name: str, document: Mapping[str, object]) -> Json:
-        """PUT of a whole status; `metadata.resourceVersion` in the document is a precondition (409)."""
+        """PUT a complete status; `metadata.resourceVersion` in the document is a precondition (409)."""
         return await self.request(
             "PUT",
             "update",
@@ -264,13 +264,13 @@ class Client:
         )
 
     async def scale(self, resource: Resource, namespace: str, name: str, replicas: int, *, uid: str) -> Json:
-        """Set the replicas of this very object and nothing else. Not by the scale subresource: this answers with the whole object."""
+        """Set only the replicas of the object with this UID. Not by the scale subresource, because this returns the complete object."""
         return await self.merge(resource, namespace, name, {"metadata": {"uid": uid}, "spec": {"replicas": replicas}})
 
     async def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str, grace_seconds: int | None = None
     ) -> Json | None:
-        """Delete one object in the background; None when it is gone or a successor has its name."""
+        """Delete one object in the background. Returns None if it is gone or a successor has its name."""
         options: Json = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -301,17 +301,17 @@ class Client:
         write: bool = False,
         seconds: float | None = None,
     ) -> Json:
-        """One request.
+        """Send one request.
 
         Args:
-            verb: for the metrics.
-            resource: likewise.
-            write: asks `may_write` first.
-            seconds: deadline; None: of a write, and of its dry run, that of admission, and of a read a short one.
+            verb: verb in metrics and messages.
+            resource: resource in the metrics.
+            write: whether to call `may_write` first.
+            seconds: deadline; None: that of admission for writes and dry runs, a short one for reads.
 
         Raises:
-            ApiError: refused.
-            UnavailableError: no answer, or 429 or 5xx that is no verdict of admission.
+            ApiError: the API server refused the request.
+            UnavailableError: no answer, or 429 or 5xx that does not come from admission.
         """
         if write:
             self.may_write()
@@ -332,7 +332,7 @@ class Client:
             answering = response.status < 500
             return _read_answer(response.status, raw, what, reads=method == "GET")
         except ApiError:
-            answering = True  # whatever the status is: a webhook may refuse with any
+            answering = True  # regardless of the status: a webhook may refuse with any
             raise
         except TimeoutError as error:
             code = "timeout" if code == "error" else code
@@ -348,7 +348,7 @@ class Client:
 
 
 def address_of(manifest: Manifest) -> tuple[Resource, str, str]:
-    """Resource, namespace and name of a manifest."""
+    """Return resource, namespace and name of a manifest."""
     return BY_KIND[manifest["kind"]], manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
@@ -356,12 +356,12 @@ def _read_answer(status: int, raw: bytes, what: str, *, reads: bool) -> Json:
     try:
         document = parse_json(raw)
         if not isinstance(document, dict):
-            raise UnreadableError(f"no object: {raw[:80].decode(errors='replace')!r}")
+            raise UnreadableError(f"not an object: {raw[:80].decode(errors='replace')!r}")
     except UnreadableError as error:
-        # Never an empty object instead: it would say that something has no fields. And what stands before an API server, and answers for
-        # it, knows of no object: what it refuses is neither gone nor refused. A read of what is not served has a plain 404, though.
+        # Never return an empty object: it would mean that an object has no fields. A proxy that answers in place of the API server does
+        # not know the object either: its error means neither deleted nor refused. Only a read of an unserved path has a plain-text 404.
         if status < 400 or not reads:
-            raise UnavailableError(f"{what}: {status}, and the answer cannot be read: {error}") from error
+            raise UnavailableError(f"{what}: {status}, and the answer is unreadable: {error}") from error
         document = {}
     if status < 400:
         return document
@@ -375,6 +375,6 @@ def _read_answer(status: int, raw: bytes, what: str, *, reads: bool) -> Json:
 
 
 def _is_of_admission(status: int, reason: str, message: str) -> bool:
-    """True if webhooks or policies, which refuse with any status, have answered a write, or cannot be asked."""
+    """Return whether webhooks or policies, which refuse with any status, refused a write or were unreachable."""
     asked = bool(_DENIED.search(message)) or _NOT_ASKED in message or (status, reason) == _TIMED_OUT
     return status >= 400 and asked

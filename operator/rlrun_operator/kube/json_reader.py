@@ -1,4 +1,4 @@
-"""JSON from the API server, however deep: objects hold what users have written, and a parser's limit must not be theirs to exceed."""
+"""JSON parser for answers of the API server of any depth: users control the depth of objects, so it must not crash the operator."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from pydantic_core import from_json
 
 LEVELS_MAX = 100
-"""Levels of a document that are kept of one that is too deep to be parsed whole: below the limits of every parser and walk here, and
-far above what a specification may have (`rlrun.config.free`), so that what is cut off is refused anyway."""
+"""Levels that are kept of a document that is too deep to parse: below the limits of all parsers and recursions here, and far above those
+of a specification (`rlrun.config.free`), so that a truncated specification is refused anyway."""
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 
 
 class UnreadableError(ValueError):
-    """Error for bytes that are no JSON."""
+    """Error for bytes that are not JSON."""
 
 
 def parse_json(raw: bytes) -> Any:
-    """The JSON value of `raw`; what is nested too deeply for the parser is null from `LEVELS_MAX` on.
+    """Return the JSON value of `raw`; in a document too deep for the parser, values below `LEVELS_MAX` are null.
 
     Raises:
-        UnreadableError: `raw` is no JSON.
+        UnreadableError: `raw` is not JSON.
     """
     try:
         return from_json(raw, cache_strings="keys")
@@ -31,20 +31,20 @@ def parse_json(raw: bytes) -> Any:
     try:
         return from_json(flatten_json(raw), cache_strings="keys")
     except ValueError as error:
-        raise UnreadableError(f"no JSON ({error}): {raw[:80].decode(errors='replace')!r}") from error
+        raise UnreadableError(f"not JSON ({error}): {raw[:80].decode(errors='replace')!r}") from error
 
 
 def flatten_json(raw: bytes, levels: int = LEVELS_MAX) -> bytes:
-    """JSON text with null for every list and mapping below `levels`. Linear in its length, and without recursion."""
-    kept, begin, depth = [], 0, 0
+    """Return JSON text with null for each list and mapping below `levels`. Linear in its length, without recursion."""
+    kept, start, depth = [], 0, 0
     for token in _TOKEN.finditer(raw):
         symbol = token.group()
         if symbol in (b"[", b"{"):
             depth += 1
             if depth == levels + 1:
-                kept += [raw[begin : token.start()], b"null"]
+                kept += [raw[start : token.start()], b"null"]
         elif symbol in (b"]", b"}"):
             if depth == levels + 1:
-                begin = token.end()
+                start = token.end()
             depth -= 1
-    return b"".join([*kept, raw[begin:]]) if depth <= levels else b"".join(kept)
+    return b"".join([*kept, raw[start:]]) if depth <= levels else b"".join(kept)

@@ -1,4 +1,4 @@
-"""Address and credentials of the API server: one session maker for our own requests and for kopf's watches."""
+"""Address and credentials of the API server, and HTTP sessions for the operator's requests and for kopf's watches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ USER_AGENT = "rlrun-operator"
 
 
 class ConnectionSetupError(Exception):
-    """Error for missing credentials; the message names the places that were searched."""
+    """Error for missing credentials; the message names the searched places."""
 
 
 class Connection:
-    """Credentials of one API server. Tokens that rotate (service accounts, exec plugins) are read again when they expire."""
+    """Credentials of one API server. Expiring tokens (service accounts, exec plugins) are read again when they expire."""
 
     def __init__(self, configuration: Configuration) -> None:
         self._configuration = configuration
@@ -29,7 +29,7 @@ class Connection:
         self._ssl = _tls_context(configuration)
 
     def session(self, middlewares: Sequence[ClientMiddlewareType] = ()) -> aiohttp.ClientSession:
-        """A new HTTP session; the caller closes it."""
+        """Return a new HTTP session; the caller closes it."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, ssl=self._ssl, keepalive_timeout=30),
             headers={"User-Agent": USER_AGENT},
@@ -47,10 +47,10 @@ class Connection:
 
 
 def load_credentials() -> Connection:
-    """Credentials from `KUBECONFIG`, else of the pod's service account, else from `~/.kube/config`.
+    """Return the credentials from `KUBECONFIG`, else of the pod's service account, else from `~/.kube/config`.
 
     Raises:
-        ConnectionSetupError: none of them works.
+        ConnectionSetupError: no source has usable credentials.
     """
     configuration = Configuration()
     try:
@@ -62,14 +62,14 @@ def load_credentials() -> Connection:
             except ConfigException:
                 if not Path("~/.kube/config").expanduser().exists():
                     raise ConnectionSetupError(
-                        "no cluster to work on: not in a pod with a service account, KUBECONFIG is not set, and "
-                        "there is no ~/.kube/config; set KUBECONFIG to a kubeconfig file"
+                        "cannot find a cluster: not in a pod with a service account, KUBECONFIG is not set, and "
+                        "~/.kube/config does not exist; set KUBECONFIG to a kubeconfig file"
                     ) from None
                 load_kube_config(client_configuration=configuration)  # type: ignore[no-untyped-call]
         return Connection(configuration)
     except (ConfigException, OSError, ssl.SSLError, ValueError, KeyError) as error:
         where = os.environ.get("KUBECONFIG") or "~/.kube/config"
-        raise ConnectionSetupError(f"kubeconfig {where} cannot be used: {' '.join(str(error).split())}") from error
+        raise ConnectionSetupError(f"cannot use kubeconfig {where}: {' '.join(str(error).split())}") from error
 
 
 def _tls_context(configuration: Configuration) -> ssl.SSLContext:

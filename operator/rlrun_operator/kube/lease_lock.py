@@ -1,6 +1,6 @@
-"""A Lease that one of several candidates holds: acquired, renewed, and taken over when its holder has let it expire.
+"""Lock on a Lease for several candidates: acquired, renewed, and taken over once its holder lets it expire.
 
-Clocks of others are not compared: a Lease has expired when this process saw no renewal for its whole duration.
+Clocks of other machines are not compared: a Lease has expired if this process saw no renewal for its whole duration.
 """
 
 from __future__ import annotations
@@ -15,26 +15,29 @@ from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Manifest
 
 LONGEST_SECONDS = 120.0
-"""A holder that says that it renews less often than this is not waited for: any client that may write Leases may have said so."""
+"""Maximum accepted lease duration: any client with the right to write Leases may have set a longer one."""
 TRANSITIONS_MAX = 2**31 - 1
-"""Largest number of transitions that the API takes."""
+"""Maximum number of transitions that the API accepts."""
 
 
 @dataclass
 class _Seen:
-    """The Lease as this process saw it last."""
+    """Last observed state of the Lease."""
 
     record: Manifest
     changed_at: float
-    """Time at which this process saw it change (steady clock)."""
+    """Time of the last observed change (steady clock)."""
 
 
 class LeaseLock:
-    """One candidate for one Lease.
+    """Candidate for one Lease.
 
     Args:
-        identity: of the candidate.
-        duration: seconds for which a renewal lasts.
+        client: client of the API server.
+        namespace: namespace of the Lease.
+        name: name of the Lease.
+        identity: unique identity of the candidate.
+        duration: seconds for which a renewal is valid.
         clock: steady seconds.
     """
 
@@ -52,49 +55,52 @@ class LeaseLock:
 
     @property
     def seen(self) -> bool:
-        """True if the Lease was read yet."""
+        """Whether the Lease has been read."""
         return self._seen is not None
 
     @property
     def holder(self) -> str:
-        """Holder of the Lease, as seen last; empty: none."""
+        """Last observed holder of the Lease; empty if there is none."""
         return str((self._seen.record.get("spec") or {}).get("holderIdentity") or "") if self._seen else ""
 
     def take_rewound(self) -> bool:
-        """True once after the Lease was read in an older state than before, or was gone: etcd was restored from a backup."""
+        """Return True once after the Lease was older than before, or was missing: etcd was restored from a backup."""
         found, self._is_rewound = self._is_rewound, False
         return found
 
     async def release(self) -> None:
-        """Let the next candidate take over at once.
+        """Release the Lease, so that the next candidate takes over at once.
 
         Raises:
-            ApiError, UnavailableError: it expires by itself.
+            ApiError, UnavailableError: the release failed; the Lease expires by itself.
         """
         if self._seen is not None:
             spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": _micro_time()}
             await self._patch(self._seen.record["metadata"]["resourceVersion"], spec)
 
     async def acquire_or_renew(self) -> bool:
-        """Acquire or renew the Lease; True if this candidate holds it now.
+        """Acquire or renew the Lease. Returns whether this candidate holds it now.
 
         Raises:
-            ApiError, UnavailableError: that is not known.
+            ApiError, UnavailableError: the Lease cannot be read or written.
         """
+        # Create a missing Lease: POST fails for all candidates but one. A Lease that disappears shows a restored etcd.
         record = await self._client.get(LEASE, self._namespace, self._name)
         if record is None:
             self._is_rewound |= self._seen is not None
             created = await self._client.request(
                 "POST", "create", LEASE.plural, LEASE.path(self._namespace), body=self._manifest()
             )
-            self._look(created)
+            self._observe(created)
             return True
-        self._look(record)
+        # Leave a Lease alone while another holder keeps it fresh, by this process's own clock.
+        self._observe(record)
         spec = record.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
         mine = holder == self._identity
         if holder and not mine and not self._expired(spec):
             return False
+        # Renew or take over, with the observed version as a precondition: of two candidates only one write succeeds.
         change: dict[str, object] = {
             "holderIdentity": self._identity,
             "leaseDurationSeconds": self._duration,
@@ -106,16 +112,16 @@ class LeaseLock:
                 "leaseTransitions": min(int(spec.get("leaseTransitions") or 0) + 1, TRANSITIONS_MAX),
             }
         try:
-            self._look(await self._patch(record["metadata"]["resourceVersion"], change))
+            self._observe(await self._patch(record["metadata"]["resourceVersion"], change))
         except ApiError as error:
-            # Another candidate was faster, or our own last attempt arrived after all.
+            # Another candidate was faster, or the previous attempt of this process arrived late.
             if error.status == 409 and not error.kept_out:
                 return False if not mine else await self.acquire_or_renew()
             raise
         return True
 
     async def _patch(self, version: str, spec: Mapping[str, object]) -> dict[str, object]:
-        # Not `Client.merge`: that asks whether this process leads.
+        # Not `Client.merge`, which requires that this process leads.
         return await self._client.request(
             "PATCH",
             "patch",
@@ -125,7 +131,7 @@ class LeaseLock:
             content="application/merge-patch+json",
         )
 
-    def _look(self, record: Manifest) -> None:
+    def _observe(self, record: Manifest) -> None:
         self._is_rewound |= self._seen is not None and _version_number(record) < _version_number(self._seen.record)
         if self._seen is None or self._seen.record.get("spec") != record.get("spec"):
             self._seen = _Seen(record, self._clock())
@@ -157,7 +163,7 @@ class LeaseLock:
 
 
 def _version_number(record: Manifest) -> int:
-    """resourceVersion as a number; 0 where it is none, so that nothing is older."""
+    """Return the resourceVersion as a number; 0 if it is not a number, so that nothing counts as older."""
     text = str(record["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 

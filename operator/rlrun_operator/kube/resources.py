@@ -1,4 +1,4 @@
-"""Kinds that the operator reads or writes, and their places in the Kubernetes API."""
+"""Kinds of objects that the operator reads or writes, and their paths in the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """API version as in manifests."""
+        """API version, in the form of manifests."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """Path on the API server; without a namespace: of all namespaces."""
+        """Return the path on the API server; without a namespace it covers all namespaces."""
         parts = ["apis", self.group, self.version] if self.group else ["api", self.version]
         if namespace is not None and self.namespaced:
             parts += ["namespaces", namespace]
@@ -53,26 +53,26 @@ PARTS = (
     Resource("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
     Resource("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
 )
-"""Kinds of a run's objects beside its workloads. Watched by their metadata alone: those show whether one was deleted or edited."""
+"""Kinds of a run's objects in addition to its workloads. Only their metadata are watched: those show deletions and edits."""
 PART_KINDS = frozenset(resource.kind for resource in PARTS)
 
 EDITABLE_KINDS = frozenset({POD.kind, STATEFUL_SET.kind, DEPLOYMENT.kind})
-"""Kinds of workloads, whose edits by others are noticed and named with their values."""
+"""Kinds of workloads; edits of them by other clients are reported with their values."""
 
 WATCHED = (RLRUN, POD, STATEFUL_SET, DEPLOYMENT, CLAIM, LEASE, *PARTS)
-"""Resources that the watches deliver into the store."""
+"""Resources that the watches copy into the store."""
 
 WORKLOAD = Resource("Workload", "kueue.x-k8s.io", "v1beta2", "workloads")
-"""Kueue's, of runs that wait in one of its queues."""
+"""Kueue's object for a run in one of its queues."""
 FLAVOR = Resource("ResourceFlavor", "kueue.x-k8s.io", "v1beta2", "resourceflavors", namespaced=False)
 WORKLOAD_PRIORITY_CLASS = Resource(
     "WorkloadPriorityClass", "kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses", namespaced=False
 )
 POD_GROUP = Resource("PodGroup", "scheduling.volcano.sh", "v1beta1", "podgroups")
-"""Volcano's, of runs that wait in one of its queues."""
+"""Volcano's object for a run in one of its queues."""
 VOLCANO_QUEUE = Resource("Queue", "scheduling.volcano.sh", "v1beta1", "queues", namespaced=False)
 PRIORITY_CLASS = Resource("PriorityClass", "scheduling.k8s.io", "v1", "priorityclasses", namespaced=False)
 
 SECRET = Resource("Secret", "", "v1", "secrets")
-"""Created and never read: an attacker who takes over the operator reads no key."""
+"""Created and never read, so that an attacker who controls the operator cannot read keys."""
 BY_KIND = {resource.kind: resource for resource in (*WATCHED, EVENT, NODE, QUOTA, SECRET, WORKLOAD, POD_GROUP)}

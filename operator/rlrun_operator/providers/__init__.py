@@ -1,7 +1,7 @@
-"""Queues of others that admit runs: what the operator writes for them, and what their objects mean for a run. Pure.
+"""External queues that admit runs: the objects that the operator writes for them, and their meaning for a run. Pure.
 
-`kueue` decides from a run and its Workload what to write next and what to answer to the run's decisions, `workload` makes Kueue's
-objects and changes their status, `assigned` reads what an admission adds to pods, `words` says why a run waits.
+`kueue` decides from a run and its Workload on the next write and on the answer to the run's decisions, `workload` builds Kueue's objects
+and changes their status, `assigned` reads the fields that an admission adds to pods, `words` explains why a run waits.
 """
 
 from rlrun_operator.providers.kueue import next_step

@@ -1,4 +1,4 @@
-"""Additions of an admission of Kueue to a run's pods: flavors, updates of admission checks, and the marks by which Kueue knows them."""
+"""Fields that a Kueue admission adds to a run's pods: flavors, updates of admission checks, and the labels that Kueue expects."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _UNCONSTRAINED = f"{KUEUE}/podset-unconstrained-topology"
 
 
 def flavors_of(workload: Manifest) -> frozenset[str]:
-    """Names of the ResourceFlavors of an admission."""
+    """Return the names of the ResourceFlavors of an admission."""
     return frozenset(name for one in _pod_set_assignments(workload) for name in (one.get("flavors") or {}).values())
 
 
 def pod_set_additions(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[str, Placed], str]:
-    """Additions for each pod set, and which of them contradict each other; empty: none do.
+    """Return the additions for each pod set, and a message about contradictions, or an empty string.
 
     Args:
-        run: whose Workload it is.
-        workload: an admitted one.
-        flavors: those that `flavors_of` names.
+        run: run of the Workload.
+        workload: admitted Workload.
+        flavors: the flavors that `flavors_of` names.
     """
     result: dict[str, Placed] = {}
     problems: list[str] = []
     for one in _pod_set_assignments(workload):
         role = next((name for name in (*ROLES, SPOT_SET) if name == one.get("name")), None)
         if role is not None:
-            result[role] = _of_role(role, run, workload, one, flavors, problems)
+            result[role] = _role_additions(role, run, workload, one, flavors, problems)
     return result, "; ".join(problems)
 
 
-def _of_role(
+def _role_additions(
     role: str, run: Subject, workload: Manifest, one: Manifest, flavors: Mapping[str, Flavor], problems: list[str]
 ) -> Placed:
     names = sorted(set((one.get("flavors") or {}).values()))
@@ -50,7 +50,9 @@ def _of_role(
         for field, values in found.items():
             for key, value in (part.get(field) or {}).items():
                 if values.setdefault(key, value) != value:
-                    problems.append(f"{source} gives pods of {role} {field} {key}={value}, another one {values[key]}")
+                    problems.append(
+                        f"{source} sets {field} {key}={value} for pods of {role}, another one {values[key]}"
+                    )
         tolerations += [each for each in part.get("tolerations") or () if each not in tolerations]
     labels = found["labels"] | {f"{KUEUE}/podset": role, f"{KUEUE}/local-queue-name": run.queue}
     cluster_queue = ((workload.get("status") or {}).get("admission") or {}).get("clusterQueue")
@@ -58,7 +60,7 @@ def _of_role(
     annotations = found["annotations"] | {f"{KUEUE}/workload": workload["metadata"]["name"]}
     gates: tuple[str, ...] = ()
     if one.get("topologyAssignment"):
-        annotations |= {_UNCONSTRAINED: "true"}  # else Kueue counts the pods once more, as those of others
+        annotations |= {_UNCONSTRAINED: "true"}  # otherwise Kueue counts the pods a second time, as foreign pods
         gates = (TOPOLOGY_GATE,)
     return Placed(found["nodeSelector"], tuple(tolerations), labels, annotations, gates)
 

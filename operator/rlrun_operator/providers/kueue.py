@@ -1,10 +1,10 @@
-"""Kueue as a run's queue: from the run and its Workload to the next write and the answer. A pure function of its arguments.
+"""Kueue as the queue of a run: next write and answer, from the run and its Workload. A pure function of its arguments.
 
-    no Workload -> created -> admitted -> evicted: the run stops -> no pod is left: quota given back -> admitted ... -> finished
+    no Workload -> created -> admitted -> evicted: the run stops -> no pods: quota released -> admitted ... -> finished
 
-The rules are those of Kueue's integrations: nothing starts before Admitted; an admission is cleared only when no pod exists, and always
-then; a Workload whose shape the run has outgrown is replaced; one of a run that has ended is finished and never made again. Each write
-rests on what is observed, so that an operator that is killed between any two of them goes on with the next one.
+The rules are those of Kueue's integrations: nothing starts before Admitted; an admission is cleared once no pod exists, and only then; a
+Workload whose shape no longer fits the run is replaced; the Workload of an ended run is finished and never created again. Each write
+depends only on observed state, so that an operator that is killed between two writes continues with the next one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from rlrun_operator.providers.model import Create, Edit, Flavor, PutStatus, Remo
 from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
 
-OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no resources now")
 
 
 @dataclass(frozen=True)
 class _QueuedRun:
-    """A run and its Workload, which is its own and exists."""
+    """A run with its own, existing Workload."""
 
     run: Subject
     workload: Manifest
@@ -37,7 +37,7 @@ class _QueuedRun:
 
     @property
     def marked(self) -> bool:
-        """True if the run's user has suspended it, and nobody has set the Workload active again."""
+        """Whether the user suspended the run and the Workload has not been activated again."""
         return objects.SUSPENDED_ANNOTATION in self._annotations
 
     @property
@@ -50,12 +50,12 @@ class _QueuedRun:
 
     @property
     def fits(self) -> bool:
-        """True if the Workload was made for what the run needs now."""
+        """Whether the Workload was built for the current needs of the run."""
         return not self.run.pod_sets or self._annotations.get(objects.SHAPE_ANNOTATION) == objects.shape_of(self.run)
 
     @property
     def outgrown(self) -> bool:
-        """True if the run has more engines than were admitted, or its next attempt needs other pods. Fewer engines fit."""
+        """Whether the run has more engines than admitted, or its next attempt needs other pods. Fewer engines are allowed."""
         sets = (self.workload.get("spec") or {}).get("podSets") or ()
         counts = {one.get("name"): one.get("count", 1) for one in sets}
         has = {"inference": self.run.engines, SPOT_SET: self.run.spot}
@@ -73,11 +73,11 @@ class _QueuedRun:
 
 
 def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, Flavor], now: float) -> Step:
-    """The next write and the answer.
+    """Return the next write and the answer.
 
     Args:
-        run: as its status, which is on record, and the store say.
-        workload: the Workload of this run's name; None: there is none.
+        run: run according to its recorded status and the store.
+        workload: Workload with this run's name, or None.
         flavors: ResourceFlavors that its admission names.
         now: seconds since the epoch.
     """
@@ -85,7 +85,7 @@ def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, 
         return _without_workload(run)
     if not objects.is_of(run, workload):
         name = workload["metadata"]["name"]
-        message = f"Workload {name} exists and is not of this run; delete it"
+        message = f"Workload {name} exists and belongs to another owner; delete it"
         return Step(words.refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
     queued = _QueuedRun(run, workload, flavors, now)
     for rule in _RULES:
@@ -105,17 +105,17 @@ def _without_workload(run: Subject) -> Step:
 
 
 def _finish_workload(queued: _QueuedRun) -> Step | None:
-    """Kueue counts a finished Workload no more, so that it is finished when the last pod is gone."""
+    """Finish the Workload of an ended run. Kueue no longer counts a finished Workload, so its last pod must be gone first."""
     if queued.run.over is None:
         return None
     if queued.run.holds or queued.ending or objects.holds_true(queued.workload, "Finished"):
         return Step(OUT)
-    said = {"Finished": (True, str(queued.run.over), queued.run.outcome)}
-    return Step(OUT, PutStatus(objects.with_conditions(queued.workload, said, queued.now)))
+    update = {"Finished": (True, str(queued.run.over), queued.run.outcome)}
+    return Step(OUT, PutStatus(objects.with_conditions(queued.workload, update, queued.now)))
 
 
 def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
-    """A Workload that is being deleted, or was finished, by others or before its run was asked to begin again: another one is made."""
+    """Replace a Workload that is being deleted, or that was finished by another client or before a restart request."""
     finished = objects.kueue_condition(queued.workload, "Finished")
     if not queued.ending and finished.get("status") != "True":
         return None
@@ -125,7 +125,7 @@ def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
             words.lost_answer()
             if queued.ending
             else words.refused_answer(
-                reasons.EVICTED, f"the run's Workload was finished{why}, which takes its room back", stops=True
+                reasons.EVICTED, f"the run's Workload was finished{why}, which ends its admission", stops=True
             )
         )
         return Step(lost)
@@ -134,7 +134,7 @@ def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
 
 
 def _suspend_workload(queued: _QueuedRun) -> Step | None:
-    """The user's suspension: pods go first, then the Workload is deactivated, then the quota is cleared."""
+    """Apply a suspension by the user: first the pods end, then the Workload is deactivated, then its quota is cleared."""
     if not queued.run.suspended:
         return None
     if queued.run.holds:
@@ -145,7 +145,7 @@ def _suspend_workload(queued: _QueuedRun) -> Step | None:
 
 
 def _resume_workload(queued: _QueuedRun) -> Step | None:
-    """The end of the user's suspension: active again only when Kueue has evicted, as it counts an inactive Workload's quota no more."""
+    """End a suspension by the user. The Workload is activated only after Kueue's eviction, because an inactive Workload holds no quota."""
     if not queued.marked or queued.run.holds:
         return None
     if objects.has_quota(queued.workload):
@@ -164,10 +164,10 @@ def _answer_eviction(queued: _QueuedRun) -> Step | None:
 
 
 def _replace_reshaped(queued: _QueuedRun) -> Step | None:
-    """Another shape needs another admission: the run stops first, then its Workload is replaced."""
+    """Stop a run that needs other pods than admitted, then replace its Workload: a new shape needs a new admission."""
     run = queued.run
     if run.holds and queued.outgrown:
-        message = "the run needs other pods than Kueue admitted: it stops, and asks for room for them"
+        message = "the run needs other pods than Kueue admitted: it stops, and requests resources for them"
         return Step(words.refused_answer(reasons.EVICTED, message, stops=True))
     if run.holds or queued.fits:
         return None
@@ -180,7 +180,7 @@ def _replace_reshaped(queued: _QueuedRun) -> Step | None:
 
 
 def _update_rank(queued: _QueuedRun) -> Step | None:
-    """Another priority while the run waits; of one that has quota Kueue's webhook lets in only some changes."""
+    """Update the priority of a waiting run; for a run with quota Kueue's webhook accepts only some changes."""
     spec = queued.workload.get("spec") or {}
     wanted, reference = queued.run.priority, spec.get("priorityClassRef")
     same = spec.get("priority", 0) == wanted.value and reference == wanted.reference
@@ -213,24 +213,24 @@ _RULES: tuple[Callable[[_QueuedRun], Step | None], ...] = (
     _update_rank,
     _answer_admitted,
 )
-"""Rules in the order of their precedence."""
+"""Rules in order of precedence: the first one that applies determines the step."""
 
 
 def _answer_waiting(queued: _QueuedRun) -> Step:
-    """No admission: one that runs stops, one that does not waits."""
+    """Answer without an admission: a running run stops, any other run waits."""
     if queued.run.holds:
         return Step(words.evicted_answer(queued.workload))
     if not queued.run.pod_sets:
         return Step(OUT)
     before = objects.kueue_condition(queued.workload, "PodsReady")
-    said = (False, "WaitForStart", "the run has no pods") if before.get("status") != "False" else None
+    ready = (False, "WaitForStart", "the run has no pods") if before.get("status") != "False" else None
     return Step(
-        words.waiting_answer(queued.run, queued.workload), _put_condition(queued, said) if said is not None else None
+        words.waiting_answer(queued.run, queued.workload), _put_condition(queued, ready) if ready is not None else None
     )
 
 
 def _clear_quota(queued: _QueuedRun) -> PutStatus | None:
-    """Give the quota back, once Kueue has evicted: what it writes at an eviction has to be there before."""
+    """Release the quota after Kueue's eviction: the status must first contain what Kueue writes at an eviction."""
     if not objects.holds_true(queued.workload, "Evicted") or not objects.has_quota(queued.workload):
         return None
     return PutStatus(objects.cleared_status(queued.workload, queued.now))

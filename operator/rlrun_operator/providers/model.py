@@ -1,4 +1,4 @@
-"""Inputs and outputs of a decision for a queue of others."""
+"""Inputs and outputs of a decision for an external queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun_operator.state import Admission, Json, Manifest
 
 @dataclass(frozen=True)
 class Flavor:
-    """Fields of a ResourceFlavor that pods get."""
+    """Fields of a ResourceFlavor that are added to pods."""
 
     node_labels: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
@@ -19,24 +19,24 @@ class Flavor:
 
 @dataclass(frozen=True)
 class Priority:
-    """Priority of a run, with the class that it comes from."""
+    """Priority of a run, with the class that defines it."""
 
     value: int = 0
     group: str = ""
     """API group of the class."""
     kind: str = ""
-    """Kind of the class; empty: the number is the run's own."""
+    """Kind of the class; empty: the run sets the number itself."""
     name: str = ""
 
     @property
     def reference(self) -> Json | None:
-        """`spec.priorityClassRef`."""
+        """Value of `spec.priorityClassRef`."""
         return {"group": self.group, "kind": self.kind, "name": self.name} if self.kind else None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A run as its queue sees it."""
+    """View of a run for its queue."""
 
     name: str
     namespace: str
@@ -44,52 +44,52 @@ class Subject:
     queue: str
     """LocalQueue of Kueue, or Queue of Volcano."""
     pod_sets: tuple[Json, ...]
-    """Needs of the next attempt, by role (`workload.pod_sets`, `volcano_queue.members_of`); none: the specification is invalid."""
+    """Needs of the next attempt, by role (`workload.pod_sets`, `volcano_queue.members_of`); empty: the specification is invalid."""
     priority: Priority = Priority()
     holds: bool = False
-    """Its admission is on record, it is on the way into suspension, or a pod of it exists, an ending one too, or what may make one."""
+    """Whether its admission is recorded, it is being suspended, or any of its pods (also terminating ones) or pod controllers exist."""
     has_pods: bool = False
-    """A pod of it exists that has not ended, or what may make one."""
+    """Whether it has a pod that has not ended, or a controller that may create one."""
     begins: bool = True
-    """No attempt is under way: the pods that come next are those of `pod_sets`."""
+    """Whether no attempt is running, so that the next pods are those of `pod_sets`."""
     engines: int = 0
-    """Engines that it has now by its specification, but for spot engines: the one number that may change while it runs."""
+    """Current engines by its specification, without spot engines: the only number that may change while it runs."""
     spot: int = 0
-    """Spot engines, likewise."""
+    """Current spot engines by its specification."""
     suspended: bool = False
-    """Its user has suspended it."""
+    """Whether its user has suspended it."""
     ready: bool = False
-    """Trainer and orchestrator are ready, and as many engines as it needs."""
+    """Whether trainer, orchestrator and enough engines are ready."""
     over: Literal["Succeeded", "Failed"] | None = None
-    """Outcome of a run that has ended."""
+    """Outcome of an ended run."""
     outcome: str = ""
-    """Words about it."""
+    """Message about the outcome."""
 
 
 @dataclass(frozen=True)
 class Create:
-    """POST of an object; one that exists is left as it is."""
+    """POST of an object; an existing object is not changed."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Merge patch of this very state of an object, its status apart."""
+    """Merge patch of an object without its status; it applies only to the observed version."""
 
     patch: Manifest
 
 
 @dataclass(frozen=True)
 class PutStatus:
-    """PUT of a whole status over this very state of an object: a merge patch with one condition would delete the others."""
+    """PUT of a complete status, only over the observed version: a merge patch with one condition would delete the other conditions."""
 
     status: Manifest
 
 
 @dataclass(frozen=True)
 class Remove:
-    """Deletion of this very object."""
+    """Deletion of an object; only the observed one, not a successor."""
 
 
 Write = Create | Edit | PutStatus | Remove
@@ -97,7 +97,7 @@ Write = Create | Edit | PutStatus | Remove
 
 @dataclass(frozen=True)
 class Step:
-    """Decision: the answer holds as things are, before the write; after it the next step is asked for."""
+    """Decision: an answer for the state before the write, and the write after which the next step is requested."""
 
     answer: Admission
     write: Write | None = None

@@ -1,9 +1,9 @@
-"""Volcano as a run's queue: from the run and its PodGroup to the next write and the answer. A pure function of its arguments.
+"""Volcano as the queue of a run: next write and answer, from the run and its PodGroup. A pure function of its arguments.
 
-    no PodGroup -> created, Pending -> Inqueue: pods are made -> Running ... -> all pods gone: Pending again -> the run is over: deleted
+    no PodGroup -> created, Pending -> Inqueue: pods are created -> Running ... -> no pods: Pending again -> run over: deleted
 
-One PodGroup for a run, not for each attempt: engines outlive attempts, and a pod belongs to one group for its life. It counts the pods
-without which the run does not go on, by role, and Volcano binds none of them before all have nodes. Field names are those of
+A run has one PodGroup for all attempts: engines outlive attempts, and a pod belongs to one group for its life. The group counts the pods
+that the run needs, by role, and Volcano binds none of them before all have nodes. Field names are those of
 `scheduling.volcano.sh/v1beta1`.
 """
 
@@ -24,42 +24,42 @@ from rlrun_operator.status import reasons
 VOLCANO = "scheduling.volcano.sh"
 SCHEDULER = "volcano"
 DEFAULT_QUEUE = "default"
-"""Queue of a PodGroup that names none; Volcano makes it itself."""
+"""Queue of a PodGroup that names none; Volcano creates it."""
 GROUP_ANNOTATION = "scheduling.k8s.io/group-name"
-"""On pods: their PodGroup. Of a pod without it Volcano makes a group of one."""
+"""On pods: their PodGroup. Volcano creates a group of one for a pod without it."""
 TASK_ANNOTATION = "volcano.sh/task-spec"
-"""On pods: the key of `minTaskMember` that they count for."""
+"""On pods: key of `minTaskMember` for which they count."""
 BEGUN = ("Inqueue", "Running", "Unknown", "Completed")
-"""Phases in which Volcano lets pods be made; in Unknown some run and others have no node."""
+"""Phases in which Volcano allows the creation of pods; in Unknown some pods run and others have no node."""
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """A Queue of Volcano's, as far as the operator may read it."""
+    """Readable state of a Volcano Queue."""
 
     exists: bool | None = None
-    """None: it may not be read."""
+    """Whether it exists; None: the operator may not read Queues."""
     state: str = ""
-    """Open, Closed, Closing or Unknown; empty: it has none yet."""
+    """Open, Closed, Closing or Unknown; empty: no state yet."""
 
 
-def next_step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), told: str = "") -> Step:
-    """The next write and the answer.
+def next_step(run: Subject, group: Manifest | None, *, queue: QueueState = QueueState(), event_text: str = "") -> Step:
+    """Return the next write and the answer.
 
     Args:
-        run: as its status, which is on record, and the store say; `pod_sets` are the pods that it needs, by role: `name`,
+        run: run according to its recorded status and the store; `pod_sets` are the pods that it needs, by role: `name`,
             `count`, `requests`, `priorityClassName`.
-        group: the PodGroup of this run's name; None: there is none.
-        queue: the Queue that it names; read for a run that waits.
-        told: Volcano's last words about a PodGroup that is Pending.
+        group: PodGroup with this run's name, or None.
+        queue: Queue that it names; read only for a waiting run.
+        event_text: Volcano's last event about a Pending PodGroup.
     """
-    made = _next_write(run, group, queue, told)
-    return replace(made, answer=replace(made.answer, placed=pod_additions(run)))
+    step = _next_write(run, group, queue, event_text)
+    return replace(step, answer=replace(step.answer, placed=pod_additions(run)))
 
 
-def _next_write(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> Step:
+def _next_write(run: Subject, group: Manifest | None, queue: QueueState, event_text: str) -> Step:
     if group is not None and not is_of(run, group):
-        message = f"PodGroup {group['metadata']['name']} exists and is not of this run; delete it"
+        message = f"PodGroup {group['metadata']['name']} exists and belongs to another owner; delete it"
         return Step(
             _admitted_answer(run, message) if run.has_pods else _waiting_answer(run, reasons.QUEUE_UNAVAILABLE, message)
         )
@@ -71,43 +71,43 @@ def _next_write(run: Subject, group: Manifest | None, queue: QueueState, told: s
     if group is None or "deletionTimestamp" in group["metadata"]:
         write = Create(made_for(run)) if group is None and run.pod_sets else None
         if run.has_pods:
-            return Step(_admitted_answer(run, "its PodGroup was deleted, and is made again"), write)
-        return Step(_waiting_answer(run, *_explain_wait(run, None, queue, told)), write)
+            return Step(_admitted_answer(run, "its PodGroup was deleted, and the operator creates it again"), write)
+        return Step(_waiting_answer(run, *_explain_wait(run, None, queue, event_text)), write)
     if run.begins and run.pod_sets and _group_mark(group) != shape_of(run):
-        return Step(_group_answer(run, group, queue, told), Edit(_edit_group(run)))
-    return Step(_group_answer(run, group, queue, told))
+        return Step(_group_answer(run, group, queue, event_text), Edit(_edit_group(run)))
+    return Step(_group_answer(run, group, queue, event_text))
 
 
-OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no resources now")
 
 
-def _group_answer(run: Subject, group: Manifest, queue: QueueState, told: str) -> Admission:
+def _group_answer(run: Subject, group: Manifest, queue: QueueState, event_text: str) -> Admission:
     name, phase = group["metadata"]["name"], phase_of(group)
     if phase not in BEGUN and not run.has_pods:
-        return _waiting_answer(run, *_explain_wait(run, group, queue, told))
+        return _waiting_answer(run, *_explain_wait(run, group, queue, event_text))
     why = unschedulable_message(group)
     more = f": {why}" if why and phase != "Running" else ""
-    return _admitted_answer(run, f"PodGroup {name} is {phase or 'not judged yet'}{more}")
+    return _admitted_answer(run, f"PodGroup {name} is {phase or 'not processed yet'}{more}")
 
 
-def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, told: str) -> tuple[str, str]:
-    """Reason and words for a run whose pods may not be made."""
+def _explain_wait(run: Subject, group: Manifest | None, queue: QueueState, event_text: str) -> tuple[str, str]:
+    """Return reason and message for a run whose pods may not be created."""
     if queue.exists is False:
         return reasons.QUEUE_MISCONFIGURED, (
-            "Volcano has no such Queue; name another one in spec.queueName, or have a cluster administrator make it"
+            "Volcano has no such Queue; name another one in spec.queueName, or have a cluster administrator create it"
         )
     if queue.exists and queue.state != "Open":
         state = f"is {queue.state}" if queue.state else "has no state yet (is Volcano's controller running?)"
-        return reasons.WAITING_FOR_TURN, f"the Queue {state}, and takes nothing until it is Open"
+        return reasons.WAITING_FOR_TURN, f"the Queue {state}, and accepts nothing until it is Open"
     if group is None:
-        return reasons.WAITING_FOR_TURN, "the run's PodGroup is being made"
+        return reasons.WAITING_FOR_TURN, "the run's PodGroup is being created"
     name = group["metadata"]["name"]
-    if why := told or unschedulable_message(group):
-        return reasons.WAITING_FOR_RESOURCES, f"PodGroup {name} is Pending: {why}; it asks for {_show_pod_sets(run)}"
+    if why := event_text or unschedulable_message(group):
+        return reasons.WAITING_FOR_RESOURCES, f"PodGroup {name} is Pending: {why}; it needs {_show_pod_sets(run)}"
     unread = "" if queue.exists else ". Does the Queue exist? This operator may not read Queues"
     if not phase_of(group):
-        return reasons.WAITING_FOR_TURN, f"Volcano has not judged PodGroup {name} yet{unread}"
-    return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it asks for {_show_pod_sets(run)}{unread}"
+        return reasons.WAITING_FOR_TURN, f"Volcano has not processed PodGroup {name} yet{unread}"
+    return reasons.WAITING_FOR_TURN, f"PodGroup {name} is Pending: it needs {_show_pod_sets(run)}{unread}"
 
 
 def _show_pod_sets(run: Subject) -> str:
@@ -123,7 +123,7 @@ def _admitted_answer(run: Subject, message: str) -> Admission:
 
 
 def pod_additions(run: Subject) -> dict[str, Placed]:
-    """Additions to the pods of each role and to spot engines: the same for all attempts, so that engines are not renewed for them."""
+    """Return the additions to pods of each role and to spot engines: the same for all attempts, so that engines are not renewed."""
     name = name_of(run.name, run.uid)
     return {
         pods: Placed(annotations={GROUP_ANNOTATION: name, TASK_ANNOTATION: pods}, scheduler=SCHEDULER)
@@ -132,17 +132,17 @@ def pod_additions(run: Subject) -> dict[str, Placed]:
 
 
 def made_for(run: Subject) -> Json:
-    """The PodGroup of a run."""
+    """Return the PodGroup of a run."""
     spec = {name: value for name, value in group_spec(run).items() if value is not None}
     return queue_object(run, f"{VOLCANO}/v1beta1", "PodGroup", spec, shape=shape_of(run))
 
 
 def group_spec(run: Subject) -> Json:
-    """Fields of a PodGroup's spec; None: it has none."""
+    """Return the fields of a PodGroup's spec; a value None means that the field is absent."""
     counts = {one["name"]: one["count"] for one in run.pod_sets if one["count"]}
     return {
         "minMember": sum(counts.values()),
-        "minTaskMember": counts,  # else engines beyond the needed ones would count for trainer pods
+        "minTaskMember": counts,  # without it, engines beyond the needed number would count as trainer pods
         "minResources": _sum_requests(run.pod_sets),
         "queue": run.queue,
         "priorityClassName": next((name for one in run.pod_sets if (name := one["priorityClassName"])), None),
@@ -150,14 +150,14 @@ def group_spec(run: Subject) -> Json:
 
 
 def _edit_group(run: Subject) -> Json:
-    """Merge patch to what the run needs now; maps lose the keys that they have no more."""
+    """Return a merge patch to the run's current needs; obsolete keys of maps become null."""
     wanted = group_spec(run)
     wanted["minTaskMember"] = dict.fromkeys(ROLES) | wanted["minTaskMember"]
     return {"metadata": {"annotations": {SHAPE_ANNOTATION: shape_of(run)}}, "spec": wanted}
 
 
 def shape_of(run: Subject) -> str:
-    """Mark of what a PodGroup of this run has to be made with."""
+    """Return a hash of the needs for which a PodGroup of this run must be built."""
     return hashlib.sha256(json.dumps(group_spec(run), sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -166,7 +166,7 @@ def _group_mark(group: Manifest) -> str | None:
 
 
 def _sum_requests(sets: Sequence[Json]) -> dict[str, str]:
-    """Requests of all pods that are needed, as quantities."""
+    """Return the requests of all needed pods, as quantities."""
     total: dict[str, float] = {}
     for one in sets:
         for name, amount in one["requests"].items():
@@ -180,12 +180,12 @@ def _show_quantity(name: str, amount: float) -> str:
 
 
 def phase_of(group: Manifest) -> str:
-    """Phase of a PodGroup; empty: Volcano has not looked at it."""
+    """Return the phase of a PodGroup; empty: Volcano has not processed it."""
     return str((group.get("status") or {}).get("phase") or "")
 
 
 def unschedulable_message(group: Manifest) -> str:
-    """Volcano's words for why the group's pods have no nodes; empty: it says nothing of that, or they have them by now."""
+    """Return Volcano's message about a group whose pods have no nodes, or an empty string if it has none or it is obsolete."""
     last: Mapping[str, str] = {}
     for one in (group.get("status") or {}).get("conditions") or ():
         if one.get("status") == "True" and str(one.get("lastTransitionTime")) >= str(

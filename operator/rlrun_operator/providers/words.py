@@ -1,4 +1,4 @@
-"""Kueue's conditions in the operator's words: the reason of Admitted, and what a person reads of it."""
+"""Translation of Kueue's conditions: reason and message of the run's condition Admitted."""
 
 from __future__ import annotations
 
@@ -21,36 +21,38 @@ REASONS: Mapping[str, str] = {
     "Suspended": reasons.WAITING_FOR_TURN,
     "OnHold": reasons.WAITING_FOR_TURN,
     "AdmissionGated": reasons.WAITING_FOR_TURN,
-    "Pending": reasons.WAITING_FOR_RESOURCES,  # of releases before 0.19, as the next
+    "Pending": reasons.WAITING_FOR_RESOURCES,  # Pending and Inadmissible: Kueue before 0.19
     "Inadmissible": reasons.QUEUE_MISCONFIGURED,
 }
 """Reason of QuotaReserved -> reason of the run's condition Admitted."""
 _PENDING = "Pending"
 _NEVER = ("> maximum capacity", "unavailable in ClusterQueue")
 _LATER = "insufficient unused quota"
-"""Words of releases before 0.19, which have one reason for all that waits: Kueue 0.17, flavorassigner.go."""
+"""Texts of releases before 0.19, which have one reason for all waits: Kueue 0.17, flavorassigner.go."""
 
 
 def refused_answer(reason: str, message: str, *, stops: bool = False) -> Admission:
-    """The answer that a run may have no pods."""
+    """Return the answer that a run may have no pods."""
     return Admission(False, reason, message, stops=stops)
 
 
 def waiting_answer(run: Subject, workload: Manifest) -> Admission:
-    """Answer for a run that Kueue has not admitted."""
+    """Return the answer for a run that Kueue has not admitted."""
     name = workload["metadata"]["name"]
     if (workload.get("spec") or {}).get("active") is False and not _is_suspended(workload):
         evicted = kueue_condition(workload, "Evicted")
         why = f" ({_describe_condition(evicted)})" if evicted.get("status") == "True" else ""
         fix = f"set spec.active of Workload {name} to true, or suspend the run and resume it"
-        return refused_answer(reasons.DEACTIVATED, f"Kueue does not admit a Workload that was deactivated{why}; {fix}")
+        return refused_answer(
+            reasons.DEACTIVATED, f"the run's Workload was deactivated, so Kueue does not admit it{why}; {fix}"
+        )
     later = ((workload.get("status") or {}).get("requeueState") or {}) if _is_held_back(workload) else {}
     if at := later.get("requeueAt"):
         count = later.get("count", 1)
         times = "once" if count == 1 else f"{count} times"
         return refused_answer(
             reasons.BACKING_OFF,
-            f"Kueue took the room back {times}, as not all pods were ready in time; it tries again at {at}",
+            f"Kueue evicted the run {times}, because not all pods were ready in time; it retries at {at}",
         )
     quota = kueue_condition(workload, "QuotaReserved")
     if quota.get("status") == "True":
@@ -59,43 +61,45 @@ def waiting_answer(run: Subject, workload: Manifest) -> Admission:
         )
     if not quota:
         return not_judged(run)
-    told, queue = _describe_condition(quota), f"LocalQueue {run.queue}"
-    return refused_answer(_waiting_reason(quota), told if told.startswith(queue) else f"{queue}: {told}")
+    text, queue = _describe_condition(quota), f"LocalQueue {run.queue}"
+    return refused_answer(_waiting_reason(quota), text if text.startswith(queue) else f"{queue}: {text}")
 
 
 def _waiting_reason(quota: Mapping[str, object]) -> str:
-    """Reason of Admitted for what QuotaReserved says; one flavor that has room later is enough to wait for."""
+    """Return the reason of Admitted for a condition QuotaReserved; one flavor with room later is enough for a wait."""
     reason, message = str(quota.get("reason")), str(quota.get("message"))
-    if reason == _PENDING and _LATER not in message and any(words in message for words in _NEVER):
+    if reason == _PENDING and _LATER not in message and any(text in message for text in _NEVER):
         return reasons.NEVER_FITS
     return REASONS.get(reason, reasons.WAITING_FOR_RESOURCES)
 
 
 def not_judged(run: Subject) -> Admission:
-    """Answer while Kueue has said nothing yet."""
-    message = f"LocalQueue {run.queue}: Kueue has not judged the run's Workload yet"
+    """Return the answer before Kueue's first condition."""
+    message = f"LocalQueue {run.queue}: Kueue has not processed the run's Workload yet"
     return refused_answer(reasons.WAITING_FOR_TURN, message)
 
 
 def evicted_answer(workload: Manifest) -> Admission:
-    """Answer for a run that has pods, and no admission any more."""
-    told = kueue_condition(workload, "Evicted")
-    if told.get("status") != "True":
+    """Return the answer for a run with pods that has lost its admission."""
+    evicted = kueue_condition(workload, "Evicted")
+    if evicted.get("status") != "True":
         active = (workload.get("spec") or {}).get("active") is not False
         why = "its Workload is not admitted" if active else "its Workload was deactivated"
-        return refused_answer(reasons.EVICTED, f"Kueue takes the run's room back: {why}", stops=True)
-    reason = reasons.PREEMPTED if told.get("reason") == "Preempted" else reasons.EVICTED
-    return refused_answer(reason, f"Kueue takes the run's room back: {_describe_condition(told)}", stops=True)
+        return refused_answer(reasons.EVICTED, f"Kueue evicts the run: {why}", stops=True)
+    reason = reasons.PREEMPTED if evicted.get("reason") == "Preempted" else reasons.EVICTED
+    return refused_answer(reason, f"Kueue evicts the run: {_describe_condition(evicted)}", stops=True)
 
 
 def lost_answer() -> Admission:
-    """Answer for a run that has pods and no Workload."""
-    message = "the run's Workload was deleted, which takes its room back; it is made again when no pod is left"
+    """Return the answer for a run with pods and without a Workload."""
+    message = (
+        "the run's Workload was deleted, which ends its admission; the operator creates it again after the last pod"
+    )
     return refused_answer(reasons.EVICTED, message, stops=True)
 
 
-def _describe_condition(said: Mapping[str, object]) -> str:
-    reason, message = said.get("reason") or "no reason given", str(said.get("message") or "").strip()
+def _describe_condition(condition: Mapping[str, object]) -> str:
+    reason, message = condition.get("reason") or "no reason given", str(condition.get("message") or "").strip()
     return f"{message} ({reason})" if message else str(reason)
 
 

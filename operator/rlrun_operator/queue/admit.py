@@ -1,8 +1,8 @@
-"""One pass of admission over all runs of an operator. A pure function of its arguments.
+"""One admission pass over all runs of an operator. A pure function of its arguments.
 
-In order: what admitted runs hold is charged; one of them whose pods found no room in time is released; the waiting runs are tried by
-priority, share and arrival. The first of them that does not fit gets help: room that others are leaving, room of runs that it may
-preempt, or, after it has waited long enough, room that is kept for it.
+In order: charge the resources of admitted runs; release one of them if its pods found no node in time; try the waiting runs by priority,
+share and arrival. The first waiting run that does not fit gets help: resources that other runs are releasing, resources of runs that it
+may preempt, or, after a long wait, a reservation.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from rlrun_operator.queue.words import describe_missing
 from rlrun_operator.times import rfc3339
 
 GRANT_SECONDS = 120.0
-"""Time after which an admission that its run never put on record is void: the run waits for something else."""
+"""Seconds after which an unrecorded admission is void: the run waits for something other than the queue."""
 TRIES = 3
-"""Releases in a row after which a run's priority does not count any more."""
+"""Number of consecutive releases after which a run loses the advantage of its priority."""
 Placed = dict[str, dict[str, float]]
 """Requests by room."""
-HELD = "all pods of the run have room"
+HELD = "there is room for all pods of the run"
 
 
 def admit_runs(
@@ -50,17 +50,18 @@ def admit_runs(
     epoch: float = 0.0,
     quotas: Mapping[str, Sequence[Quota]] | None = None,
 ) -> Plan:
-    """Decide which runs may make their pods.
+    """Decide which runs may create their pods.
 
     Args:
-        runs: all that wait, hold or leave; the others hold nothing.
-        capacity: rooms; None: not known, then one run at a time begins.
+        runs: all waiting, holding and leaving runs; other runs hold no resources.
+        capacity: rooms; None: unknown, then only one run starts at a time.
         rules: settings.
-        state: of the pass before.
-        now: seconds of a clock that nobody sets, as all times of runs and of the state.
-        epoch: what that clock lacks to seconds since the epoch; for messages.
-        quotas: ResourceQuotas by namespace; a run that one leaves no room for waits, and nothing is kept or preempted for it.
+        state: state of the previous pass.
+        now: seconds of a steady clock; all times of runs and of the state use it.
+        epoch: offset from that clock to seconds since the epoch, for messages.
+        quotas: ResourceQuotas by namespace; a run that exceeds one waits, without a reservation or preemption.
     """
+    # Each phase uses the results of the one before: charges, then a release, then admissions, then growth with what is left.
     it = _Pass(list(runs), capacity, rules, state, now)
     it.epoch, it.quotas = epoch, Quotas(quotas or {})
     it.hold()
@@ -86,22 +87,22 @@ class _Pass:
         self.shares.past = decay_shares(state.use, self.shares.now, elapsed, rules.half_life_seconds)
         self.verdicts: dict[str, Verdict] = {}
         self._open: tuple[Reservation, Rooms] | None = None
-        """Free room without what is kept for that reservation."""
+        """Free rooms without the resources of that reservation."""
         self.reservation = self._still_reserved(state.reservation)
 
     def _remember(self, known: Collection[str], waiting: Collection[str]) -> None:
-        """Take over of the pass before: admissions that are not on record yet, releases, and rests."""
+        """Copy from the previous pass: unrecorded admissions, releases and pauses of reservations."""
         state, now = self.state, self.now
         void = {uid for uid, at in state.granted.items() if now - at >= GRANT_SECONDS}
         self.granted = {uid: at for uid, at in state.granted.items() if uid in waiting and uid not in void}
         self.sized = {uid: size for uid, size in state.sized.items() if uid in self.granted}
         self.tries = {uid: tries for uid, tries in state.tries.items() if uid in known}
-        for uid in void & set(waiting):  # something else keeps it from its beginning
+        for uid in void & set(waiting):  # something other than the queue keeps the run from starting
             self.tries[uid] = holds.backed_off(self.tries, uid, now)
         self.rests = {uid: until for uid, until in state.rests.items() if uid in known and until > now}
 
     def _sort(self, runs: Sequence[Applicant]) -> None:
-        """Divide the runs into those that wait, hold and leave; one whose admission is not on record yet holds."""
+        """Divide the runs by stage; a run with an unrecorded admission counts as holding."""
         self.waiting = [run for run in runs if run.stage == "waiting" and run.uid not in self.granted]
         self.holding = [run for run in runs if run.stage == "holding" and run.uid not in self.stopping]
         begin = [replace(run, started=self.granted[run.uid]) for run in runs if run.uid in self.granted]
@@ -109,7 +110,7 @@ class _Pass:
         self.leaving = [run for run in runs if run.stage == "leaving" or run.uid in self.stopping]
 
     def hold(self) -> None:
-        """Charge what admitted and leaving runs hold."""
+        """Charge the resources of admitted and leaving runs."""
         self.held = holds.charge_holdings(self.rooms, self.holding, self.leaving, self.state, self.now)
         for run in (*self.holding, *self.leaving):
             self.quotas.know(run)
@@ -122,17 +123,18 @@ class _Pass:
             self.verdicts[uid] = Verdict(False, reason, message)
 
     def release(self) -> None:
-        """Take room back from a run that cannot use it."""
+        """Release a run that cannot use its resources."""
         late = holds.run_to_release(self.held, self._recorded(), self.rules, self.now)
         if late is None:
             return
         seconds = self.now - self.held.lacking[late.uid]
         self.tries[late.uid] = holds.backed_off(self.tries, late.uid, self.now)
-        self._stop(late, "Released", f"not all of its pods got a node within {seconds:.0f} s; it gives its room back")
+        message = f"not all of its pods got a node within {seconds:.0f} s; it releases its resources"
+        self._stop(late, "Released", message)
         self.held.lacking = {uid: self.now for uid in self.held.lacking if uid != late.uid}
 
     def admit(self) -> None:
-        """Try the waiting runs in their order."""
+        """Try the waiting runs in order, and help the first one that does not fit."""
         kept = self.reservation
         if kept is not None and any(run.uid == kept.uid and self.quotas.lack(run.smallest) for run in self.waiting):
             self.reservation = None
@@ -142,20 +144,22 @@ class _Pass:
         self.blocked: list[Applicant] = []
         while pending:
             run = pending.pop()
+            # The largest size that fits now; an elastic run may rather wait for a larger one that others are about to release.
             fitting = ((one, self._room_for(one)) for one in by_size(run))
             one, placed = next(((one, placed) for one, placed in fitting if placed is not None), (run, None))
             larger = self._soon(run, one) if placed is not None and one.trainers < run.trainers else None
             if placed is not None and larger is None:
                 self._grant(one, placed, fewer=one.trainers < run.trainers)
-                pending.sort(key=self._order, reverse=True)  # its namespace has more now
+                pending.sort(key=self._order, reverse=True)  # the share of its namespace has grown
                 continue
+            # Only the first blocked run gets help: help for several would reserve or preempt more than the queue can use.
             self.blocked.append(run)
             if first is None and self._may_fit(run.smallest):
                 first = run
                 self._help(*larger) if larger is not None else self._help(run.smallest)
 
     def grow(self) -> None:
-        """Say which elastic runs have room for more trainer pods: none while another run waits, and one after the other."""
+        """Offer more trainer pods to elastic runs, one after the other, while no other run waits."""
         rooms = self.rooms.copy() if self.rooms is not None else None
         waits = (
             any(run.uid not in self.granted for run in self.waiting) or bool(self.held.homeless) or bool(self.leaving)
@@ -170,7 +174,7 @@ class _Pass:
             self.verdicts[run.uid] = replace(self.verdicts[run.uid], room=found or run.trainers)
 
     def plan(self) -> Plan:
-        """The outcome."""
+        """Return the outcome of the pass."""
         self._explain()
         state = QueueState(
             at=self.now,
@@ -187,10 +191,10 @@ class _Pass:
         return Plan(self.verdicts, state)
 
     def _order(self, run: Applicant) -> tuple[object, ...]:
-        """The run for which room is kept comes first among those of its priority, and one that was released after the others.
+        """Return the sort key of a waiting run: priority, reservation, number of releases, share, arrival.
 
-        One whose pods again and again got no nodes comes after all: it would hold up the others with each try. Several of those take
-        turns, whatever their priority: some may be too large for the cluster.
+        A run whose pods repeatedly got no nodes comes after all others, because each try would delay them. Several such runs take turns
+        regardless of priority, because some may be too large for the cluster.
         """
         priority, *rest = self.shares.order(run)
         count = self.tries.get(run.uid, (0, 0.0))[0]
@@ -203,20 +207,21 @@ class _Pass:
         )
 
     def _room_for(self, run: Applicant) -> Placed | None:
-        """Room for all of its pods; None: it has to wait. Blind, whoever begins is alone until all of its pods have nodes."""
+        """Return room for all pods, or None if the run must wait. Without known rooms, a run starts only if no other run is starting."""
         if self.quotas.lack(run):
             return None
         if self.rooms is None:
             return None if self.held.lacking or self.granted or self.leaving else {}
         if any(other.uid in self.held.homeless and other.priority >= run.priority for other in self.holding):
-            return None  # what is free is not enough for what was admitted already: that comes first, or is released
+            return None  # an admitted run lacks room: the free resources go to it first, or it is released
         rooms = self._open_to(run)
         return place_gang(rooms, run.gang) if rooms is not None else None
 
     def _open_to(self, run: Applicant) -> Rooms | None:
-        """Rooms without what is kept for another run of the same priority or a higher one; None: it could land there.
+        """Return the rooms without reservations of equal or higher priority; None if the run's pods could land on reserved resources.
 
-        The scheduler knows of no room that is kept. So nothing begins that asks for the same devices and could be put there now.
+        The scheduler does not know about reservations. Therefore a run does not start if it needs the same devices and the scheduler could
+        place it there now.
         """
         assert self.rooms is not None
         kept = self.reservation
@@ -231,7 +236,7 @@ class _Pass:
         return self._open[1]
 
     def _lands(self, pods: PodSet, kept: Reservation) -> bool:
-        """True if the scheduler could put such a pod where something is free of the room that is kept, and not enough for both."""
+        """Return whether the scheduler could place such a pod on reserved resources that are free and not enough for both."""
         assert self.rooms is not None
         for room, amounts in kept.amounts.items():
             if self.rooms.by_name[room].node is None or self.rooms.obstacle(room, pods) is not None:
@@ -244,14 +249,14 @@ class _Pass:
         return False
 
     def _soon(self, run: Applicant, fitting: Applicant) -> tuple[Applicant, Placed] | None:
-        """A larger size of an elastic run for which others are making room, with that room; None: it begins as it fits now."""
+        """Return a larger size of an elastic run with its room, if other runs are releasing that room; None: it starts as it fits now."""
         if self.rooms is None:
             return None
         rooms, kept = self.rooms.copy(), self.reservation
         if kept is not None and kept.uid != run.uid and self._holder_priority(kept) >= run.priority:
             rooms.charge_all(kept.amounts)
         leaving = [self.held.charges.get(other.uid, {}) for other in self.leaving]
-        found = self.patience.larger(run, fitting.trainers, leaving, rooms)
+        found = self.patience.find_larger(run, fitting.trainers, leaving, rooms)
         return None if found is None or self.quotas.lack(found[0]) else found
 
     def _holder_priority(self, kept: Reservation) -> int:
@@ -280,16 +285,16 @@ class _Pass:
         self.verdicts[run.uid] = Verdict(False, reason, message)
 
     def _may_fit(self, run: Applicant) -> bool:
-        """True if it would fit once all runs of the queue have left; blind, nothing is known against it.
+        """Return whether the run would fit after all runs of the queue have left; True if rooms are unknown.
 
-        One that a quota keeps out does not: room that is made or kept for it would help nobody.
+        A run that exceeds a quota would not: released or reserved resources would be useless for it.
         """
         if self.quotas.lack(run):
             return False
         return self.rooms is None or place_gang(Rooms(self.rooms.capacity), run.gang) is not None
 
     def _help(self, head: Applicant, soon: Placed | None = None) -> None:
-        """Make room for the first run that does not fit, or keep room for it: `soon`, where others are leaving that."""
+        """Preempt or reserve for the first run that does not fit. `soon`: room that leaving runs are releasing for it."""
         if self.rooms is None:
             return
         kept = self.reservation
@@ -311,11 +316,11 @@ class _Pass:
             self._keep(head, self._soonest(rooms, head), self.rules.reserve_seconds, ())
 
     def _recorded(self) -> list[Applicant]:
-        """Admitted runs that said so: the others may still put their admission on record, and would not see that it is void."""
+        """Return admitted runs with a recorded admission: other runs may still record theirs and would not notice that it is void."""
         return [run for run in self.holding if run.uid not in self.granted]
 
     def _soonest(self, rooms: Rooms, head: Applicant) -> dict[str, dict[str, float]]:
-        """Room of `head` where the runs that began first end: they are likely to end first."""
+        """Return the room of `head` on the resources of the runs that started first, because they are likely to end first."""
         rooms = rooms.copy()
         for run in sorted(self.holding, key=lambda run: (run.started, run.uid)):
             rooms.charge_all(self.held.charges.get(run.uid, {}), -1.0)
@@ -332,7 +337,7 @@ class _Pass:
         self.reservation = Reservation(head.uid, amounts, self.now, self.now + seconds, leaving)
 
     def _still_reserved(self, kept: Reservation | None) -> Reservation | None:
-        """A reservation of the pass before; None: its run waits no more, its time is over, or a node of it is gone."""
+        """Return the reservation of the previous pass; None if its run no longer waits, it has expired, or one of its nodes is gone."""
         if kept is None or all(run.uid != kept.uid for run in self.waiting):
             return None
         if self.now >= kept.until:
@@ -342,17 +347,19 @@ class _Pass:
         if self.rooms is None or any(room not in self.rooms.free for room in kept.amounts):
             return None
         if kept.victims and not any(run.uid in kept.victims for run in self.leaving):
-            return replace(kept, victims=())  # they are gone: it fits now, unless pods of others have come
+            return replace(
+                kept, victims=()
+            )  # the victims have ended: the run fits now, unless foreign pods took the room
         return kept
 
     def _why(self, run: Applicant, head: Applicant) -> str:
         name = f"{head.namespace}/{head.name}"
         if run.priority < head.priority:
-            return f"it gives its room to run {name}, whose priority is {head.priority} and not {run.priority}"
-        return f"it gives its room to run {name}: namespace {run.namespace} holds more than its share"
+            return f"it releases its resources to run {name}, whose priority is {head.priority} and not {run.priority}"
+        return f"it releases its resources to run {name}: namespace {run.namespace} holds more than its share"
 
     def _explain(self) -> None:
-        """Verdicts of the runs that wait on."""
+        """Set the verdicts of the runs that continue to wait."""
         blocked = {run.uid for run in self.blocked}
         left = [run for run in self.waiting if run.uid not in self.granted]
         for position, run in enumerate(sorted(left, key=self._order), 1):
@@ -364,29 +371,32 @@ class _Pass:
         often = f", {count} times in a row" if count > 1 else ""
         return (
             "BackingOff",
-            f"it had room and did not begin{often}; it is tried again at {rfc3339(until + self.epoch)}",
+            f"it had room and did not start{often}; the queue retries at {rfc3339(until + self.epoch)}",
         )
 
     def _wait_of(self, run: Applicant) -> tuple[Reason, str]:
-        if words := self.patience.words(run.uid):
-            return "WaitingForTurn", words
+        if message := self.patience.explain_wait(run.uid):
+            return "WaitingForTurn", message
         run = run.smallest
-        if words := self.quotas.lack(run, empty=True):
-            return "NeverFits", f"{words}, even if nothing else ran; ask for less, or have the quota raised"
-        if words := self.quotas.lack(run):
-            return "WaitingForResources", f"{words}; free some of it, or have the quota raised"
+        if message := self.quotas.lack(run, empty=True):
+            return (
+                "NeverFits",
+                f"{message}, even if nothing else ran; lower the run's requests, or have the quota raised",
+            )
+        if message := self.quotas.lack(run):
+            return "WaitingForResources", f"{message}; free some of it, or have the quota raised"
         if self.rooms is None:
             return (
                 "WaitingForTurn",
-                "the operator does not know what is free: one run at a time begins, and another one does now",
+                "the free resources are unknown, so one run starts at a time, and another one is starting",
             )
         if place_gang(self.rooms, run.gang) is not None:
             kept = self.reservation
             others = [other for other in self.waiting if other.uid != run.uid]
             names = [f"{other.namespace}/{other.name}" for other in others if kept and other.uid == kept.uid]
             if not names:
-                return "WaitingForTurn", "there is room, and pods of runs that were admitted before have no nodes yet"
-            return "WaitingForTurn", f"there is room, which is kept for run {names[0]}: it has waited longer"
+                return "WaitingForTurn", "there is room, but pods of runs that were admitted before have no nodes yet"
+            return "WaitingForTurn", f"there is room, but it is reserved for run {names[0]}, which has waited longer"
         empty = self.rooms.emptied()
         if place_gang(empty, run.gang) is None and place_gang(self.rooms.emptied(recovered=True), run.gang) is None:
             return "NeverFits", f"{describe_missing(empty, run.gang)}, even if nothing else ran"

@@ -1,4 +1,4 @@
-"""Packing of a gang: the pods that ask for most first, each where least is left over."""
+"""Packing of a gang: the largest pods first, each into the room with the least left over."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlrun_operator.queue.rooms import Rooms, sum_amounts
 Placement = Mapping[str, Amounts]
 """Requests of a gang's pods by room."""
 _DOMAINS_MAX = 512
-"""Domains of topology that are tried."""
+"""Maximum number of topology domains that are tried."""
 
 
 def place_gang(rooms: Rooms, gang: Sequence[PodSet]) -> dict[str, dict[str, float]] | None:
-    """Room for all pods of a gang, which stays free in `rooms`; None: they do not fit together."""
+    """Return room for all pods of a gang, without charging `rooms`, or None if they do not fit together."""
     if not gang:
         return {}
     if not _has_enough(rooms, gang):
@@ -30,7 +30,7 @@ def place_gang(rooms: Rooms, gang: Sequence[PodSet]) -> dict[str, dict[str, floa
 
 
 def _has_enough(rooms: Rooms, gang: Sequence[PodSet]) -> bool:
-    """True unless all rooms together have too little: most of what does not fit is told by that alone."""
+    """Return False if all rooms together have too little, which is a cheap test for most gangs that do not fit."""
     wanted: dict[str, float] = {}
     for pods in gang:
         for name, amount in pods.requests.items():
@@ -61,7 +61,7 @@ def _place_set(rooms: Rooms, pods: PodSet, domain: Mapping[str, str], placed: li
 
 
 def rooms_of_domain(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> list[str]:
-    """Rooms of a domain that would take such a pod."""
+    """Return the rooms of a domain that accept such a pod."""
     keys = [key for key in pods.together if key in domain]
     return [
         name
@@ -71,7 +71,7 @@ def rooms_of_domain(rooms: Rooms, pods: PodSet, domain: Mapping[str, str]) -> li
 
 
 def count_places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
-    """Count of these pods that fit into each room that qualifies, domains of topology left aside."""
+    """Return how many of these pods fit into each qualifying room, ignoring topology domains."""
     result = {}
     for name in rooms.qualifying(pods):
         most = 1 if pods.apart and rooms.by_name[name].node is not None else pods.count
@@ -80,20 +80,20 @@ def count_places(rooms: Rooms, pods: PodSet) -> dict[str, int]:
 
 
 def _size_key(pods: PodSet) -> tuple[float, float, float, int]:
-    """Devices count most: they are what is scarce."""
+    """Return the sort key of a pod's size; devices come first because they are scarce."""
     devices = sum(amount for name, amount in pods.requests.items() if "/" in name)
     return devices, pods.requests.get("cpu", 0.0), pods.requests.get("memory", 0.0), len(pods.together)
 
 
 def _remaining_room(rooms: Rooms, room: str, pods: PodSet) -> tuple[float, float, float, str]:
-    """Rest of a room after such a pod: pods without devices go where there are none."""
+    """Return the sort key of a room after such a pod: pods without devices go to rooms without devices."""
     free = rooms.free[room]
     left = sum(amount for name, amount in free.items() if "/" in name)
     return left, free.get("cpu", 0.0), free.get("memory", 0.0), room
 
 
 def _gang_domains(rooms: Rooms, gang: Sequence[PodSet]) -> Iterator[Mapping[str, str]]:
-    """Values of the labels that pods of the gang have to share; one empty domain where they share none."""
+    """Yield values of the labels that pods of the gang must share; one empty domain if they share none."""
     keys = sorted({key for pods in gang for key in pods.together})
     if not keys or all(room.node is None for room in rooms.by_name.values()):
         yield {}

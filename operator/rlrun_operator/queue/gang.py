@@ -1,4 +1,4 @@
-"""Pods of a run as the queue sees them, from its manifests."""
+"""Pods of a run for the queue, read from its manifests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ENDED = ("Succeeded", "Failed")
 def gang_of(
     workloads: Iterable[Manifest], *, engines_needed: int | None = None, trainers_needed: int | None = None
 ) -> tuple[PodSet, ...]:
-    """Pod sets of a run's workloads, as they are rendered.
+    """Return the pod sets of a run's rendered workloads.
 
     Args:
         workloads: StatefulSet, Deployment and Pod.
-        engines_needed: number of engines with which the run goes on; None: all.
-        trainers_needed: number of trainer pods with which an elastic run can go on; None: all.
+        engines_needed: minimum number of engines of a running run; None: all.
+        trainers_needed: minimum number of trainer pods of an elastic run; None: all.
     """
     result = []
     needed: dict[Role, int | None] = {"inference": engines_needed, "trainer": trainers_needed}
@@ -39,7 +39,7 @@ def gang_of(
 
 
 def held_pods(pods: Iterable[Manifest]) -> tuple[HeldPod, ...]:
-    """Pods of a run that hold room, or want it."""
+    """Return the pods of a run that hold or request resources."""
     result = []
     for pod in pods:
         role = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL)
@@ -53,7 +53,7 @@ def held_pods(pods: Iterable[Manifest]) -> tuple[HeldPod, ...]:
 
 
 def rooms_of(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> tuple[Room, ...]:
-    """Nodes with what these pods, which are of no run of the queue, hold of them."""
+    """Return the nodes as rooms, charged with pods that belong to no run of the queue."""
     used: dict[str, dict[str, float]] = {str(node["metadata"]["name"]): {} for node in nodes}
     for pod in pods:
         spec = pod.get("spec") or {}
@@ -71,11 +71,11 @@ def rooms_of(nodes: Sequence[Manifest], pods: Iterable[Manifest]) -> tuple[Room,
 
 
 def total_room(capacity: dict[str, float]) -> Room:
-    """All that there is, where only a number is known."""
+    """Return one room for the whole cluster, if only its total is known."""
     return Room("the cluster", {name: parse_quantity(amount) for name, amount in capacity.items()})
 
 
 def _affinity_keys(spec: Manifest, kind: str) -> list[str]:
-    """Labels by which a pod has to be with pods of its run, or away from them."""
+    """Return the topology labels of a pod's required affinity or anti-affinity to pods of its run."""
     rules = ((spec.get("affinity") or {}).get(kind) or {}).get(REQUIRED) or ()
     return sorted({str(rule["topologyKey"]) for rule in rules})

@@ -1,4 +1,4 @@
-"""Room that admitted runs hold, and the release of those whose pods find none."""
+"""Resources that admitted runs hold, and the release of runs whose pods find no node."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rlrun_operator.queue.model import Amounts, Applicant, PodSet, QueueRules, Q
 from rlrun_operator.queue.rooms import Rooms, larger_amounts, sum_amounts
 
 FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 30.0, 600.0
-"""Wait of a released run, doubled each time."""
+"""Wait of a released run, in seconds, doubled at each release."""
 
 
 @dataclass
 class Held:
-    """Outcome for all runs that hold room."""
+    """Result for all runs that hold resources."""
 
     charges: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
-    """By UID and room."""
+    """Charged amounts by UID and room."""
     lacking: dict[str, float] = field(default_factory=dict)
-    """As in `QueueState`."""
+    """See `QueueState.lacking`."""
     homeless: set[str] = field(default_factory=set)
-    """UIDs of runs for whose missing pods there is no room."""
+    """UIDs of runs without room for their missing pods."""
 
 
 def pods_without_node(run: Applicant) -> tuple[PodSet, ...]:
-    """Pods of a run's gang that have no node."""
+    """Return the pods of a run's gang that have no node."""
     result = []
     for pods in run.gang:
         own = [pod for pod in run.pods if pod.role == pods.role and not pod.spot]
@@ -38,7 +38,7 @@ def pods_without_node(run: Applicant) -> tuple[PodSet, ...]:
 
 
 def lacks_pods(run: Applicant) -> bool:
-    """True if fewer of a run's pods have nodes than it needs."""
+    """Return whether fewer of a run's pods have nodes than it needs."""
     missing = {pods.role: pods.count for pods in pods_without_node(run)}
     return any(
         missing.get(pods.role, 0) > pods.count - (pods.count if pods.least is None else min(pods.least, pods.count))
@@ -47,7 +47,7 @@ def lacks_pods(run: Applicant) -> bool:
 
 
 def bound_requests(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, dict[str, float]]:
-    """Requests of a run's pods that have a node, by room."""
+    """Return the requests of a run's pods that have a node, by room."""
     single = next((name for name, room in rooms.by_name.items() if room.node is None), None)
     found = [(single or pod.node, pod.requests) for pod in run.pods if pod.ending == ending and pod.node is not None]
     return sum_amounts((room, amounts) for room, amounts in found if room is not None)
@@ -56,23 +56,23 @@ def bound_requests(rooms: Rooms, run: Applicant, *, ending: bool) -> dict[str, d
 def charge_holdings(
     rooms: Rooms | None, runs: Sequence[Applicant], leaving: Sequence[Applicant], state: QueueState, now: float
 ) -> Held:
-    """Charge what runs hold, and note which admitted ones lack pods.
+    """Charge the resources of runs, and record which admitted runs lack pods.
 
     Args:
-        rooms: what is free; None: not known.
-        runs: that were admitted.
-        leaving: those that give their room back. Until one has put that on record, its missing pods may still be made.
-        state: of the pass before.
-        now: seconds, as all times of runs.
+        rooms: free resources; None: unknown.
+        runs: admitted runs.
+        leaving: runs that are releasing their resources. Until one has recorded that, its missing pods may still be created.
+        state: state of the previous pass.
+        now: seconds, of the same clock as the times of runs.
     """
     held = Held()
     for run in runs:
         if lacks_pods(run):
-            ends = any(pod.ending for pod in run.pods)  # its next pods cannot be there yet
+            ends = any(pod.ending for pod in run.pods)  # its next pods cannot exist yet
             held.lacking[run.uid] = now if ends else state.lacking.get(run.uid, now)
     if rooms is None:
         return held
-    for run in (*leaving, *runs):  # what has a node is there, whoever was meant to have it
+    for run in (*leaving, *runs):  # pods with a node occupy it, even against a reservation
         held.charges[run.uid] = add_amounts(
             bound_requests(rooms, run, ending=False), bound_requests(rooms, run, ending=True)
         )
@@ -84,22 +84,22 @@ def charge_holdings(
 
 
 def _charge_missing_pods(rooms: Rooms, run: Applicant, held: Held) -> None:
-    """Charge room for the missing pods of a run, or note that there is none."""
+    """Charge room for the missing pods of a run, or record that there is none."""
     ending = bound_requests(rooms, run, ending=True)
     rooms.charge_all(ending, -1.0)
     placed = place_gang(rooms, pods_without_node(run))
     if placed is None and run.uid in held.lacking:
         held.homeless.add(run.uid)
-    # Its own pods that still end hold room that its next ones may have, and no other run's.
+    # Only its own next pods may use the room of the run's terminating pods.
     more = larger_amounts(placed or {}, ending)
     rooms.charge_all(more)
     held.charges[run.uid] = add_amounts(bound_requests(rooms, run, ending=False), more)
 
 
 def run_to_release(held: Held, runs: Sequence[Applicant], rules: QueueRules, now: float) -> Applicant | None:
-    """The run that has to give its room back because not all of its pods got a node in time; None: no run.
+    """Return the run to release because not all of its pods got a node in time, or None.
 
-    One at a time, the last in rank: what it gives back may be what the others lack.
+    Only one at a time, the last by rank: the resources that it releases may be sufficient for the others.
     """
     late = []
     for run in runs:
@@ -110,7 +110,7 @@ def run_to_release(held: Held, runs: Sequence[Applicant], rules: QueueRules, now
 
 
 def backed_off(tries: Mapping[str, tuple[int, float]], uid: str, now: float) -> tuple[int, float]:
-    """Number of releases of a run with this one, and until when it waits."""
+    """Return the number of releases of a run including this one, and the time until which it waits."""
     count = tries.get(uid, (0, 0.0))[0] + 1
     return count, now + backoff(count, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
 
@@ -120,5 +120,5 @@ def _release_rank(run: Applicant) -> tuple[float, float, str]:
 
 
 def add_amounts(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
-    """The sum of both, room by room."""
+    """Return the sum of both, room by room."""
     return sum_amounts([*one.items(), *other.items()])

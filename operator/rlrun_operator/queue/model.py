@@ -13,7 +13,7 @@ from rlrun_operator.state import Manifest
 Amounts = Mapping[str, float]
 """Resources by name, in their base unit."""
 Stage = Literal["waiting", "holding", "leaving"]
-"""waiting: it wants to begin; holding: it was admitted; leaving: it was, and its pods are being removed."""
+"""waiting: ready to start; holding: admitted; leaving: admitted before, and its pods are being removed."""
 Preemption = Literal["PriorityAndShare", "Priority", "Never"]
 Reason = Literal[
     "RoomFound",
@@ -28,7 +28,7 @@ Reason = Literal[
 
 @dataclass(frozen=True, eq=False)
 class PodSet:
-    """Equal pods of one role."""
+    """Identical pods of one role."""
 
     role: Role
     count: int
@@ -37,30 +37,30 @@ class PodSet:
     spec: Manifest = field(default_factory=dict)
     """Selectors, tolerations and node affinity of one pod."""
     together: tuple[str, ...] = ()
-    """Node labels of which all pods of the gang that have them here share the value."""
+    """Node labels whose value all pods of the gang with this label must share."""
     apart: bool = False
-    """At most one of them on a node."""
+    """Whether each pod needs its own node."""
     least: int | None = None
-    """Number with which an admitted run goes on; None: all. Engines that are added later have no room of their own by right."""
+    """Minimum number for an admitted run to continue; None: all. Engines that are added later have no guaranteed room."""
 
 
 @dataclass(frozen=True)
 class HeldPod:
-    """A pod of a run as it is in the cluster."""
+    """Existing pod of a run."""
 
     role: Role
     node: str | None
-    """None: it has none yet."""
+    """Node of the pod; None: unscheduled."""
     requests: Amounts
     ending: bool = False
-    """Its deletion was asked for; it holds its room until it is gone."""
+    """Whether its deletion was requested; it holds its resources until it is gone."""
     spot: bool = False
-    """An engine on an interruptible node: it holds room, and is no part of the gang."""
+    """Whether it is an engine on an interruptible node: it holds resources, but does not belong to the gang."""
 
 
 @dataclass(frozen=True)
 class Applicant:
-    """A run that wants room, or has some."""
+    """Run that requests or holds resources."""
 
     uid: str
     namespace: str
@@ -68,16 +68,16 @@ class Applicant:
     gang: tuple[PodSet, ...]
     stage: Stage
     since: float
-    """Time at which it asked first, in seconds; a run that was preempted keeps it."""
+    """Time of its first request, in seconds; a preempted run keeps it."""
     priority: int = 0
     started: float = 0.0
     """Time of the last admission."""
     pods: tuple[HeldPod, ...] = ()
     sizes: tuple[int, ...] = ()
-    """Numbers of trainer pods that an elastic run may have, ascending; empty: that of the gang alone."""
+    """Possible numbers of trainer pods of an elastic run, ascending; empty: only that of the gang."""
 
     def sized(self, trainers: int) -> Applicant:
-        """The run with another number of trainer pods."""
+        """Return the run with another number of trainer pods."""
         gang = tuple(replace(pods, count=trainers) if pods.role == "trainer" else pods for pods in self.gang)
         return replace(self, gang=gang)
 
@@ -88,7 +88,7 @@ class Applicant:
 
     @property
     def smallest(self) -> Applicant:
-        """The run with the fewest trainer pods that it may have."""
+        """The run with its minimum number of trainer pods."""
         return self.sized(min(self.sizes[0], self.trainers)) if self.sizes else self
 
     @cached_property
@@ -98,7 +98,7 @@ class Applicant:
 
 
 def total_of(gang: tuple[PodSet, ...]) -> dict[str, float]:
-    """Requests of all pods of a gang."""
+    """Return the requests of all pods of a gang."""
     total: dict[str, float] = {}
     for pods in gang:
         for name, amount in pods.requests.items():
@@ -108,15 +108,15 @@ def total_of(gang: tuple[PodSet, ...]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Room:
-    """A node, or the whole cluster as one where only its total is known."""
+    """A node, or the whole cluster as one room if only its total is known."""
 
     name: str
     total: Amounts
     """Allocatable resources."""
     others: Amounts = field(default_factory=dict)
-    """Requests of pods that are of no run of the queue."""
+    """Requests of pods that belong to no run of the queue."""
     node: Manifest | None = None
-    """None: every pod qualifies, and several pods need no two of them."""
+    """Node of the room; None: every pod qualifies, and pods that need separate nodes may share it."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Capacity:
 
     rooms: tuple[Room, ...]
     noun: str = "node"
-    """Name of one room in messages."""
+    """Word for one room in messages."""
 
 
 @dataclass(frozen=True)
@@ -133,64 +133,64 @@ class QueueRules:
     """Settings of admission; times in seconds."""
 
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weight of a namespace's share; 1 where none is given."""
+    """Weight of a namespace's share; the default is 1."""
     preemption: Preemption = "PriorityAndShare"
     pass_seconds: float = 300.0
-    """Time for which later runs may pass the first one; then room is kept for it."""
+    """Seconds during which later runs may pass the first one; afterwards resources are reserved for it."""
     reserve_seconds: float = 86400.0
-    """Time for which room is kept; if it did not begin, others pass it for as long."""
+    """Seconds for which a reservation lasts; if its run did not start, others pass it for the same time."""
     start_seconds: float = 600.0
-    """Time within which all pods of an admitted run have a node; else it is released."""
+    """Seconds within which all pods of an admitted run must have a node; otherwise it is released."""
     displaced_seconds: float = 60.0
-    """The same where there is no room for its pods at all, as after the loss of a node."""
+    """The same if there is no room for its pods at all, for example after the loss of a node."""
     protect_seconds: float = 600.0
-    """Time from an admission in which a run is not preempted for its namespace's share."""
+    """Seconds after an admission during which a run is not preempted for its namespace's share."""
     leave_seconds: float = 1800.0
-    """Longest time that victims are waited for."""
+    """Maximum seconds to wait for victims."""
     half_life_seconds: float = 21600.0
-    """Time after which use counts half in a namespace's share."""
+    """Half-life of past use in a namespace's share."""
 
     def weight(self, namespace: str) -> float:
-        """Weight of a namespace."""
+        """Return the weight of a namespace."""
         return self.weights.get(namespace, 1.0)
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """Room that is kept for one run."""
+    """Resources that are reserved for one run."""
 
     uid: str
     amounts: Mapping[str, Amounts]
-    """By room."""
+    """Reserved amounts by room."""
     since: float
     until: float
     victims: tuple[str, ...] = ()
-    """Runs that make room for it."""
+    """UIDs of runs that release resources for it."""
 
 
 @dataclass(frozen=True)
 class QueueState:
-    """Memory between two passes. Without it nothing is admitted twice or lost; use begins anew."""
+    """State between two passes. Without it no run is admitted twice or lost; only the record of past use restarts."""
 
     at: float | None = None
     """Time of the last pass."""
     use: Mapping[str, float] = field(default_factory=dict)
     """Mean share of a namespace in the past, decayed."""
     granted: Mapping[str, float] = field(default_factory=dict)
-    """Runs that were admitted and did not say so yet, with the time."""
+    """Admitted runs that have not recorded their admission yet, with its time."""
     lacking: Mapping[str, float] = field(default_factory=dict)
-    """Admitted runs that lack pods with a node, with the time since."""
+    """Admitted runs whose pods do not all have a node, with the time since."""
     stopping: Mapping[str, tuple[Reason, str]] = field(default_factory=dict)
-    """Runs that have to give their room back and did not say so yet, with reason and message."""
+    """Runs that must release their resources and have not recorded it yet, with reason and message."""
     tries: Mapping[str, tuple[int, float]] = field(default_factory=dict)
-    """Runs that were released: how often, and until when they wait."""
+    """Released runs: number of releases, and time until which they wait."""
     reservation: Reservation | None = None
     sized: Mapping[str, int] = field(default_factory=dict)
-    """Runs of `granted` that were given fewer trainer pods than they asked for, with the number."""
+    """Runs of `granted` with fewer trainer pods than requested, with the number."""
     rests: Mapping[str, float] = field(default_factory=dict)
-    """Runs whose reservation ran out, and until when they get no other one."""
+    """Runs whose reservation expired, and the time until which they get no other one."""
     patient: Mapping[str, float] = field(default_factory=dict)
-    """Elastic runs that have room for fewer trainer pods and wait for runs that leave, with the time since."""
+    """Elastic runs with room for fewer trainer pods that wait for leaving runs, with the time since."""
 
 
 @dataclass(frozen=True)
@@ -201,15 +201,15 @@ class Verdict:
     reason: Reason
     message: str
     position: int | None = None
-    """Place in the queue, from 1; None: it does not wait."""
+    """Position in the queue, from 1; None: it does not wait."""
     waiting: int = 0
-    """Number of runs that wait."""
+    """Number of waiting runs."""
     room: int | None = None
-    """Number of trainer pods that an elastic run has room for; None: it has one size, or nobody knows."""
+    """Number of trainer pods for which there is room; None: the run is not elastic, or the rooms are unknown."""
 
     @property
     def stops(self) -> bool:
-        """True if a run that holds room has to give it back."""
+        """Whether a run that holds resources must release them."""
         return self.reason in ("Preempted", "Released")
 
 
@@ -218,5 +218,5 @@ class Plan:
     """Outcome of a pass."""
 
     verdicts: Mapping[str, Verdict]
-    """By UID of the run."""
+    """Verdicts by UID of the run."""
     state: QueueState

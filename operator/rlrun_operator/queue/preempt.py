@@ -1,4 +1,4 @@
-"""Choice of the runs that make room for another one: no run that is not needed, or none at all."""
+"""Choice of the runs to preempt for another run: only runs that are needed, or none."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rlrun_operator.queue.shares import Shares
 
 _CLOSE = 1e-9
 Charges = Mapping[str, Mapping[str, Amounts]]
-"""By UID and room."""
+"""Charged amounts by UID and room."""
 
 
 def choose_victims(
     rooms: Rooms, head: Applicant, holding: Iterable[Applicant], charges: Charges, shares: Shares, now: float
 ) -> tuple[list[Applicant], dict[str, dict[str, float]]] | None:
-    """Runs to suspend so that `head` fits, and its room then; None: no such runs.
+    """Return the runs to suspend so that `head` fits, and its room then, or None if no choice is enough.
 
     Args:
-        rooms: free amounts once every run that leaves is gone.
-        head: the first run that waits.
+        rooms: free amounts after all leaving runs have ended.
+        head: first waiting run.
         holding: admitted runs.
-        charges: what these hold.
-        shares: of all namespaces.
-        now: seconds, as all times of runs.
+        charges: resources that these runs hold.
+        shares: shares of all namespaces.
+        now: seconds, of the same clock as the times of runs.
     """
     chosen: list[Applicant] = []
     trial = rooms.copy()
@@ -34,7 +34,7 @@ def choose_victims(
         if not _may_preempt(run, head, shares, left, now):
             continue
         trial.charge_all(charges.get(run.uid, {}), -1.0)
-        left[run.namespace] = left.get(run.namespace, 0.0) - shares.of(run)
+        left[run.namespace] = left.get(run.namespace, 0.0) - shares.share_of(run)
         chosen.append(run)
         if place_gang(trial, head.gang) is not None:
             return _spare_unneeded(trial, head, chosen, charges)
@@ -44,7 +44,7 @@ def choose_victims(
 def _spare_unneeded(
     trial: Rooms, head: Applicant, chosen: Sequence[Applicant], charges: Charges
 ) -> tuple[list[Applicant], dict[str, dict[str, float]]]:
-    """The chosen runs without those that are not needed after all; the most valuable of them is spared first."""
+    """Return the chosen runs without unneeded ones; the most valuable run is spared first."""
     kept = list(chosen)
     for run in reversed(chosen):
         spared = trial.copy()
@@ -55,10 +55,10 @@ def _spare_unneeded(
 
 
 def _may_preempt(run: Applicant, head: Applicant, shares: Shares, left: Mapping[str, float], now: float) -> bool:
-    """True if `run` may be suspended for `head`.
+    """Return whether `run` may be suspended for `head`.
 
-    For a share only from a namespace that keeps all that it is entitled to, and for one that then has no more than that: neither of the
-    two could do the same to the other.
+    For a share, only if the victim's namespace keeps its entitlement and the head's namespace does not exceed its own afterwards: neither
+    of them could then do the same to the other.
     """
     rules: QueueRules = shares.rules
     if rules.preemption == "Never":
@@ -69,12 +69,12 @@ def _may_preempt(run: Applicant, head: Applicant, shares: Shares, left: Mapping[
         return False
     if now - run.started < rules.protect_seconds:
         return False
-    keeps = left.get(run.namespace, 0.0) - shares.of(run) >= shares.entitled(run.namespace) - _CLOSE
-    gets = shares.now.get(head.namespace, 0.0) + shares.of(head) <= shares.entitled(head.namespace) + _CLOSE
+    keeps = left.get(run.namespace, 0.0) - shares.share_of(run) >= shares.entitled(run.namespace) - _CLOSE
+    gets = shares.now.get(head.namespace, 0.0) + shares.share_of(head) <= shares.entitled(head.namespace) + _CLOSE
     return keeps and gets
 
 
 def _victim_key(run: Applicant, shares: Shares) -> tuple[float, float, float, str]:
-    """The lowest priority, the namespace furthest over its share, the latest start."""
+    """Return the sort key of a victim: lowest priority, namespace furthest over its share, latest start."""
     over = shares.now.get(run.namespace, 0.0) - shares.entitled(run.namespace)
     return run.priority, -round(over, 9), -run.started, run.uid

@@ -1,4 +1,4 @@
-"""Room that a namespace's ResourceQuotas leave for gangs, of those with scopes for the pods that they count."""
+"""Remaining ResourceQuota of a namespace for gangs; a quota with scopes counts only matching pods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun_operator.queue.scopes import Scope, counts_pod, scopes_of
 from rlrun_operator.state import Manifest
 
 _BARE = ("cpu", "memory", "ephemeral-storage")
-"""Resources of which a quota counts requests under their bare name, too."""
+"""Resources whose requests a quota also counts under their bare name."""
 _CLOSE = 1e-6
 
 
@@ -25,27 +25,27 @@ class Quota:
     scopes: tuple[Scope, ...] = ()
 
     def asked_of(self, gang: Iterable[PodSet]) -> dict[str, float]:
-        """Amounts of those pods of a gang that it counts."""
+        """Return the amounts of the pods of a gang that this quota counts."""
         return asked_of(pods for pods in gang if counts_pod(self.scopes, pods.spec))
 
     def lacks(self, asked: Amounts, *, empty: bool = False) -> str:
-        """Words for the first amount that is too much; without words: it fits.
+        """Return a message about the first exceeded amount, or an empty string if all amounts fit.
 
         Args:
-            asked: by the quota's names of resources.
-            empty: as if nothing were used.
+            asked: amounts by the quota's resource names.
+            empty: whether to ignore current use.
         """
         for name, amount in asked.items():
             used = 0.0 if empty else self.used.get(name, 0.0)
             if name in self.hard and amount > 0 and used + amount > self.hard[name] + _CLOSE:
                 kind = name.rpartition(".")[2] if name.split(".")[0] in ("requests", "limits") else name
                 shown = [show_amount(kind, each) for each in (amount, self.used.get(name, 0.0), self.hard[name])]
-                return f"quota {self.name}: {name}: asked {shown[0]}, used {shown[1]} of {shown[2]}"
+                return f"quota {self.name}: {name}: requested {shown[0]}, used {shown[1]} of {shown[2]}"
         return ""
 
 
 class Quotas:
-    """Quotas by namespace while gangs are admitted one after the other."""
+    """Quotas by namespace during an admission pass."""
 
     def __init__(self, quotas: Mapping[str, Sequence[Quota]]) -> None:
         self._quotas = {
@@ -54,7 +54,7 @@ class Quotas:
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def charge(self, namespace: str, gang: Iterable[PodSet]) -> None:
-        """Count pods that will be made."""
+        """Charge pods that will be created."""
         pods = tuple(gang)
         for quota in self._quotas.get(namespace) or ():
             asked = quota.asked_of(pods)
@@ -62,7 +62,7 @@ class Quotas:
                 quota.used[name] = quota.used.get(name, 0.0) + asked[name]
 
     def know(self, run: Applicant) -> None:
-        """Count pods of a run that exist: what a quota reports may be of a moment before they were made."""
+        """Charge existing pods of a run: the quota's reported use may be older than these pods."""
         specs = {pods.role: pods.spec for pods in run.gang}
         for quota in self._quotas.get(run.namespace) or ():
             known = self._known.setdefault((run.namespace, quota.name), {})
@@ -73,12 +73,12 @@ class Quotas:
                 quota.used[name] = max(quota.used.get(name, 0.0), known[name])
 
     def lack(self, run: Applicant, *, empty: bool = False) -> str:
-        """Words for what a run's quotas lack for it; without words: they have room."""
+        """Return a message about the first quota without room for a run, or an empty string."""
         quotas = self._quotas.get(run.namespace) or ()
-        return next((said for quota in quotas if (said := quota.lacks(quota.asked_of(run.gang), empty=empty))), "")
+        return next((text for quota in quotas if (text := quota.lacks(quota.asked_of(run.gang), empty=empty))), "")
 
     def allows(self, run: Applicant, larger: Applicant) -> bool:
-        """True if a run that has its pods may have those of a larger size instead."""
+        """Return whether the quotas allow a run with pods to change to a larger size."""
         for quota in self._quotas.get(run.namespace) or ():
             had = quota.asked_of(run.gang)
             more = {name: amount - had.get(name, 0.0) for name, amount in quota.asked_of(larger.gang).items()}
@@ -88,7 +88,7 @@ class Quotas:
 
 
 def missing_pods(run: Applicant) -> tuple[PodSet, ...]:
-    """Pods of an admitted run that do not exist yet, which no quota counts."""
+    """Return the pods of an admitted run that do not exist yet, which no quota counts."""
     result = []
     for pods in run.gang:
         there = sum(1 for pod in run.pods if pod.role == pods.role and not pod.ending and not pod.spot)
@@ -98,7 +98,7 @@ def missing_pods(run: Applicant) -> tuple[PodSet, ...]:
 
 
 def asked_of(gang: Iterable[PodSet]) -> dict[str, float]:
-    """Amounts of a gang by a quota's names of resources."""
+    """Return the amounts of a gang by a quota's resource names."""
     asked: dict[str, float] = {}
 
     def add(name: str, amount: float) -> None:
@@ -117,7 +117,7 @@ def asked_of(gang: Iterable[PodSet]) -> dict[str, float]:
 
 
 def _pod_limits(spec: Manifest) -> dict[str, float]:
-    """Limits of a pod: the sum of its containers', those of init containers that end aside."""
+    """Return the limits of a pod: the sum over its containers and sidecars, without ordinary init containers."""
     limits: dict[str, float] = {}
     always = [c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always"]
     for container in (*always, *(spec.get("containers") or ())):
@@ -127,7 +127,7 @@ def _pod_limits(spec: Manifest) -> dict[str, float]:
 
 
 def read_quota(manifest: Manifest) -> Quota | None:
-    """A ResourceQuota; None: it was not counted by its controller yet."""
+    """Return a ResourceQuota, or None if its controller has not processed it yet."""
     spec, status = manifest.get("spec") or {}, manifest.get("status") or {}
     if not status.get("hard"):
         return None

@@ -1,4 +1,4 @@
-"""Free amounts of rooms while gangs are placed one after the other."""
+"""Free resources of rooms during an admission pass."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from rlrun_operator.node_fit import healthy_node, obstacle_between
 from rlrun_operator.queue.model import Amounts, Capacity, PodSet, Room
 
 _CLOSE = 1e-6
-"""Amounts are sums of floats."""
+"""Tolerance for sums of floats."""
 
 
 class Rooms:
     """Free resources of each room.
 
     Args:
-        capacity: rooms with what others use of them.
+        capacity: rooms, with the use by foreign pods.
     """
 
     def __init__(self, capacity: Capacity) -> None:
@@ -29,14 +29,14 @@ class Rooms:
         self._obstacles: dict[tuple[int, str], str | None] = {}
 
     def copy(self) -> Rooms:
-        """The same, to try something out."""
+        """Return a copy for a trial."""
         new = object.__new__(Rooms)
         new.capacity, new.by_name, new._obstacles = self.capacity, self.by_name, self._obstacles
         new.free = {name: dict(free) for name, free in self.free.items()}
         return new
 
     def charge(self, room: str, amounts: Amounts, times: float = 1.0) -> None:
-        """Take amounts out of a room; a room that is gone has none."""
+        """Subtract amounts from a room; an unknown room is ignored."""
         free = self.free.get(room)
         if free is None:
             return
@@ -45,18 +45,18 @@ class Rooms:
                 free[name] -= times * amount
 
     def charge_all(self, amounts: Mapping[str, Amounts], times: float = 1.0) -> None:
-        """Take amounts out of several rooms."""
+        """Subtract amounts from several rooms."""
         for room, part in amounts.items():
             self.charge(room, part, times)
 
     def fits(self, room: str, requests: Amounts) -> bool:
-        """True if one pod fits into what is free; a resource that the rooms do not count is not judged."""
+        """Return whether one pod fits into the free resources; resources that the rooms do not count are ignored."""
         free = self.free[room]
         counted = self.by_name[room].node is not None
         return all(amount <= free.get(name, 0.0 if counted else amount) + _CLOSE for name, amount in requests.items())
 
     def times(self, room: str, requests: Amounts, most: int) -> int:
-        """Count of such pods that fit into what is free, `most` at most."""
+        """Return how many such pods fit into the free resources, at most `most`."""
         free, counted = self.free[room], self.by_name[room].node is not None
         found = float(most)
         for name, amount in requests.items():
@@ -65,14 +65,14 @@ class Rooms:
         return max(0, int(found))
 
     def emptied(self, *, recovered: bool = False) -> Rooms:
-        """The same rooms with no pod in them; `recovered`: and with no node that is lost, cordoned or under pressure."""
+        """Return the same rooms without pods; `recovered`: also with all nodes ready, uncordoned and without pressure."""
         rooms = [replace(room, others={}) for room in self.capacity.rooms]
         if recovered:
             rooms = [room if room.node is None else replace(room, node=healthy_node(room.node)) for room in rooms]
         return Rooms(replace(self.capacity, rooms=tuple(rooms)))
 
     def obstacle(self, room: str, pods: PodSet) -> str | None:
-        """Reason why a room takes none of these pods however empty it is; None: it would."""
+        """Return why a room accepts none of these pods even if it is empty, or None."""
         node = self.by_name[room].node
         if node is None:
             return None
@@ -82,12 +82,12 @@ class Rooms:
         return self._obstacles[key]
 
     def qualifying(self, pods: PodSet) -> list[str]:
-        """Rooms that would take such a pod if they were empty."""
+        """Return the rooms that would accept such a pod if they were empty."""
         return [name for name in self.free if self.obstacle(name, pods) is None]
 
 
 def sum_amounts(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, float]]:
-    """Amounts by room."""
+    """Return the sum of amounts by room."""
     result: dict[str, dict[str, float]] = {}
     for room, amounts in parts:
         into = result.setdefault(room, {})
@@ -97,7 +97,7 @@ def sum_amounts(parts: Iterable[tuple[str, Amounts]]) -> dict[str, dict[str, flo
 
 
 def larger_amounts(one: Mapping[str, Amounts], other: Mapping[str, Amounts]) -> dict[str, dict[str, float]]:
-    """The larger amount of both, room by room."""
+    """Return the larger of both amounts, room by room."""
     result = {room: dict(amounts) for room, amounts in one.items()}
     for room, amounts in other.items():
         into = result.setdefault(room, {})

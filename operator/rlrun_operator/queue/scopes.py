@@ -1,4 +1,4 @@
-"""Scopes of a ResourceQuota: which pods it counts, by the rules of the API server's pod evaluator."""
+"""Scopes of a ResourceQuota: the pods that it counts, by the rules of the API server's pod evaluator."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rlrun_operator.node_fit import parse_quantity
 from rlrun_operator.state import Manifest
 
 _QOS_RESOURCES = ("cpu", "memory")
-"""Resources that decide on a pod's quality of service: one with devices alone is BestEffort."""
+"""Resources that determine a pod's quality of service: a pod with only devices is BestEffort."""
 
 
 @dataclass(frozen=True)
 class Scope:
-    """One requirement; all of a quota's have to hold."""
+    """One requirement of a quota; a pod must meet all of them."""
 
     name: str
     operator: str = "Exists"
     values: tuple[str, ...] = ()
 
     def holds(self, pod: Manifest) -> bool:
-        """True if a pod with this spec is counted, as far as this scope decides."""
+        """Return whether a pod with this spec meets this requirement."""
         if self.name == "PriorityClass":
             return self._selects(str(pod.get("priorityClassName") or ""))
         found = {
@@ -34,7 +34,7 @@ class Scope:
         return found.get(self.name, False)
 
     def _selects(self, value: str) -> bool:
-        """Like a label selector over a pod whose one label is its class: a pod without one is in no list."""
+        """Match like a label selector on a pod whose only label is its class: a pod without a class is in no list."""
         holds = {
             "In": value in self.values and bool(value),
             "NotIn": value not in self.values,
@@ -45,7 +45,7 @@ class Scope:
 
 
 def scopes_of(spec: Manifest) -> tuple[Scope, ...]:
-    """Scopes of a ResourceQuota's spec."""
+    """Return the scopes of a ResourceQuota's spec."""
     listed = [Scope(str(name)) for name in spec.get("scopes") or ()]
     selected = [
         Scope(str(one.get("scopeName")), str(one.get("operator")), tuple(map(str, one.get("values") or ())))
@@ -55,7 +55,7 @@ def scopes_of(spec: Manifest) -> tuple[Scope, ...]:
 
 
 def counts_pod(scopes: Iterable[Scope], pod: Manifest) -> bool:
-    """True if a quota with these scopes counts a pod with this spec."""
+    """Return whether a quota with these scopes counts a pod with this spec."""
     return all(scope.holds(pod) for scope in scopes)
 
 

@@ -1,4 +1,4 @@
-"""Shares of namespaces: the weighted dominant share (Ghodsi et al., NSDI 2011), now and over time."""
+"""Shares of namespaces: the weighted dominant share (Ghodsi et al., NSDI 2011), current and past."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from rlrun_operator.queue.model import Amounts, Applicant, Capacity, QueueRules
 
 PAST_WEIGHT = 4.0
-"""Weight of a namespace's past against its present share: gangs are large, and an error of a few hundredths counts little beside one."""
+"""Weight of a namespace's past share relative to its current one: gangs are large, so an error of a few hundredths matters little."""
 
 
 def total_capacity(capacity: Capacity | None) -> dict[str, float] | None:
-    """Total of all rooms for runs of the queue; None: not known."""
+    """Return the total of all rooms for runs of the queue, or None if unknown."""
     if capacity is None:
         return None
     total: dict[str, float] = {}
@@ -23,12 +23,12 @@ def total_capacity(capacity: Capacity | None) -> dict[str, float] | None:
 
 
 def scarce_resources(amounts: Amounts) -> frozenset[str]:
-    """Resources that count: devices, or all but the number of pods where there are none."""
+    """Return the resources that count: devices, or without devices all but the number of pods."""
     return frozenset(name for name in amounts if "/" in name) or frozenset(amounts) - {"pods"}
 
 
 def dominant_share(amounts: Amounts, total: Amounts | None) -> float:
-    """Largest share of a resource in all of it; devices alone count where any are asked for. Without a total: number of devices."""
+    """Return the largest share of a resource in its total; only devices count if any are requested. Without a total: number of devices."""
     counted = scarce_resources(amounts)
     if total is None:
         return sum(amounts[name] for name in counted if "/" in name) or 1.0
@@ -37,12 +37,13 @@ def dominant_share(amounts: Amounts, total: Amounts | None) -> float:
 
 @dataclass
 class Shares:
-    """Shares of namespaces while runs are admitted one after the other.
+    """Shares of namespaces during an admission pass.
 
     Attributes:
-        total: what all rooms have; None: not known.
-        past: mean share in the past, decayed.
-        now: present share.
+        rules: settings.
+        total: total of all rooms; None: unknown.
+        past: mean past share, decayed.
+        now: current share.
     """
 
     rules: QueueRules
@@ -50,23 +51,23 @@ class Shares:
     past: Mapping[str, float]
     now: dict[str, float]
     demand: frozenset[str]
-    """Namespaces that have a run or want one."""
+    """Namespaces with a running or waiting run."""
 
-    def of(self, run: Applicant) -> float:
-        """Share that one run takes."""
+    def share_of(self, run: Applicant) -> float:
+        """Return the share of one run."""
         return dominant_share(run.total, self.total)
 
     def add(self, run: Applicant) -> None:
-        """Count an admission."""
-        self.now[run.namespace] = self.now.get(run.namespace, 0.0) + self.of(run)
+        """Add the share of an admitted run."""
+        self.now[run.namespace] = self.now.get(run.namespace, 0.0) + self.share_of(run)
 
     def order(self, run: Applicant) -> tuple[float, float, float, str]:
-        """Sort key of a waiting run: priority, its namespace's share, first come."""
+        """Return the sort key of a waiting run: priority, its namespace's share, arrival."""
         share = PAST_WEIGHT * self.past.get(run.namespace, 0.0) + self.now.get(run.namespace, 0.0)
         return -run.priority, round(share / self.rules.weight(run.namespace), 9), run.since, run.uid
 
     def entitled(self, namespace: str) -> float:
-        """Share of all that belongs to a namespace while others want theirs."""
+        """Return the entitlement of a namespace while others have demand."""
         weights = sum(self.rules.weight(each) for each in self.demand | {namespace})
         return self.rules.weight(namespace) / weights
 
@@ -78,7 +79,7 @@ def shares_of(
     runs: Iterable[Applicant],
     waiting: Iterable[Applicant],
 ) -> Shares:
-    """Shares with these runs admitted and those waiting."""
+    """Return the shares with these admitted and waiting runs."""
     runs = list(runs)
     shares = Shares(rules, total, past, {}, frozenset(run.namespace for run in (*runs, *waiting)))
     for run in runs:
@@ -89,7 +90,7 @@ def shares_of(
 def decay_shares(
     past: Mapping[str, float], now: Mapping[str, float], seconds: float, half_life: float
 ) -> dict[str, float]:
-    """Mean shares after `seconds` in which those of `now` were held."""
+    """Return the mean shares after `seconds` with the shares of `now`."""
     kept = 0.5 ** (max(0.0, seconds) / half_life)
     mean = {name: past.get(name, 0.0) * kept + now.get(name, 0.0) * (1 - kept) for name in {*past, *now}}
     return {name: share for name, share in mean.items() if share > 1e-6}

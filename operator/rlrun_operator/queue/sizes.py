@@ -1,4 +1,4 @@
-"""Sizes of elastic runs: which fit, which fit when others have left, and which an admitted run may grow to."""
+"""Sizes of elastic runs: which size fits now, which fits after other runs have left, and to which an admitted run may grow."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from rlrun_operator.queue.rooms import Rooms
 
 
 class Patience:
-    """Elastic runs that wait for room that others are leaving, so that none begins with fewer pods a moment too early.
+    """Elastic runs that wait for leaving runs, so that none starts with fewer pods a moment too early.
 
     Args:
-        since: times of the pass before, by UID.
-        waiting: UIDs of the runs that wait.
-        seconds: longest wait of a run, all of its waits together.
-        now: seconds, as all times of runs.
+        since: start of each wait from the previous pass, by UID.
+        waiting: UIDs of the waiting runs.
+        seconds: maximum wait of a run, summed over all of its waits.
+        now: seconds, of the same clock as the times of runs.
     """
 
     def __init__(self, since: Mapping[str, float], waiting: Collection[str], seconds: float, now: float) -> None:
         self.since = {uid: at for uid, at in since.items() if uid in waiting}
         self.hoped: dict[str, int] = {}
-        """Numbers of trainer pods that are waited for, by UID."""
+        """Expected numbers of trainer pods, by UID."""
         self._seconds, self._now = seconds, now
 
-    def larger(
+    def find_larger(
         self, run: Applicant, now: int, leaving: Iterable[Mapping[str, Amounts]], rooms: Rooms
     ) -> tuple[Applicant, dict[str, dict[str, float]]] | None:
-        """The run in a larger size that fits once others have left, with its room then; None: it need not wait.
+        """Return the run in a larger size that fits after other runs have left, with its room, or None if it need not wait.
 
         Args:
-            run: one that waits, with all of its trainer pods.
-            now: number of trainer pods that it has room for.
-            leaving: what each of the runs that leave holds, by room.
-            rooms: what it may have now; changed.
+            run: waiting run with all of its trainer pods.
+            now: number of trainer pods that fit now.
+            leaving: resources of each leaving run, by room.
+            rooms: rooms that the run may use; changed.
         """
         held = [each for each in leaving if each]
         if not held or self._now - self.since.get(run.uid, self._now) >= self._seconds:
@@ -49,22 +49,22 @@ class Patience:
                 return sized, placed
         return None
 
-    def words(self, uid: str) -> str:
-        """Room that a run waits for, in words; empty: it does not wait for others to leave."""
+    def explain_wait(self, uid: str) -> str:
+        """Return a message if a run waits for leaving runs, else an empty string."""
         size = self.hoped.get(uid)
-        return (
-            f"there is room for fewer of its trainer pods; {size} fit when the runs that leave are gone" if size else ""
-        )
+        if not size:
+            return ""
+        return f"there is room for fewer of its trainer pods; {size} fit when the leaving runs have ended"
 
 
 def by_size(run: Applicant) -> Iterator[Applicant]:
-    """A waiting run, with all of its trainer pods first, then with the fewer ones that an elastic one may have."""
+    """Yield a waiting run with all of its trainer pods, then in the smaller sizes of an elastic run."""
     yield run
     yield from (run.sized(size) for size in reversed(run.sizes) if size < run.trainers)
 
 
 def choose_growth(rooms: Rooms, run: Applicant, sizes: Sequence[int], held: dict[str, dict[str, float]]) -> int:
-    """First of the sizes that there is room for, which is charged; 0: none."""
+    """Return the first size for which there is room, and charge it; 0 if there is none."""
     rooms.charge_all(held, -1.0)
     for size in sizes:
         if (placed := place_gang(rooms, run.sized(size).gang)) is not None:

@@ -1,4 +1,4 @@
-"""Explanation of a wait: what is missing, in exact words."""
+"""Messages about a wait: the exact missing resources."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from rlrun_operator.queue.model import PodSet
 from rlrun_operator.queue.rooms import Rooms
 
 _SHOWN = 3
-"""Rooms that are named."""
+"""Maximum number of named rooms."""
 
 
 def describe_missing(rooms: Rooms, gang: Sequence[PodSet]) -> str:
-    """Need of a gang, and what there is of it: `trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)`.
+    """Return the need of a gang and the available rooms.
+
+    Example: `trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)`.
 
     Args:
-        rooms: free amounts as they are for this gang.
-        gang: one that does not fit.
+        rooms: free amounts for this gang.
+        gang: gang that does not fit.
     """
     for pods in gang:
         if place_gang(rooms, (pods,)) is None:
-            return _of_set(rooms, pods)
+            return _describe_set(rooms, pods)
     needs = "; ".join(f"{pods.role} needs {_describe_need(rooms, pods)}" for pods in gang)
-    return f"{needs}: each role alone would fit, not all of them together"
+    return f"{needs}: each role fits by itself, but not all of them together"
 
 
-def _of_set(rooms: Rooms, pods: PodSet) -> str:
+def _describe_set(rooms: Rooms, pods: PodSet) -> str:
     found = count_places(rooms, pods)
     fitting = sum(found.values())
     verb = "qualifies" if fitting == 1 else "qualify"
@@ -47,7 +49,7 @@ def _describe_need(rooms: Rooms, pods: PodSet) -> str:
 
 
 def _fills_node(rooms: Rooms, pods: PodSet) -> bool:
-    """True if no node has place for two of these pods."""
+    """Return whether no node has room for two of these pods."""
     if any(room.node is None for room in rooms.by_name.values()):
         return False
     totals = [rooms.by_name[name].total for name in rooms.qualifying(pods)] or [r.total for r in rooms.by_name.values()]
@@ -61,14 +63,14 @@ def _scarce_names(pods: PodSet) -> list[str]:
 
 
 def _near_misses(rooms: Rooms, pods: PodSet, fitting: set[str]) -> str:
-    """The rooms that come closest, and what keeps the others away."""
+    """Return the rooms that come closest, and the obstacles of other rooms."""
     qualifying = [name for name in rooms.qualifying(pods) if name not in fitting]
     closest = sorted(qualifying, key=lambda name: (-_free_amount(rooms, name, pods), name))
-    told = [f"{name}: {_first_lacking(rooms, name, pods)}" for name in closest[:_SHOWN]]
+    shown = [f"{name}: {_first_lacking(rooms, name, pods)}" for name in closest[:_SHOWN]]
     others = sorted(name for name in rooms.free if rooms.obstacle(name, pods) is not None)
-    told += [f"{name}: {rooms.obstacle(name, pods)}" for name in others[: _SHOWN - len(told)]]
-    more = len(closest) + len(others) - len(told)
-    return f" ({'; '.join(told)}{f'; and {more} more' if more > 0 else ''})" if told else ""
+    shown += [f"{name}: {rooms.obstacle(name, pods)}" for name in others[: _SHOWN - len(shown)]]
+    more = len(closest) + len(others) - len(shown)
+    return f" ({'; '.join(shown)}{f'; and {more} more' if more > 0 else ''})" if shown else ""
 
 
 def _free_amount(rooms: Rooms, room: str, pods: PodSet) -> float:
@@ -76,10 +78,10 @@ def _free_amount(rooms: Rooms, room: str, pods: PodSet) -> float:
 
 
 def _first_lacking(rooms: Rooms, room: str, pods: PodSet) -> str:
-    """The first resource of which too little is free."""
+    """Return the first resource with too little left."""
     free = rooms.free[room]
     for name in (*_scarce_names(pods), *pods.requests):
         if free.get(name, 0.0) < pods.requests[name]:
             amount = show_amount(name, max(0.0, free.get(name, 0.0)))
             return f"{amount} free" if name in _scarce_names(pods)[:1] else f"{amount} {name} free"
-    return "taken by the pods before"
+    return "occupied by pods of the same run"

@@ -89,7 +89,7 @@ class VolcanoQueue:
         if not waits or (group is not None and volcano.phase_of(group) in volcano.BEGUN):
             return volcano.next_step(run, group)
         told = await self._words(group) if group is not None else ""
-        return volcano.next_step(run, group, queue=await self._state(run.queue), told=told)
+        return volcano.next_step(run, group, queue=await self._state(run.queue), event_text=told)
 
     async def _state(self, name: str) -> volcano.QueueState:
         """A Queue, as far as it may be read."""

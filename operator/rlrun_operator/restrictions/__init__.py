@@ -1,6 +1,6 @@
-"""Limits that an installation sets on what runs may ask of Kubernetes.
+"""Limits that an installation sets on the Kubernetes fields of runs.
 
-`create rlruns` would else be `create pods` with any account: see docs/security.md and docs/decisions/0036.
+Without them the right to create RLRuns would include the right to create pods with any account: docs/security.md, docs/decisions/0036.
 """
 
 from rlrun_operator.restrictions.refusals import find_refusals, refused_claim

@@ -1,4 +1,4 @@
-"""The chart's ValidatingAdmissionPolicy, as a Helm template: the API server's judgement of what `refusals` says in the operator."""
+"""Generator of the chart's ValidatingAdmissionPolicy, a Helm template: the API server enforces the same rules as `refusals`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _NAMESPACE, _ACCOUNT = "NAMESPACE", "ACCOUNT"
 
 
 def render_template() -> str:
-    """The whole file."""
+    """Return the complete Helm template."""
     head = _HEAD
     for mark, value in (("@GROUP", GROUP), ("@VERSION", VERSION), ("@PLURAL", PLURAL)):
         head = head.replace(mark, value)

@@ -1,8 +1,8 @@
-"""The fields of a run that make pods, and what each may be.
+"""Fields of a run that affect pods, and the allowed values of each.
 
-A list of what is allowed and not of what is forbidden: a field that a later Kubernetes has is refused until it is judged. The standard is
-Pod Security `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/), and beyond it no identity, Secret, claim
-or address of a node that the run was not given.
+The table lists allowed fields, not forbidden ones: a field of a later Kubernetes release is refused until it is added. The standard is Pod
+Security `restricted` (https://kubernetes.io/docs/concepts/security/pod-security-standards/). In addition, a run gets only the identities,
+Secrets, claims and node addresses that it was granted.
 """
 
 from __future__ import annotations
@@ -25,34 +25,37 @@ from rlrun_operator.restrictions.rules import (
 )
 
 
-def _is_free(*names: str) -> dict[str, Rule]:
+def _allow_fields(*names: str) -> dict[str, Rule]:
     return {name: Anything() for name in names}
 
 
-_KEY_OF_SECRET = Fields({"name": Listed("secrets"), **_is_free("key", "optional")})
+_KEY_OF_SECRET = Fields({"name": Listed("secrets"), **_allow_fields("key", "optional")})
 _SOURCES_OF_VARIABLES = Fields(
-    {"secretKeyRef": _KEY_OF_SECRET, **_is_free("configMapKeyRef", "fieldRef", "resourceFieldRef")}
+    {"secretKeyRef": _KEY_OF_SECRET, **_allow_fields("configMapKeyRef", "fieldRef", "resourceFieldRef")}
 )
 _ENV = Each(Fields({"name": VariableName(), "value": Anything(), "valueFrom": _SOURCES_OF_VARIABLES}))
 _ENV_FROM = Each(
     Fields(
-        {**_is_free("prefix", "configMapRef"), "secretRef": Fields({"name": Listed("secrets"), **_is_free("optional")})}
+        {
+            **_allow_fields("prefix", "configMapRef"),
+            "secretRef": Fields({"name": Listed("secrets"), **_allow_fields("optional")}),
+        }
     )
 )
 _PULL_SECRETS = Each(Fields({"name": Listed("secrets")}))
 
-_HTTP = Fields(_is_free("path", "port", "scheme", "httpHeaders"))
-"""Probe over HTTP without `host`: the kubelet would ask any address from the node's network."""
-_TCP = Fields(_is_free("port"))
+_HTTP = Fields(_allow_fields("path", "port", "scheme", "httpHeaders"))
+"""HTTP probe without `host`: with it, the kubelet would connect to any address from the node's network."""
+_TCP = Fields(_allow_fields("port"))
 _PROBE = Fields(
     {
-        **_is_free("exec", "grpc", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold"),
-        **_is_free("failureThreshold", "terminationGracePeriodSeconds"),
+        **_allow_fields("exec", "grpc", "initialDelaySeconds", "periodSeconds", "timeoutSeconds", "successThreshold"),
+        **_allow_fields("failureThreshold", "terminationGracePeriodSeconds"),
         "httpGet": _HTTP,
         "tcpSocket": _TCP,
     }
 )
-_HOOK = Fields({**_is_free("exec", "sleep"), "httpGet": _HTTP, "tcpSocket": _TCP})
+_HOOK = Fields({**_allow_fields("exec", "sleep"), "httpGet": _HTTP, "tcpSocket": _TCP})
 
 _SECCOMP = Fields({"type": Only("RuntimeDefault")})
 _USERS: Mapping[str, Rule] = {
@@ -81,13 +84,13 @@ _POD_SECURITY = Fields(
 
 _CONTAINER = Fields(
     {
-        **_is_free("name", "imagePullPolicy", "command", "args", "workingDir", "resources", "restartPolicy"),
-        **_is_free("terminationMessagePath", "terminationMessagePolicy"),
+        **_allow_fields("name", "imagePullPolicy", "command", "args", "workingDir", "resources", "restartPolicy"),
+        **_allow_fields("terminationMessagePath", "terminationMessagePolicy"),
         "image": Listed("images"),
         "env": _ENV,
         "envFrom": _ENV_FROM,
-        "ports": Each(Fields(_is_free("name", "containerPort", "protocol"))),
-        "volumeMounts": Each(Fields(_is_free("name", "mountPath", "subPath", "readOnly"))),
+        "ports": Each(Fields(_allow_fields("name", "containerPort", "protocol"))),
+        "volumeMounts": Each(Fields(_allow_fields("name", "mountPath", "subPath", "readOnly"))),
         "livenessProbe": _PROBE,
         "readinessProbe": _PROBE,
         "startupProbe": _PROBE,
@@ -101,32 +104,34 @@ _PROJECTED = Fields(
         "sources": Each(
             Fields(
                 {
-                    **_is_free("configMap", "downwardAPI"),
-                    "secret": Fields({"name": Listed("secrets"), **_is_free("items", "optional")}),
+                    **_allow_fields("configMap", "downwardAPI"),
+                    "secret": Fields({"name": Listed("secrets"), **_allow_fields("items", "optional")}),
                 }
             )
         ),
-        **_is_free("defaultMode"),
+        **_allow_fields("defaultMode"),
     }
 )
-"""Sources without `serviceAccountToken`: a token of the pod's account."""
+"""Projected sources without `serviceAccountToken`, which would be a token of the pod's account."""
 _VOLUME = Fields(
     {
-        **_is_free("name", "emptyDir", "configMap", "downwardAPI"),
-        "secret": Fields({"secretName": Listed("secrets"), **_is_free("items", "optional", "defaultMode")}),
-        "persistentVolumeClaim": Fields({"claimName": Listed("claims"), **_is_free("readOnly")}),
+        **_allow_fields("name", "emptyDir", "configMap", "downwardAPI"),
+        "secret": Fields({"secretName": Listed("secrets"), **_allow_fields("items", "optional", "defaultMode")}),
+        "persistentVolumeClaim": Fields({"claimName": Listed("claims"), **_allow_fields("readOnly")}),
         "projected": _PROJECTED,
     }
 )
-"""Volume without `ephemeral`, whose data source may be a claim that is not allowed, and without `hostPath`, `csi` and all drivers."""
+"""Volume without `ephemeral`, whose data source may be a forbidden claim, and without `hostPath`, `csi` and all other drivers."""
 
 POD_TEMPLATE = Fields(
     {
         "metadata": Fields({"labels": Keys("labels"), "annotations": Keys("annotations")}),
         "spec": Fields(
             {
-                **_is_free("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName"),
-                **_is_free("runtimeClassName", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
+                **_allow_fields(
+                    "nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "schedulerName"
+                ),
+                **_allow_fields("runtimeClassName", "terminationGracePeriodSeconds", "activeDeadlineSeconds"),
                 "priorityClassName": Listed("priorityClasses"),
                 "serviceAccountName": Listed("serviceAccounts"),
                 "automountServiceAccountToken": Only(False),
@@ -157,9 +162,9 @@ ROLE = Fields(
     },
     closed=False,
 )
-"""Rule for a role's block; its other fields ask nothing of Kubernetes that a run does not have anyway."""
+"""Rule for a role's block; its other fields do not affect the rights of pods."""
 
-_TRACKER = Fields({"secretRef": Fields({"name": Listed("secrets"), **_is_free("optional")})}, closed=False)
+_TRACKER = Fields({"secretRef": Fields({"name": Listed("secrets"), **_allow_fields("optional")})}, closed=False)
 REST = Fields(
     {
         "tracking": Fields({"wandb": _TRACKER, "mlflow": _TRACKER}, closed=False),
@@ -168,4 +173,4 @@ REST = Fields(
     },
     closed=False,
 )
-"""Rule for the specification, beside the roles' blocks."""
+"""Rule for the specification outside of the roles' blocks."""

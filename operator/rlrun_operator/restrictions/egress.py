@@ -1,4 +1,4 @@
-"""Judgment of the addresses outside of the cluster that a run names, where the policy limits them."""
+"""Check of the external addresses that a run names against the policy's egress blocks."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from urllib.parse import urlsplit
 
 from rlrun_operator.restrictions.run_policy import RunPolicy
 
-_FIX = "name an address within one of them, or ask the administrator of the operator for it"
+_FIX = "name an address within one of them, or ask the administrator of the operator to allow it"
 
 
 def refused_egress(policy: RunPolicy, spec: Mapping[str, object]) -> Iterator[str]:
-    """Yield every address of a specification that the policy does not allow, with its field and a fix.
+    """Yield a message for each forbidden address of a specification, with its field and a fix.
 
-    Names of hosts are not judged: their rules open the allowed addresses only.
+    Host names are not checked: the network rules for them open only the allowed addresses.
 
     Args:
-        policy: with its blocks of addresses.
-        spec: specification as the API server has it.
+        policy: policy with its address blocks.
+        spec: specification from the API server.
     """
     if not policy.limits_egress:
         return
@@ -57,7 +57,7 @@ def _list_texts(value: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _url_address(text: str) -> str | None:
-    """Return the address in a URL; None: it has a name, is of this machine, or the text is not a URL."""
+    """Return the address in a URL, or None for a host name, a local address or another text."""
     if "://" not in text:
         return None
     try:

@@ -1,6 +1,6 @@
-"""The table of allowed fields as CEL, for a ValidatingAdmissionPolicy. Pure.
+"""Translation of the table of allowed fields into CEL, for a ValidatingAdmissionPolicy. Pure.
 
-An expression that meets a value of another type than it expects ends in an error, and the API server then refuses the run.
+An expression that reads a value of an unexpected type ends in an error, and the API server then refuses the run.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Clause:
     """One condition on a manifest.
 
     Attributes:
-        path: field that it is about; `ROLE` stands for each role.
-        cel: true where the field is allowed.
-        words: what is allowed there.
-        kind: `form` counts only if `policy.podTemplate` is Restricted, `isolation` only if `policy.environmentIsolation` is Container.
+        path: field that it checks; `ROLE` stands for each role.
+        cel: expression that is true if the field is allowed.
+        words: description of the allowed values.
+        kind: `form` applies only if `policy.podTemplate` is Restricted, `isolation` only if `policy.environmentIsolation` is Container.
     """
 
     path: str
@@ -51,12 +51,12 @@ class Clause:
 
     @property
     def message(self) -> str:
-        """Message for the person who applies the manifest."""
+        """Message for the user who applies the manifest."""
         return f"{self.path} is not allowed by this installation: {self.words}"
 
 
 def run_clauses() -> list[Clause]:
-    """All conditions on a run, over the variables of `cel_variables`."""
+    """Return all conditions on a run; they use the variables of `cel_variables`."""
     found = [
         replace(c, cel=f"variables.blocks.all(b, {c.cel})")
         for c in _rule_clauses(allowed.ROLE, "b['block']", "spec.ROLE")
@@ -66,7 +66,7 @@ def run_clauses() -> list[Clause]:
 
 
 def cel_variables() -> dict[str, str]:
-    """CEL of the variables that the expressions read, beside the policy's lists, which are variables of their names."""
+    """Return the CEL of the computed variables. The policy's lists are further variables, under their own names."""
     roles, fields = _name_list(ROLES), _name_list(allowed.ROLE.fields)
     same = f"{roles}.all(r, {fields}.all(f, object.spec[?r][?f] == oldObject.spec[?r][?f]))"
     rest = " && ".join(f"object.spec[?'{name}'] == oldObject.spec[?'{name}']" for name in allowed.REST.fields)
@@ -75,11 +75,11 @@ def cel_variables() -> dict[str, str]:
 
 
 def operators_own(namespace: str, account: str) -> Clause:
-    """The condition that no run has the operator's account.
+    """Return the condition that no run uses the operator's account.
 
     Args:
         namespace: CEL of the operator's namespace.
-        account: CEL of its ServiceAccount's name.
+        account: CEL of the name of its ServiceAccount.
     """
     template = "b['block'][?'podTemplate'][?'spec']"
     used = " && ".join(
@@ -91,7 +91,7 @@ def operators_own(namespace: str, account: str) -> Clause:
 
 
 def _rule_clauses(rule: Rule, at: str, path: str, depth: int = 0) -> Iterator[Clause]:
-    """Conditions on the value `at` (CEL), each of which holds if the value is there."""
+    """Yield conditions on the value `at` (CEL); each one applies only if the value is present."""
     match rule:
         case Anything():
             return
@@ -109,10 +109,10 @@ def _rule_clauses(rule: Rule, at: str, path: str, depth: int = 0) -> Iterator[Cl
         case Keys(kind="annotations"):
             words = "its keys have to be in policy.annotations of the operator's chart"
             yield Clause(path, f"{at}.all(k, {_list_clause('annotations', 'k')})", words, "list")
-            yield Clause(path, f"{at}.all(k, {at}[k] != null)", "null would remove what the operator sets")
+            yield Clause(path, f"{at}.all(k, {at}[k] != null)", "null would remove the operator's own value")
         case Keys():
             mine = f"!k.matches(r'^({RESERVED_LABELS})$') && {at}[k] != null"
-            yield Clause(path, f"{at}.all(k, {mine})", "the operator and Kubernetes find pods by such labels")
+            yield Clause(path, f"{at}.all(k, {mine})", "the operator and Kubernetes select pods by such labels")
         case Isolation():
             words = "it has to be Container, or left out (policy.environmentIsolation of the operator's chart)"
             yield Clause(path, f"{at} == 'Container'", words, "isolation")
@@ -135,19 +135,19 @@ def _stated_clause(rule: Containers, at: str, path: str, element: str) -> Clause
     own = f"{element}[?'name'].orValue('') == b['role'] || " if rule.own else ""
     security = f"{element}[?'securityContext']"
     stated = f"{security}[?'allowPrivilegeEscalation'].orValue(true) == false && {security}[?'capabilities'][?'drop'].hasValue()"
-    words = "each container beside the operator's own sets securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
+    words = "each container except the operator's own sets securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
     return Clause(f"{path}[]", f"{at}.all({element}, {own}({stated}))", words)
 
 
 def _leaf_clause(rule: Rule, at: str) -> tuple[str, str]:
-    """CEL and words of a rule about one value."""
+    """Return CEL and description of a rule about one value."""
     match rule:
         case Only(value=bool() as value):
             return f"{at} == {str(value).lower()}", f"it has to be {str(value).lower()}"
         case Only(value=value):
             return f"{at} == {quote_cel(str(value))}", f"it has to be {value}"
         case Holds():
-            return f"{quote_cel(rule.value)} in {at}", f"it has to hold {rule.value}"
+            return f"{quote_cel(rule.value)} in {at}", f"it has to contain {rule.value}"
         case NotRoot():
             return f"(type({at}) == int && {at} >= 1)", "it has to be a number from 1"
         case VariableName():

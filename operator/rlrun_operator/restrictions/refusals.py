@@ -1,4 +1,4 @@
-"""Judgement of a run by the installation's policy. Pure, and total: any JSON is taken."""
+"""Check of a run against the installation's policy. Pure; accepts any JSON."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from rlrun_operator.restrictions.rules import (
 from rlrun_operator.restrictions.run_policy import Installation, RunPolicy
 
 RESERVED_LABELS = r"(.*\.)?(rlrun\.io|kubernetes\.io|k8s\.io)/.*"
-"""Keys of labels by which the operator and Kubernetes find pods."""
+"""Label keys by which the operator and Kubernetes select pods."""
 _RESERVED_LABEL = re.compile(RESERVED_LABELS, re.DOTALL)
 SHOWN = 60
-"""Characters of a value in a message."""
+"""Maximum characters of a value in a message."""
 _NO_TEMPLATE = "is not allowed by this installation (policy.podTemplate: Restricted)"
 
 
 def find_refusals(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> list[str]:
-    """Every way in which a run breaks the policy; each names field, value and fix.
+    """Return a message for each violation of the policy, with field, value and fix.
 
     Args:
-        installation: the policy, and the operator's identity.
-        namespace: of the run.
-        name: of the run.
-        spec: its specification as the API server has it, valid by the schema.
+        installation: policy, and identity of the operator.
+        namespace: namespace of the run.
+        name: name of the run.
+        spec: specification from the API server, valid by the schema.
     """
     policy = installation.policy
     found: list[str] = []
@@ -55,12 +55,12 @@ def find_refusals(installation: Installation, namespace: str, name: str, spec: M
 
 
 def refused_claim(policy: RunPolicy, path: str, claim: str) -> list[str]:
-    """Like `find_refusals`, of a claim that a run gets by other ways than its own fields."""
+    """Return the refusals for a claim that a run gets from elsewhere than its own fields."""
     return list(_Place(policy, path, "").judge(Listed("claims"), claim))
 
 
 def _operators_own(installation: Installation, namespace: str, name: str, spec: Mapping[str, object]) -> Iterator[str]:
-    """No policy allows the operator's own account, which may do in every served namespace what runs need."""
+    """Yield refusals of the operator's own account, which has the rights of all runs in every served namespace; no policy allows it."""
     if namespace != installation.namespace or not installation.account:
         return
     if Names(name).account == installation.account:
@@ -77,88 +77,88 @@ def _operators_own(installation: Installation, namespace: str, name: str, spec: 
 
 @dataclass(frozen=True)
 class _Place:
-    """A part of the specification."""
+    """Position in the specification."""
 
     policy: RunPolicy
     path: str
     role: str
     exact: bool = True
-    """True if other rules than the lists count: not in a `podTemplate` that may be anything."""
+    """Whether rules other than the policy's lists apply: not in an unrestricted `podTemplate`."""
 
     def judge(self, rule: Rule, value: object) -> Iterator[str]:
-        """Faults of the value here, in words."""
+        """Yield messages about the value at this position."""
         match rule:
             case Anything():
                 return
             case Fields():
-                yield from self._fields(rule, value)
+                yield from self._check_fields(rule, value)
             case Each() | Containers():
-                yield from self._elements(rule, value)
+                yield from self._check_elements(rule, value)
             case Listed():
-                yield from self._listed(rule, value)
+                yield from self._check_listed(rule, value)
             case Keys():
-                yield from self._keys(rule, value)
+                yield from self._check_keys(rule, value)
             case Isolation():
-                yield from self._isolation(value)
+                yield from self._check_isolation(value)
             case _:
                 if self.exact and (fix := _describe_fault(rule, value)):
-                    yield self._no(value, fix)
+                    yield self._refuse(value, fix)
 
-    def _fields(self, rule: Fields, value: object) -> Iterator[str]:
+    def _check_fields(self, rule: Fields, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
             if self.exact:
-                yield self._no(value, "write a map of fields")
+                yield self._refuse(value, "write a map of fields")
             return
         for key, inner in value.items():
-            there = self._in(f"{self.path}.{key}" if self.path else str(key))
+            there = self._at(f"{self.path}.{key}" if self.path else str(key))
             if inner is None:
                 if rule.closed and self.exact:
-                    yield there._no(None, "null would remove what the operator sets; remove the line")
+                    yield there._refuse(None, "null would remove the operator's own value; remove the line")
             elif key in rule.fields:
                 if rule.fields[key] is allowed.POD_TEMPLATE:
                     there = replace(there, exact=self.policy.pod_template == "Restricted")
                 yield from there.judge(rule.fields[key], inner)
             elif rule.closed and self.exact:
-                yield there._no(inner, f"remove it; allowed here: {', '.join(sorted(rule.fields))}")
+                yield there._refuse(inner, f"remove it; allowed here: {', '.join(sorted(rule.fields))}")
 
-    def _elements(self, rule: Each | Containers, value: object) -> Iterator[str]:
+    def _check_elements(self, rule: Each | Containers, value: object) -> Iterator[str]:
         if not isinstance(value, list):
             if self.exact:
-                yield self._no(value, "write a list")
+                yield self._refuse(value, "write a list")
             return
         for index, element in enumerate(value):
-            there = self._in(f"{self.path}[{index}]")
+            there = self._at(f"{self.path}[{index}]")
             yield from there.judge(rule.element, element)
             if not isinstance(rule, Containers) or not self.exact or not isinstance(element, Mapping):
                 continue
             if not (rule.own and element.get("name") == self.role) and not _states_limits(element):
                 fix = "set securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}"
-                yield there._no(element.get("name"), fix)
+                yield there._refuse(element.get("name"), fix)
 
-    def _listed(self, rule: Listed, value: object) -> Iterator[str]:
+    def _check_listed(self, rule: Listed, value: object) -> Iterator[str]:
         if isinstance(value, str) and self.policy.allows(rule.list, value):
             return
         names = ", ".join(self.policy.patterns(rule.list)) or "none"
-        fix = "name one of them, or ask the administrator of the operator for it"
+        fix = "name one of them, or ask the administrator of the operator to allow it"
         yield f"{self.path} ({_show_value(value)}) is not allowed by this installation (policy.{rule.list}: {names}); {fix}"
 
-    def _keys(self, rule: Keys, value: object) -> Iterator[str]:
+    def _check_keys(self, rule: Keys, value: object) -> Iterator[str]:
         if not isinstance(value, Mapping):
             if self.exact:
-                yield self._no(value, "write a map of strings")
+                yield self._refuse(value, "write a map of strings")
             return
         for key, inner in value.items():
-            there = self._in(f"{self.path}[{key}]")
+            there = self._at(f"{self.path}[{key}]")
             if rule.kind == "annotations":
                 if not self.policy.allows("annotations", key):
-                    yield from there._listed(Listed("annotations"), key)
+                    yield from there._check_listed(Listed("annotations"), key)
             elif self.exact and _RESERVED_LABEL.fullmatch(key):
-                yield there._no(inner, "remove it: the operator and Kubernetes find pods by such labels")
+                yield there._refuse(inner, "remove it: the operator and Kubernetes select pods by such labels")
             if inner is None and self.exact:
-                yield there._no(None, "null would remove what the operator sets; remove the line")
+                yield there._refuse(None, "null would remove the operator's own value; remove the line")
 
-    def _isolation(self, value: object) -> Iterator[str]:
-        """An environment that names no place has the container (`EnvironmentConfig.shares_container`)."""
+    def _check_isolation(self, value: object) -> Iterator[str]:
+        """Check the isolation of an environment; the default is the container (`EnvironmentConfig.shares_container`)."""
         required = self.policy.environment_isolation
         if required != "Any" and value != required:
             fix = (
@@ -169,22 +169,22 @@ class _Place:
                 f"(policy.environmentIsolation: {required}); {fix}"
             )
 
-    def _in(self, path: str) -> _Place:
+    def _at(self, path: str) -> _Place:
         return replace(self, path=path)
 
-    def _no(self, value: object, fix: str) -> str:
+    def _refuse(self, value: object, fix: str) -> str:
         return f"{self.path} ({_show_value(value)}) {_NO_TEMPLATE}; {fix}"
 
 
 def _describe_fault(rule: Rule, value: object) -> str | None:
-    """Correction of a value, in words; None: nothing is wrong."""
+    """Return the fix for a wrong value, or None if it is right."""
     match rule:
         case Only():
             right = type(value) is type(rule.value) and value == rule.value
             return None if right else f"set it to {_show_value(rule.value)}, or remove it"
         case Holds():
             right = isinstance(value, list) and rule.value in value
-            return None if right else f"put {rule.value} into the list, or remove it"
+            return None if right else f"add {rule.value} to the list, or remove it"
         case NotRoot():
             return None if type(value) is int and value >= 1 else "set a number from 1, or remove it"
         case VariableName():
@@ -195,7 +195,7 @@ def _describe_fault(rule: Rule, value: object) -> str | None:
 
 
 def _states_limits(container: Mapping[str, object]) -> bool:
-    """True if a container of the user's says what Pod Security `restricted` wants each container to say."""
+    """Return whether a user's container has the fields that Pod Security `restricted` requires in each container."""
     security = container.get("securityContext")
     if not isinstance(security, Mapping):
         return False

@@ -1,4 +1,4 @@
-"""Rules that a part of a manifest is judged by. `refusals` applies them in Python, `expressions` as CEL: one table, two judges."""
+"""Types of rules for parts of a manifest. `refusals` applies them in Python, `expressions` as CEL, from one table."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlrun_operator.restrictions.run_policy import ListName
 
 @dataclass(frozen=True)
 class Anything:
-    """Every value."""
+    """Any value."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """A map of these fields. `closed`: it has no other fields, and none is null, which would remove what the operator has set."""
+    """A map of these fields. `closed`: other fields are forbidden, and so is null, which would remove the operator's value."""
 
     fields: Mapping[str, Rule]
     closed: bool = True
@@ -24,14 +24,14 @@ class Fields:
 
 @dataclass(frozen=True)
 class Each:
-    """A list whose elements all obey a rule."""
+    """A list whose elements all follow a rule."""
 
     element: Rule
 
 
 @dataclass(frozen=True)
 class Containers:
-    """A list of containers. All but the operator's own of the role's name state that they loosen nothing.
+    """A list of containers. Each one, except the role's own, must state that it drops privileges.
 
     Attributes:
         own: whether the role's own container is in this list.
@@ -43,21 +43,21 @@ class Containers:
 
 @dataclass(frozen=True)
 class Only:
-    """One value."""
+    """Exactly this value."""
 
     value: bool | str
 
 
 @dataclass(frozen=True)
 class Holds:
-    """A list of names with this one in it."""
+    """A list of names that contains this one."""
 
     value: str
 
 
 @dataclass(frozen=True)
 class NotRoot:
-    """The number of a user or a group other than root."""
+    """Number of a user or a group other than root."""
 
 
 @dataclass(frozen=True)
@@ -69,19 +69,19 @@ class Listed:
 
 @dataclass(frozen=True)
 class Keys:
-    """A map of strings, by its keys: `annotations` by the policy's list, `labels` without those of Kubernetes and of the operator."""
+    """A map of strings with allowed keys: `annotations` from the policy's list, `labels` except those of Kubernetes and the operator."""
 
     kind: Literal["annotations", "labels"]
 
 
 @dataclass(frozen=True)
 class VariableName:
-    """The name of an environment variable that the operator does not set itself."""
+    """Name of an environment variable that the operator does not set itself."""
 
 
 @dataclass(frozen=True)
 class Isolation:
-    """The place of an environment's code: `Process` only if the policy's `environmentIsolation` is Any."""
+    """Isolation of an environment's code: `Process` only if the policy's `environmentIsolation` is Any."""
 
 
 Rule = Anything | Fields | Each | Containers | Only | Holds | NotRoot | Listed | Keys | VariableName | Isolation

@@ -1,4 +1,4 @@
-"""The installation's policy for runs, as the chart's value `policy` gives it."""
+"""Policy of the installation for runs: the chart's value `policy`."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ def _policy_block(text: str) -> str:
         network, _, length = text.partition("/")
         return str(ipaddress.ip_network(f"{network}/{int(length)}"))
     except ValueError as error:
-        raise ValueError(f"got {text}, expected a block of addresses such as 10.0.0.0/8: {error}") from None
+        raise ValueError(f"got {text}, expected an address block such as 10.0.0.0/8: {error}") from None
 
 
 NamePattern = Annotated[
     str,
     Field(min_length=1, max_length=512),
-    Format(r"[^*]*\*?", "a name, or the beginning of names followed by *"),
+    Format(r"[^*]*\*?", "a name, or a prefix of names followed by *"),
 ]
 AddressBlock = Annotated[
     str,
     Field(max_length=64),
     AfterValidator(_policy_block),
-    Format(r"[0-9A-Fa-f:.]+/[0-9]{1,3}", "a block of addresses such as 10.0.0.0/8"),
+    Format(r"[0-9A-Fa-f:.]+/[0-9]{1,3}", "an address block such as 10.0.0.0/8"),
 ]
 Patterns = Annotated[tuple[NamePattern, ...], Field(max_length=256)]
 ListName = Literal["serviceAccounts", "claims", "secrets", "images", "priorityClasses", "annotations"]
 ANY_ADDRESS = ("0.0.0.0/0", "::/0")
-"""Blocks of all addresses."""
+"""Blocks that contain all addresses."""
 WHOLE_IMAGE_PART = re.compile(r"\*|.*[/:@]\*|[^*]*")
-"""An image pattern ends between two parts of a name: `registry.example.com*` would match `registry.example.com.evil.io/x` too."""
+"""An image pattern must end between two parts of a name: `registry.example.com*` would also match `registry.example.com.evil.io/x`."""
 RUN_KEY = r".*-key-[0-9a-f]{8}(-[0-9]+)?"
-"""Names of the Secrets that hold the keys of runs (`Names.secret`). No list allows them: a run's key is for its own pods."""
+"""Names of the Secrets with the keys of runs (`Names.secret`). No list allows them: only a run's own pods may read its key."""
 
 
 class RunPolicy(Config):
-    """Limits on what runs may ask for. A list holds names, and beginnings of names that end in `*`; `*` alone allows everything."""
+    """Limits on runs. A list contains names, and prefixes of names that end in `*`; a single `*` allows everything."""
 
     pod_template: Literal["Restricted", "Any"] = "Restricted"
-    """Restricted: only the fields of `allowed.POD_TEMPLATE`. Any: everything that the namespace's Pod Security admits."""
+    """Restricted: only the fields of `allowed.POD_TEMPLATE`. Any: everything that the namespace's Pod Security accepts."""
     service_accounts: Patterns = ()
     """Accounts that a `podTemplate` may name."""
     claims: Patterns = ("*",)
     """PersistentVolumeClaims that a run may use."""
     secrets: Patterns = ("for-rlrun-*",)
-    """Secrets that a run may read, and those with registries' passwords."""
+    """Secrets that a run may read, including those with registry passwords."""
     images: Patterns = ("*",)
-    """Images that a run may name; those of the installation itself need no entry."""
+    """Images that a run may name; the installation's own images need no entry."""
     priority_classes: Patterns = ()
     """PriorityClasses that a run may name."""
     annotations: Patterns = (
@@ -62,19 +62,19 @@ class RunPolicy(Config):
         "cluster-autoscaler.kubernetes.io/safe-to-evict",
         "karpenter.sh/do-not-disrupt",
     )
-    """Annotations of pods that a `podTemplate` may set: container runtimes and networks take orders from some."""
+    """Pod annotations that a `podTemplate` may set: some of them control container runtimes and networks."""
     environment_isolation: Literal["Any", "Container"] = "Any"
-    """Container: no code of an environment, or of rewards that `dataset` names, runs in the orchestrator's container."""
+    """Container: code of environments, and of rewards that `dataset` names, never runs in the orchestrator's container."""
     egress: Annotated[tuple[AddressBlock, ...], Field(max_length=64)] = ANY_ADDRESS
-    """Addresses that rules without an address open (hubs, names of trackers), and that other rules of a run may name."""
+    """Addresses that rules without an address open (hubs, trackers), and that other rules of a run may name."""
 
     @property
     def limits_egress(self) -> bool:
-        """True if runs may not reach all addresses."""
+        """Whether some addresses are forbidden."""
         return set(self.egress) != set(ANY_ADDRESS)
 
     def allows_block(self, cidr: str) -> bool:
-        """True if a block of addresses is within an allowed one; False if it is not a block."""
+        """Return whether an address block is within an allowed one; False for an invalid block."""
         try:
             inner = ipaddress.ip_network(cidr, strict=False)
         except ValueError:
@@ -87,12 +87,12 @@ class RunPolicy(Config):
         for pattern in self.images:
             if not WHOLE_IMAGE_PART.fullmatch(pattern):
                 raise ValueError(
-                    f"images ({pattern}) must end in /*, :* or @*, or be *: a part of a name matches others"
+                    f"images ({pattern}) must end in /*, :* or @*, or be *: a partial name would match other images"
                 )
         return self
 
     def patterns(self, name: ListName) -> Patterns:
-        """The list of this name."""
+        """Return the list of this name."""
         lists: dict[ListName, Patterns] = {
             "serviceAccounts": self.service_accounts,
             "claims": self.claims,
@@ -104,7 +104,7 @@ class RunPolicy(Config):
         return lists[name]
 
     def allows(self, name: ListName, value: str) -> bool:
-        """True if the list of this name has `value`."""
+        """Return whether the list of this name contains `value`."""
         if name == "secrets" and re.fullmatch(RUN_KEY, value):
             return False
         return any(_matches_pattern(pattern, value) for pattern in self.patterns(name))
@@ -112,13 +112,13 @@ class RunPolicy(Config):
 
 @dataclass(frozen=True)
 class Installation:
-    """The policy, and the identity of the operator that no run may have."""
+    """Policy, and the operator's identity, which no run may use."""
 
     policy: RunPolicy = field(default_factory=RunPolicy)
     namespace: str = "default"
     """Namespace of the operator."""
     account: str = ""
-    """ServiceAccount of the operator; empty: it has none in the cluster."""
+    """ServiceAccount of the operator; empty: it runs outside of the cluster."""
 
 
 def _matches_pattern(pattern: str, value: str) -> bool:

@@ -1,1 +1,1 @@
-"""Machinery of the operator's process: cache, workqueue, leader election, events, metrics, logs and checks of itself."""
+"""Machinery of the operator's process: cache, workqueue, leader election, events, metrics, logs and self-checks."""

@@ -1,8 +1,8 @@
-"""The operator's memory of the cluster: plain dicts, fed by the watches, by list calls and by the answers to its own writes.
+"""Cache of the cluster's objects: plain dicts, filled by watches, by list calls and by the answers to the operator's own writes.
 
-The newest resourceVersion of an object wins, whichever way it came, so that the operator never decides on a state older than what it
-wrote itself. A consistent list alone may show an older state, after etcd was restored (`Store.forget_rewound`). Only what decisions need
-is kept.
+The newest resourceVersion of an object wins, from any source, so that the operator never decides on a state older than its own writes.
+Only a consistent list may replace an object by an older state, after etcd was restored (`Store.forget_rewound`). The cache keeps only what
+decisions need.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Key = tuple[str, str]
 Ident = tuple[str, str, str]
 """Kind, namespace and name of an object."""
 TOMBSTONES = 4096
-"""Deleted objects whose late events are still recognised."""
+"""Number of deleted objects whose late events are recognized."""
 SPOT_KEPT = 8
-"""Spot engines of a run that are gone and still known."""
+"""Number of deleted spot engines that are kept per run."""
 
 
 class Store:
-    """All runs and their children."""
+    """Cache of all runs and their children."""
 
     def __init__(self) -> None:
         self._objects: dict[Ident, Manifest] = {}
@@ -39,38 +39,42 @@ class Store:
         self._guests: dict[Key, set[Key]] = {}
         self._pulses: dict[Ident, Pulse] = {}
         self.watching_since: float | None = None
-        """Time at which this operator began to lead, or came back after an outage, in seconds since the epoch."""
+        """Time at which this operator started to lead, or resumed after an outage, in seconds since the epoch."""
         self._gone: dict[Key, list[Manifest]] = {}
         self._gone_spot: dict[Key, list[Manifest]] = {}
         self._dead: dict[str, None] = {}
         self.defaults: Mapping[str, TeamDefaults] = {}
-        """Defaults for runs by namespace; under the empty name those of all others."""
+        """Defaults for runs by namespace; the empty name stands for all other namespaces."""
 
     def put(self, manifest: Manifest, now: float, *, applied: bool = False) -> set[Key]:
-        """Take in one object.
+        """Add or update one object.
 
         Args:
-            manifest: the object as the API server sent it, with its kind.
-            now: seconds since the epoch; when the operator saw it.
-            applied: the answer to an apply of it: whatever the operator holds of it now is all that can be held.
+            manifest: object from the API server, with its kind.
+            now: time at which the operator received it, in seconds since the epoch.
+            applied: whether the object is the answer to an apply; then the operator owns all fields that it can own.
 
         Returns:
-            runs for which something changed; none for an old or an equal version.
+            runs for which something changed; empty for an old or unchanged version.
         """
         metadata = manifest["metadata"]
         ident = (sys.intern(manifest["kind"]), sys.intern(metadata.get("namespace", "")), metadata["name"])
+        # A late event must not bring a deleted object back.
         if metadata["uid"] in self._dead:
             return set()
         known = self._objects.get(ident)
+        # Watches, lists and answers to writes race: the newest version wins. An apply without a change keeps the version, and still
+        # proves which fields the operator owns.
         if known is not None and not _is_newer(manifest, known):
             if applied and _version_number(manifest) == _version_number(known):
                 self._objects[ident] = {**known, "accepted": known.get("held")}
             return set()
-        slim = self._kept(manifest, known, applied=applied)
+        slim = self._select_fields(manifest, known, applied=applied)
         replaced = known is not None and known["metadata"]["uid"] != metadata["uid"]
         if ident[0] == LEASE.kind:
             self._pulses[ident] = record_beat(self._pulses.get(ident), known, slim, now)
         self._objects[ident] = slim
+        # A run's document determines its claim and its host, which other keys depend on.
         shares: set[Key] = set()
         if ident[0] == RLRUN.kind:
             key = ident[1], ident[2]
@@ -93,8 +97,8 @@ class Store:
         return keys
 
     @staticmethod
-    def _kept(manifest: Manifest, known: Manifest | None, *, applied: bool) -> Manifest:
-        """The part of an object that is held, with what only the operator knows of it."""
+    def _select_fields(manifest: Manifest, known: Manifest | None, *, applied: bool) -> Manifest:
+        """Return the cached part of an object, with the facts that only the operator knows."""
         slim: Manifest = {sys.intern(name): _intern_strings(value) for name, value in slim_object(manifest).items()}
         if "held" in slim:
             same = known is not None and known["metadata"]["uid"] == manifest["metadata"]["uid"]
@@ -103,7 +107,7 @@ class Store:
         return remember_deletion(slim, known) if manifest["kind"] == POD.kind else slim
 
     def remove(self, kind: str, namespace: str, name: str, uid: str | None = None) -> set[Key]:
-        """Forget an object that no longer exists; a successor of the same name stays.
+        """Remove a deleted object; a successor of the same name stays.
 
         Returns:
             runs for which something changed.
@@ -131,13 +135,13 @@ class Store:
         return keys
 
     def prune(self, kind: str, namespace: str | None, before: Iterable[Ident], listed: Iterable[Ident]) -> set[Key]:
-        """Forget what a complete list no longer has: deletions that happened while no watch was looking.
+        """Remove objects that a complete list no longer contains: they were deleted while no watch was open.
 
         Args:
-            kind: of the list.
-            namespace: of the list; None: all.
-            before: `idents(kind, namespace)` taken before the list was asked for; younger objects are not judged by it.
-            listed: what the list has.
+            kind: kind of the list.
+            namespace: namespace of the list; None: all.
+            before: `idents(kind, namespace)` from before the list request; the list says nothing about younger objects.
+            listed: objects in the list.
         """
         keys: set[Key] = set()
         for ident in set(before) - set(listed):
@@ -147,11 +151,11 @@ class Store:
         return keys
 
     def idents(self, kind: str, namespace: str | None) -> set[Ident]:
-        """All objects of a kind."""
+        """Return all objects of a kind."""
         return {i for i in self._objects if i[0] == kind and namespace in (None, i[1])}
 
     def knows(self, found: Manifest) -> bool:
-        """True if `put` would leave this state of an object out: this or a later one is here. May be asked from another thread."""
+        """Return whether the cache has this state of an object or a later one, so that `put` would ignore it. Thread-safe."""
         metadata = found["metadata"]
         if metadata["uid"] in self._dead:
             return True
@@ -159,18 +163,18 @@ class Store:
         return known is not None and not _is_newer(found, known)
 
     def memory(self, kind: str, namespace: str | None) -> tuple[dict[Ident, int], set[str]]:
-        """Versions of all objects of a kind, and the UIDs that are gone, as of now: for `forget_rewound`."""
+        """Return the versions of all objects of a kind, and the UIDs of deleted objects: the input of `forget_rewound`."""
         return {ident: _version_number(self._objects[ident]) for ident in self.idents(kind, namespace)}, set(self._dead)
 
     def forget_rewound(self, found: Manifest, before: tuple[Mapping[Ident, int], Collection[str]]) -> bool:
-        """Let `put` take in a state that is older than the known one: etcd was restored from a backup.
+        """Let `put` accept a state that is older than the cached one, because etcd was restored from a backup.
 
         Args:
-            found: an object of a consistent list.
-            before: `memory` taken before the list was asked for. A later write of the operator may be newer than the list.
+            found: object of a consistent list.
+            before: result of `memory` from before the list request; later writes of the operator may be newer than the list.
 
         Returns:
-            True if `found` is older than what was known before, or was gone.
+            Whether `found` is older than the cached state, or was cached as deleted.
         """
         versions, gone = before
         metadata = found["metadata"]
@@ -186,50 +190,50 @@ class Store:
         return True
 
     def get(self, kind: str, namespace: str, name: str) -> Manifest | None:
-        """One object."""
+        """Return one object, or None."""
         return self._objects.get((kind, namespace, name))
 
     def runs(self) -> list[Manifest]:
-        """All runs."""
+        """Return all runs."""
         return list(self._runs.values())
 
     def run_count(self) -> int:
-        """Number of runs."""
+        """Return the number of runs."""
         return len(self._runs)
 
     def children(self, key: Key) -> list[Manifest]:
-        """Everything that is watched and carries the run's label, pods included, sorted by kind and name."""
+        """Return all watched objects with the run's label, including pods, sorted by kind and name."""
         return [self._objects[ident] for ident in sorted(self._of_run.get(key, ()))]
 
     def gone(self, key: Key) -> list[Manifest]:
-        """Trainer and orchestrator pods of the run's newest attempt that were deleted, and the last spot engines, as they were known last.
+        """Return the last state of deleted trainer and orchestrator pods of the run's newest attempt, and of its last spot engines.
 
-        A controller makes a pod of the same name at once: a look a moment later shows no difference but the UID.
+        A controller recreates a pod under the same name at once, so that later only the UID shows the deletion.
         """
         return [*self._gone.get(key, ()), *self._gone_spot.get(key, ())]
 
     def guests(self, host: Key) -> list[Manifest]:
-        """The runs whose `trainer.sharedWith` names this one, by name, whether it exists or not."""
+        """Return the runs whose `trainer.sharedWith` names this run, sorted by name; the host itself may not exist."""
         return [self._objects[(RLRUN.kind, *key)] for key in sorted(self._guests.get(host, ()))]
 
     def lease_changed_at(self, namespace: str, name: str) -> float | None:
-        """Time of the last seen renewal of this Lease, in seconds since the epoch."""
+        """Return the time of the last observed renewal of this Lease, in seconds since the epoch."""
         pulse = self._pulses.get((LEASE.kind, namespace, name))
         return pulse.renewed_at if pulse is not None else None
 
     def lease_moved_at(self, namespace: str, name: str) -> float | None:
-        """Time of the last progress on this Lease, in seconds since the epoch."""
+        """Return the time of the last observed progress in this Lease, in seconds since the epoch."""
         pulse = self._pulses.get((LEASE.kind, namespace, name))
         return pulse.moved_at if pulse is not None else None
 
     def rebase_leases(self, now: float) -> None:
-        """Take all Leases for renewed now: the operator could not see renewals for a while, which is no sign of a stall."""
+        """Treat all Leases as renewed now: the operator could not observe renewals for a while, which is not a stall."""
         self.watching_since = now
         for ident in self._pulses:
             self._pulses[ident] = Pulse(now, now)
 
     def count(self) -> dict[str, int]:
-        """Number of objects by kind."""
+        """Return the number of objects by kind."""
         counts: dict[str, int] = {}
         for kind, _, _ in self._objects:
             counts[kind] = counts.get(kind, 0) + 1
@@ -272,22 +276,22 @@ class Store:
                 known[key] = [pod for pod in pods if pod["metadata"]["uid"] != uid]
 
     def _is_present(self, key: Key, pod: Manifest) -> bool:
-        """True if a pod is of the run that has the name now: it says so, or else it or its StatefulSet is owned by it."""
+        """Return whether a pod belongs to the current run of that name: by its UID annotation, or by owner references."""
         run = self._objects.get((RLRUN.kind, *key))
         if run is None:
             return False
-        said = run_uid_of(pod["metadata"])
-        if said is not None:
-            return bool(said == run["metadata"]["uid"])
+        run_uid = run_uid_of(pod["metadata"])
+        if run_uid is not None:
+            return bool(run_uid == run["metadata"]["uid"])
         owners = {run["metadata"]["uid"]}
         owners |= {child["metadata"]["uid"] for child in self.children(key) if owners & _owner_uids(child)}
         return bool(owners & _owner_uids(pod))
 
     def _remember_host(self, key: Key, old: Manifest | None, new: Manifest | None) -> set[Key]:
-        """Record which run is whose guest.
+        """Record the host of a guest.
 
         Returns:
-            runs that share a trainer with this one, where something changed that they read.
+            runs with the same trainer for which something changed that they read.
         """
         changed = old is None or new is None or shared_run_status(old) != shared_run_status(new)
         hosts = {(key[0], name) for run in (old, new) if (name := host_name(run)) is not None}
@@ -318,7 +322,7 @@ def _owner_uids(manifest: Manifest) -> set[str]:
 
 
 def _run_label(manifest: Manifest) -> Key | None:
-    """The run whose child this is, by its label."""
+    """Return the run that owns an object, by its label."""
     if manifest["kind"] == RLRUN.kind:
         return None
     run = (manifest["metadata"].get("labels") or {}).get(RUN_LABEL)
@@ -326,25 +330,25 @@ def _run_label(manifest: Manifest) -> Key | None:
 
 
 def claim_name(run: Manifest | None) -> str | None:
-    """Name of the claim that a run brings along; the spec may be malformed."""
+    """Return the name of an existing claim that a run uses; the spec may be malformed."""
     storage = (run or {}).get("spec", {}).get("storage")
     name = storage.get("claimName") if isinstance(storage, Mapping) else None
     return name if isinstance(name, str) else None
 
 
 def _is_newer(new: Manifest, old: Manifest) -> bool:
-    """True if `new` is a later state than `old` of what has their name."""
+    """Return whether `new` is a later state than `old` of the same name."""
     return _version_number(new) > _version_number(old)
 
 
 def _version_number(manifest: Manifest) -> int:
-    """resourceVersion as a number: comparable for all objects of one API server."""
+    """Return the resourceVersion as a number, which is comparable for all objects of one API server."""
     value = str(manifest["metadata"].get("resourceVersion", ""))
     return int(value) if value.isdecimal() else sys.maxsize
 
 
 def _is_same(a: Manifest, b: Manifest) -> bool:
-    """True if two slimmed objects differ in nothing but their version."""
+    """Return whether two slimmed objects differ only in their version."""
     return {**a, "metadata": {**a["metadata"], "resourceVersion": ""}} == {
         **b,
         "metadata": {**b["metadata"], "resourceVersion": ""},
@@ -352,7 +356,7 @@ def _is_same(a: Manifest, b: Manifest) -> bool:
 
 
 def _intern_strings(value: object) -> object:
-    """The same JSON with shared strings: the objects of a thousand runs repeat a few hundred words."""
+    """Return the same JSON with shared strings: the objects of a thousand runs repeat a few hundred strings."""
     if isinstance(value, dict):
         return {sys.intern(k): _intern_strings(v) for k, v in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The part of an object that decisions read: a third of a pod. The rest costs memory, and time in every parse."""
+"""Fields of an object that decisions read: a third of a pod. All other fields would cost memory, and time in every parse."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _OWN = f"{GROUP}/"
 
 
 def slim_object(manifest: Manifest) -> Manifest:
-    """An object without what decisions never read; of a part its metadata, and what the operator holds of it.
+    """Return an object without the fields that decisions never read; of a part only its metadata, and the fields that the operator owns.
 
-    Of annotations decisions read their own. `held_fields` and `foreign_edits` of a workload are those of `managed_fields`.
+    Only the operator's own annotations stay. `held` and `edits` of a workload are the results of `managed_fields`.
     """
     metadata = {name: manifest["metadata"][name] for name in _METADATA if name in manifest["metadata"]}
     annotations = metadata.get("annotations")
@@ -58,21 +58,21 @@ def slim_object(manifest: Manifest) -> Manifest:
 
 
 def _held_text(manifest: Manifest) -> str:
-    """Fields that the operator holds; a watch that has thinned the object out has read them already."""
+    """Return the fields that the operator owns; a watch that slimmed the object has computed them already."""
     return sys.intern(manifest["held"]) if "held" in manifest else held_fields(manifest)
 
 
 def _is_unserved(manifest: Manifest) -> bool:
-    """True if an RLRun's status is that of the CRD, which no operator wrote: for decisions it has none."""
+    """Return whether an RLRun's status is the CRD's default, which no operator wrote: decisions treat it as empty."""
     status = manifest["status"]
     return manifest["kind"] == KIND and isinstance(status, Mapping) and status.get("phase") == UNSERVED["phase"]
 
 
 def keep_identity(manifest: Manifest) -> Manifest:
-    """`manifest` itself.
+    """Return `manifest` unchanged if its metadata identify an object.
 
     Raises:
-        TypeError: its metadata do not identify an object.
+        TypeError: name, UID or version is missing or not a string.
     """
     metadata = manifest["metadata"]
     for name in ("name", "uid", "resourceVersion"):
@@ -91,7 +91,7 @@ def _keep_only(*names: str) -> Select:
 
 def _pod_spec(spec: Manifest) -> Manifest:
     kept = {name: spec[name] for name in ("nodeName", "nodeSelector", "schedulingGates") if name in spec}
-    if "nodeName" not in spec:  # why a pod has no node is asked only while it has none
+    if "nodeName" not in spec:  # only an unscheduled pod needs a diagnosis of its placement
         kept |= {name: spec[name] for name in ("tolerations", "affinity") if name in spec}
     for group in ("containers", "initContainers"):
         if spec.get(group):
@@ -115,7 +115,7 @@ def _deployment_status(status: Manifest) -> Manifest:
 
 _counts = _keep_only("observedGeneration", "replicas")
 _WORKLOAD = (_keep_only("replicas"), _counts)
-"""Kept fields of workloads. Their ready pods are counted over the pods; a workload's own count would only bring more events."""
+"""Kept fields of workloads. The operator counts ready pods itself; a workload's own count would only cause more events."""
 _SELECT: dict[str, tuple[Select, Select]] = {
     "Pod": (_pod_spec, _pod_status),
     "StatefulSet": _WORKLOAD,

@@ -1,4 +1,4 @@
-"""The ConfigMap with defaults for runs, as the kubelet mounts it: a file for each key, renewed about a minute after an edit."""
+"""Files of the mounted ConfigMap with defaults for runs: one file per key, updated by the kubelet about a minute after an edit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rlrun.defaults.team import read_defaults
 from rlrun_operator.state import TeamDefaults
 
 EVERYWHERE = "defaults.yaml"
-"""Key for all namespaces; `defaults.NAMESPACE.yaml`: for one, instead of it."""
+"""Key for all namespaces; `defaults.NAMESPACE.yaml` replaces it for one namespace."""
 log = logging.getLogger(__name__)
 
 
 class DefaultsFiles:
-    """Defaults by namespace; under the empty name those of all others.
+    """Defaults for runs by namespace; the empty name stands for all other namespaces.
 
     Args:
-        folder: where the ConfigMap is mounted; None: there are no defaults.
-        config_map: `NAMESPACE/NAME` of it.
+        folder: mount path of the ConfigMap; None: no defaults.
+        config_map: `NAMESPACE/NAME` of the ConfigMap.
     """
 
     def __init__(self, folder: Path | None, config_map: str) -> None:
@@ -29,7 +29,7 @@ class DefaultsFiles:
         self.current: Mapping[str, TeamDefaults] = {}
 
     def refresh(self) -> bool:
-        """Read again; True: something else stands there now."""
+        """Read the files again. Returns whether they have changed."""
         texts = self._read()
         if texts == self._texts:
             return False
@@ -39,7 +39,7 @@ class DefaultsFiles:
             middle = key.removeprefix("defaults").removesuffix(".yaml").strip(".")
             found[middle] = read_defaults(text, self._config_map, key)
             if found[middle].problems:
-                log.error("no attempt begins with these defaults: %s", found[middle].problems)
+                log.error("no attempt starts with these defaults: %s", found[middle].problems)
         self.current = found
         return True
 
@@ -54,6 +54,6 @@ class DefaultsFiles:
         except FileNotFoundError:  # no ConfigMap, or the kubelet is renewing it
             return texts
         except OSError as error:
-            log.warning("the defaults in %s cannot be read, and are those of before: %s", self._folder, error)
+            log.warning("cannot read the defaults in %s, so the previous ones stay in effect: %s", self._folder, error)
             return self._texts
         return texts

@@ -1,4 +1,4 @@
-"""Posts and logs the operator's events. One that repeats is counted up, as `kubectl describe` expects; a lost one is lost."""
+"""Posting and logging of the operator's events. A repeated event increases its count, as `kubectl describe` expects; no retries."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from rlrun_operator.names import MANAGER
 from rlrun_operator.state import EventRecord, Manifest
 
 SAME_SECONDS = 3000.0
-"""An event that repeats within this time is the same one; the API server keeps events for an hour."""
+"""Seconds within which a repeated event is counted as the same one; the API server keeps events for an hour."""
 REMEMBERED = 4096
 MESSAGE_MAX = 1000
-"""The API server takes 1024 bytes."""
+"""Characters; the API server accepts 1024 bytes."""
 log = logging.getLogger(__name__)
 
 
 class Poster:
-    """Events of one operator process.
+    """Poster of one operator process.
 
     Args:
-        instance: the operator's pod.
+        client: client of the API server.
+        instance: name of the operator's pod.
+        clock: steady seconds.
     """
 
     def __init__(self, client: Client, instance: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -36,7 +38,7 @@ class Poster:
         self._posted: OrderedDict[tuple[str, str, str], tuple[str, int, float]] = OrderedDict()
 
     async def post(self, run: Manifest, event: EventRecord) -> None:
-        """Post one event; never raises for an answer of the API server."""
+        """Post one event. Errors of the API server are only logged."""
         metadata = run["metadata"]
         level = logging.WARNING if event.type == "Warning" else logging.INFO
         log.log(level, "run %s/%s: %s: %s", metadata["namespace"], metadata["name"], event.reason, event.message)
@@ -54,7 +56,7 @@ class Poster:
                 await self._client.create(self._manifest(run, event, name, now))
         except ApiError as error:
             self._posted.pop(key, None)
-            log.warning("event %s of run %s was not posted: %s", event.reason, run["metadata"]["name"], error)
+            log.warning("cannot post event %s of run %s: %s", event.reason, run["metadata"]["name"], error)
         except UnavailableError as error:
             log.info("event %s of run %s was lost: %s", event.reason, run["metadata"]["name"], error)
         else:

@@ -1,4 +1,4 @@
-"""HTTP on one port: /livez, /readyz and /metrics. No check is a constant."""
+"""HTTP server for /livez, /readyz and /metrics on one port."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from rlrun.runtime.site import Site
 
 STANDSTILL_SECONDS = 60.0
-"""Workers that take none of the waiting runs for so long hang. How long a run waits says nothing: a thousand that come at once wait."""
+"""Seconds without a taken run after which waiting workers count as hanging. The wait of one run proves nothing: new runs may queue."""
 WORK_SECONDS = 180.0
-"""A piece of work that takes longer hangs too: each of its requests has a deadline of seconds."""
+"""Seconds after which work on one run counts as hanging: each of its requests has a deadline of seconds."""
 LAG_SECONDS = 5.0
-"""An event loop that came to its once-a-second beat so much later stands still too often. One that stands still altogether does not
-answer at all, which is red to the kubelet, too."""
+"""Delay, in seconds, of the event loop's once-a-second beat that counts as a fault. A loop that is blocked completely does not answer at
+all, which the kubelet also treats as a failed probe."""
 
 
 @dataclass
 class Health:
-    """Inputs of the answers; the process fills them in."""
+    """Inputs of the probes, set by the process."""
 
     standstill: Callable[[], float] = lambda: 0.0
-    """Seconds for which runs have waited and no worker has taken one."""
+    """Seconds for which runs have waited without a worker taking one."""
     longest_work: Callable[[], float] = lambda: 0.0
-    """Seconds that the oldest piece of work is under way."""
+    """Seconds since the oldest current work started."""
     lag: Callable[[], float] = lambda: 0.0
-    """Greatest delay of the event loop in the last minute, in seconds."""
+    """Largest delay of the event loop in the last minute, in seconds."""
     dead: Callable[[], list[str]] = list
-    """Watches that are not coming back."""
+    """Watches that do not recover."""
     stands_by: Callable[[], str | None] = lambda: None
-    """The process that leads in place of this one."""
+    """Process that leads instead of this one, or None."""
     served_by_others: Callable[[], list[str]] = list
-    """Namespaces that this operator is set to serve, and another one does."""
+    """Configured namespaces that another operator serves."""
     not_ready: Callable[[], list[str]] = lambda: ["starting"]
-    """Parts that are missing until the store is a true picture of the cluster."""
+    """Reasons why the store is not a complete copy of the cluster yet."""
     before_scrape: list[Callable[[], None]] = field(default_factory=list)
 
-    def sick(self) -> list[str]:
-        """Reason to restart the process; empty: there is none."""
+    def find_faults(self) -> list[str]:
+        """Return the reasons to restart the process; empty if it is healthy."""
         problems = []
         if self.standstill() > STANDSTILL_SECONDS:
             problems.append(
@@ -50,27 +50,27 @@ class Health:
         if self.longest_work() > WORK_SECONDS:
             problems.append(f"work on a run takes {self.longest_work():.0f} s (limit {WORK_SECONDS:.0f} s)")
         if self.lag() > LAG_SECONDS:
-            problems.append(f"the event loop stood still for {self.lag():.1f} s (limit {LAG_SECONDS:g} s)")
+            problems.append(f"the event loop was blocked for {self.lag():.1f} s (limit {LAG_SECONDS:g} s)")
         return problems + self.dead()
 
 
 async def serve_health(health: Health, registry: CollectorRegistry, port: int) -> Site:
-    """Begin to serve on all interfaces; `close()` of the result ends it.
+    """Start to serve on all interfaces; `close()` of the result stops it.
 
     Raises:
-        OSError: the port is taken.
+        OSError: the port is in use.
     """
 
-    def verdict(problems: list[str], well: str = "ok") -> web.Response:
+    def respond(problems: list[str], well: str = "ok") -> web.Response:
         return web.Response(status=503 if problems else 200, text="\n".join(problems or [well]) + "\n")
 
     async def livez(_: web.Request) -> web.Response:
-        return verdict(health.sick())
+        return respond(health.find_faults())
 
     async def readyz(_: web.Request) -> web.Response:
         leader = health.stands_by()
         well = f"ok, standing by: {leader} leads" if leader else "ok"
-        return verdict(health.not_ready() + health.sick(), "\n".join([well, *health.served_by_others()]))
+        return respond(health.not_ready() + health.find_faults(), "\n".join([well, *health.served_by_others()]))
 
     async def metrics(_: web.Request) -> web.Response:
         for refresh in health.before_scrape:

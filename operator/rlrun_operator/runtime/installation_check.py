@@ -1,4 +1,4 @@
-"""`rlrun-operator --check`: state of an installation, as `helm test` asks for it."""
+"""Check of an installation: `rlrun-operator --check`, which `helm test` runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Sleep = Callable[[float], Awaitable[None]]
 
 
 async def find_faults(client: Client, settings: OperatorSettings, *, sleep: Sleep = asyncio.sleep) -> list[str]:
-    """Faults of the installation: resource, rights, and an operator that leads.
+    """Return the faults of the installation: missing resource, missing rights, or no leading operator.
 
     Raises:
         UnavailableError: the API server does not answer.
@@ -26,7 +26,7 @@ async def find_faults(client: Client, settings: OperatorSettings, *, sleep: Slee
 
 
 async def _not_leading(client: Client, settings: OperatorSettings, sleep: Sleep) -> str:
-    """Fault if no operator renews the leader Lease; empty: one does. Clocks of others are not compared."""
+    """Return a fault if no operator renews the leader Lease, else an empty string. Clocks of other machines are not compared."""
     what = f"Lease {settings.pod_namespace}/{settings.lease_name}"
     fix = f"kubectl -n {settings.pod_namespace} logs deployment/{settings.lease_name}"
     try:

@@ -1,8 +1,8 @@
 """Leader election by a Lease, with the times of Kubernetes' own components: at most one operator acts at a time.
 
-A leader that cannot renew stops acting after `RENEW_SECONDS`, well before another may take over after `DURATION_SECONDS`. It goes on
-by itself when the API server is back and no other took over; it ends when another process leads. Clocks of others are not compared:
-a Lease has expired when this process saw no renewal for its whole duration.
+A leader that cannot renew stops acting after `RENEW_SECONDS`, well before another one may take over after `DURATION_SECONDS`. It continues
+when the API server is back and no other process has taken over; otherwise it ends. Clocks of other machines are not compared: a Lease has
+expired if this process saw no renewal for its whole duration.
 """
 
 from __future__ import annotations
@@ -24,23 +24,25 @@ log = logging.getLogger(__name__)
 
 
 class LeadershipLostError(Exception):
-    """Another process leads; this one has to end, so that nothing of its state is used again."""
+    """Another process leads; this process must end, so that its outdated state is not used again."""
 
 
 class NotLeadingError(Exception):
-    """A write was not made, because this process does not lead (any more)."""
+    """A write was refused locally, because this process does not lead (any more)."""
 
 
 class Leader:
-    """One candidate.
+    """Candidate for the leadership.
 
     Args:
-        namespace: of the Lease.
-        name: of the Lease. Operators of one release share it; two releases in one namespace must not.
-        identity: of this process, unique.
-        on_start: called each time that this process begins to act, or begins again after an outage.
-        on_pause: called when it cannot renew and must not act.
-        on_rewound: called when the Lease is older than it was: etcd was restored from a backup.
+        client: client of the API server.
+        namespace: namespace of the Lease.
+        identity: unique identity of this process.
+        name: name of the Lease. Operators of one release share it; two releases in one namespace must not.
+        on_start: callback each time this process starts to act, also after an outage.
+        on_pause: callback when it cannot renew and must stop acting.
+        on_rewound: callback when the Lease is older than before: etcd was restored from a backup.
+        clock: steady seconds.
     """
 
     def __init__(
@@ -64,24 +66,24 @@ class Leader:
         self._renewed_at: float | None = None
         self._acting = False
         self._led_before = False
-        self._told: str | None = None
+        self._other_leader: str | None = None
 
     @property
     def stands_by(self) -> str | None:
-        """The process that leads in place of this one; None: none that this one has seen."""
-        return self._told
+        """The process that leads instead of this one, or None if this process has seen no other leader."""
+        return self._other_leader
 
     @property
     def acts(self) -> bool:
-        """True between `on_start` and the next `on_pause`, also in a moment in which a renewal is late: `check` keeps that from writing."""
+        """Whether it is between `on_start` and the next `on_pause`, even while a renewal is late; `check` then refuses writes."""
         return self._acting
 
     def is_leading(self) -> bool:
-        """True if this process may act now; false in time even if the event loop stood still or the process was frozen."""
+        """Return whether this process may act now; False in time even after a blocked event loop or a frozen process."""
         return self._acting and self._renewed_at is not None and self._clock() - self._renewed_at < RENEW_SECONDS
 
     def check(self) -> None:
-        """Raises NotLeadingError unless this process may act."""
+        """Raise NotLeadingError unless this process may act."""
         if not self.is_leading():
             raise NotLeadingError("this operator does not lead")
 
@@ -96,7 +98,7 @@ class Leader:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def step(self) -> None:
-        """One attempt to acquire or renew.
+        """Try once to acquire or renew the Lease.
 
         Raises:
             LeadershipLostError: see `run`.
@@ -109,17 +111,19 @@ class Leader:
             log.debug("leader Lease: %s", error)
             holds = None
         except ApiError as error:
-            log.warning("the leader's %s cannot be written: %s", self._what, error)
+            log.warning("cannot write the leader's %s: %s", self._what, error)
             holds = None
         if self._lock.take_rewound():
-            log.warning("%s is older than it was: etcd was restored; everything is read again", self._what)
+            log.warning(
+                "%s is older than before, so etcd was restored; the operator reads all objects again", self._what
+            )
             self._on_rewound()
-        if holds is False and self._told != self._lock.holder:
+        if holds is False and self._other_leader != self._lock.holder:
             log.info("standing by: %s leads (%s)", self._lock.holder, self._what)
         if holds is not None:
-            self._told = None if holds else self._lock.holder
+            self._other_leader = None if holds else self._lock.holder
         if holds:
-            self._renewed_at = asked_at  # the time before the request: never later than what the API server noted
+            self._renewed_at = asked_at  # time before the request: never later than the API server's record
             if not self._acting:
                 log.info("leading%s", " again after an outage of the API server" if self._led_before else "")
                 self._acting = self._led_before = True
@@ -127,16 +131,14 @@ class Leader:
             return
         if holds is False and self._led_before:
             self._acting = False
-            raise LeadershipLostError(
-                f"{self._lock.holder} leads now; this process ends and starts anew as its stand-by"
-            )
+            raise LeadershipLostError(f"{self._lock.holder} leads now; this process ends and restarts as its standby")
         if self._acting and not self._still_fresh():
-            log.warning("the leader Lease could not be renewed for %g s; not acting until it can", RENEW_SECONDS)
+            log.warning("cannot renew the leader Lease for %g s; not acting until it is renewed", RENEW_SECONDS)
             self._acting = False
             await self._on_pause()
 
     async def release(self) -> None:
-        """Let the next candidate take over at once. Best effort; call it when nothing acts any more."""
+        """Release the Lease, so that the next candidate takes over at once. Best effort; call it after the last write."""
         if not self.is_leading():
             return
         try:
@@ -147,5 +149,5 @@ class Leader:
         self._acting = False
 
     def _still_fresh(self) -> bool:
-        """True if the next attempt would end in time."""
+        """Return whether the next attempt would still end in time."""
         return self._renewed_at is not None and self._clock() - self._renewed_at + RETRY_SECONDS < RENEW_SECONDS

@@ -1,4 +1,4 @@
-"""The operator's log: one line per fact on stderr, plain or JSON. Errors are one line, too: what failed, why, and where in the code."""
+"""Logging of the operator: one line per fact on stderr, plain or JSON. An error is one line with its cause and its place in the code."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlrun_operator.settings import LogFormat
 
 
 class _OneLine(logging.Formatter):
-    """Time, level, message; newlines and tracebacks folded into the line."""
+    """Formatter with time, level and message; it folds newlines and tracebacks into the line."""
 
     def format(self, record: logging.LogRecord) -> str:
         return f"{_format_time(record)} {record.levelname.lower():7} {_format_message(record)}"
 
 
 class _Json(logging.Formatter):
-    """One JSON object per line."""
+    """Formatter with one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -43,7 +43,7 @@ def set_up(level: str, log_format: LogFormat) -> None:
 
 
 def describe_exception(error: BaseException) -> str:
-    """An exception in one line: type, message, file and line of the innermost frame."""
+    """Return an exception in one line: type, message, file and line of the innermost frame."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{place}"

@@ -1,7 +1,7 @@
 """Prometheus metrics of the operator and of its runs.
 
-Series of runs are made from the store when they are scraped, so that those of a deleted run vanish with it. Names, labels and meanings
-are in `metric_names`.
+Series of runs are created from the store at each scrape, so that a deleted run has no series. Names, labels and meanings are in
+`metric_names`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from rlrun_operator.status.conditions import raw_conditions
 from rlrun_operator.times import seconds_of
 
 PHASES = tuple(phase for phase in get_args(Phase) if phase != UNSERVED["phase"])
-"""Phases of runs that an operator serves."""
+"""Phases of served runs."""
 UNKNOWN = "Unknown"
-"""Reason of a series where a status has a word that is none of ours."""
+"""Value of the label reason for a reason that no table contains."""
 
 
 @dataclass
 class Failures:
-    """Ends of attempts that this process saw, by run and reason; and since when each run is in its phase."""
+    """Ends of attempts that this process observed, by run and reason; and the start of each run's current phase."""
 
     total: dict[Key, dict[str, int]] = field(default_factory=dict)
     phase_since: dict[Key, tuple[str, float]] = field(default_factory=dict)
 
 
 class Metrics:
-    """All metrics of one operator process, in a registry of its own."""
+    """All metrics of one operator process, in their own registry."""
 
     def __init__(self, store: Store) -> None:
         self.registry = CollectorRegistry()
@@ -83,36 +83,39 @@ class Metrics:
         return Counter(*OPERATOR.arguments(name), registry=self.registry)
 
     def count_request(self, verb: str, resource: str, code: str) -> None:
-        """Count one request to the API server, answered or not (`code` then has the reason)."""
+        """Count one request to the API server; for an unanswered one `code` is the error."""
         self.api_requests.labels(verb, resource, code).inc()
 
     def observe_queue(self, depth: Callable[[], float], age: Callable[[], float], leader: Callable[[], float]) -> None:
-        """Read these at each scrape. Only a leader has series of runs: a process that stands by would count each run again."""
+        """Set the functions to read at each scrape. Only a leader has series of runs: a standby would count each run twice."""
         self._queue_depth.set_function(depth)
         self._queue_age.set_function(age)
         self._leader.set_function(leader)
         self._runs.leads = lambda: leader() > 0
 
     def observe_watch(self, resource: str, namespace: str | None, age: Callable[[], float]) -> None:
-        """Read the age of a watch at each scrape."""
+        """Set the function that returns the age of a watch at each scrape."""
         self._watch_age.labels(resource, namespace or "").set_function(age)
 
     def observe_places(self, held: Iterable[tuple[str, str | None]], others: Iterable[tuple[str, str | None]]) -> None:
-        """Set where this operator acts, and where another one does."""
+        """Set the namespaces that this operator serves, and those that another one serves."""
         self._places.clear()
         for places, value in ((others, 0), (held, 1)):
             for namespace, named in places:
                 self._places.labels(namespace, named or "").set(value)
 
     def observe_objects(self, counts: Mapping[str, int]) -> None:
-        """Set the numbers of objects in memory."""
+        """Set the numbers of cached objects."""
         for kind, count in counts.items():
             self._objects.labels(kind).set(count)
 
     def status_written(self, key: Key, old: Mapping[str, object], new: Mapping[str, object], now: float) -> None:
-        """A run's status changed from `old` to `new`.
+        """Update the metrics after a run's status changed from `old` to `new`.
 
         Args:
+            key: namespace and name of the run.
+            old: previous status.
+            new: written status.
             now: seconds of any steady clock.
         """
         was, phase = old.get("phase"), str(new.get("phase", ""))
@@ -123,18 +126,18 @@ class Metrics:
             self._seen.phase_since[key] = (phase, now)
         if (reason := _gives_back(new)) is not None and reason != _gives_back(old):
             self._stops.labels(reason).inc()
-        self._restarted(old, new)
+        self._observe_restart(old, new)
         restarts = _read_count(new, "restarts") - _read_count(old, "restarts")
         if restarts > 0:
             failure = new.get("lastFailure")
             reason = str(failure.get("reason")) if isinstance(failure, Mapping) else ""
             totals = self._seen.total.setdefault(key, {})
-            # A reason that no table has would be a series of its own for each word that a client writes.
+            # Any client may write a status: each invented reason would otherwise become a new series.
             reason = reason if reason in failure_reasons.FAILURE_REASONS else UNKNOWN
             totals[reason] = totals.get(reason, 0) + restarts
 
-    def _restarted(self, old: Mapping[str, object], new: Mapping[str, object]) -> None:
-        """Take the phases of a restart that has become whole."""
+    def _observe_restart(self, old: Mapping[str, object], new: Mapping[str, object]) -> None:
+        """Observe the phases of a restart whose record has just been completed."""
         now, before = _read_restart(new), _read_restart(old)
         total, seconds = now.get("totalSeconds"), now.get("seconds")
         known = total == before.get("totalSeconds") and now.get("since") == before.get("since")
@@ -145,13 +148,13 @@ class Metrics:
                 self._restart_seconds.labels(phase).observe(value)
 
     def forget(self, key: Key) -> None:
-        """The run is gone."""
+        """Drop the state of a deleted run."""
         self._seen.total.pop(key, None)
         self._seen.phase_since.pop(key, None)
 
 
 class _Runs:
-    """Collector of the series that are about single runs."""
+    """Collector of the series about single runs."""
 
     def __init__(self, store: Store, seen: Failures) -> None:
         self._store = store
@@ -167,7 +170,7 @@ class _Runs:
             key = run["metadata"]["namespace"], run["metadata"]["name"]
             families["rlrun_info"].add_metric([*key, _read_model(run), run["metadata"]["uid"]], 1)
             status = read_status(run.get("status") or {})
-            for name, labels, value in (*_of_status(status), *_trainer_size(run, status)):
+            for name, labels, value in (*_status_series(status), *_trainer_size(run, status)):
                 families[name].add_metric([*key, *labels], value)
             if (limit := _read_budget(run)) is not None:
                 families["rlrun_budget_gpu_seconds"].add_metric([*key], limit)
@@ -178,8 +181,8 @@ class _Runs:
         yield from families.values()
 
 
-def _of_status(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    """Series of a run's status: metric, its labels beside those of the run, value."""
+def _status_series(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """Yield the series of a run's status: metric, labels in addition to those of the run, value."""
     for phase in PHASES:
         yield "rlrun_phase", (phase,), float(phase == status.phase)
     for condition in {condition.type: condition for condition in status.conditions}.values():
@@ -211,7 +214,7 @@ def _of_status(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], floa
 
 
 def _gpu_seconds(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    """GPU time by role and use; uses that no table has are left out."""
+    """Yield GPU time by role and use; unknown uses are skipped."""
     totals: dict[tuple[str, str], int] = {}
     for row in status.cost.attempts if status.cost is not None else ():
         for use, seconds in row.gpu_seconds.items():
@@ -226,7 +229,7 @@ def _gpu_seconds(status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], fl
 
 
 def _trainer_size(run: Manifest, status: RLRunStatus) -> Iterator[tuple[str, tuple[str, ...], float]]:
-    """Pods of the trainer, wanted as anybody may have written it and present; nothing while the run has none."""
+    """Yield wanted and current pods of the trainer, if it has any; the spec may be malformed."""
     size = status.trainer.size or status.trainer.desired
     trainer = (run.get("spec") or {}).get("trainer") or {}
     wanted = trainer.get("replicas", 1) if isinstance(trainer, Mapping) else None
@@ -236,7 +239,7 @@ def _trainer_size(run: Manifest, status: RLRunStatus) -> Iterator[tuple[str, tup
 
 
 def _read_budget(run: Manifest) -> float | None:
-    """GPU-seconds of a run's budget, as anybody may have written it; None: there is none."""
+    """Return the GPU-seconds of a run's budget, or None; the spec may be malformed."""
     budget = (run.get("spec") or {}).get("budget")
     hours = budget.get("gpuHours") if isinstance(budget, Mapping) else None
     good = isinstance(hours, int | float) and not isinstance(hours, bool)
@@ -244,7 +247,7 @@ def _read_budget(run: Manifest) -> float | None:
 
 
 def _read_count(status: Mapping[str, object], name: str) -> int:
-    """A number of a status that another client may have filled with anything."""
+    """Return a count of a status, or 0; any client may have written the status."""
     value = status.get(name, 0)
     return value if isinstance(value, int) else 0
 
@@ -255,7 +258,7 @@ def _read_restart(status: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _gives_back(status: Mapping[str, object]) -> str | None:
-    """Reason for which the queue takes a run's room back; None: it does not."""
+    """Return the reason with which the queue suspends a run, or None."""
     found = {c.get("type"): c.get("reason") for c in raw_conditions(dict(status))}.get(reasons.ADMITTED)
     return str(found) if found in reasons.GIVES_BACK else None
 
@@ -268,7 +271,7 @@ def _read_model(run: Manifest) -> str:
 
 
 def _scheduled_gpus(run: Manifest, children: Iterable[Manifest]) -> dict[str, int]:
-    """GPUs of scheduled pods that have not ended, by role."""
+    """Return the GPUs of scheduled pods that have not ended, by role."""
     counts: dict[str, int] = {}
     named = resource_of(run)
     for pod in children:
@@ -276,7 +279,7 @@ def _scheduled_gpus(run: Manifest, children: Iterable[Manifest]) -> dict[str, in
             continue
         spec = pod.get("spec") or {}
         role = (pod["metadata"].get("labels") or {}).get(ROLE_LABEL, "")
-        # a label that any client may write must not become one of a series
+        # Any client may write this label; an unknown value must not become a label of a series.
         if spec.get("nodeName") and role in ROLES and (count := gpus_of(spec, named)):
             counts[role] = counts.get(role, 0) + count
     return counts

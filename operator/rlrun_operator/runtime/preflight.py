@@ -1,4 +1,4 @@
-"""Requirements of the operator: the API server, the CustomResourceDefinition, its own rights. Reports what is missing."""
+"""Checks before the operator starts: the API server, the CustomResourceDefinition, and the operator's own rights."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NEEDED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("", "secrets", ("create",)),
     ("", "events", ("list", "create", "patch")),
 )
-"""API group, resource, verbs in every watched namespace; the chart's Role grants them."""
+"""Needed rights: API group, resource, verbs in every watched namespace; the chart's Role grants them."""
 
 
 async def find_problems(client: Client, namespaces: Sequence[str], own_namespace: str) -> list[str]:
-    """Obstacles to the operator's work, in words for the log and for /readyz.
+    """Return the obstacles to the operator's work, as messages for the log and for /readyz.
 
     Raises:
         UnavailableError: the API server does not answer.
@@ -57,7 +57,9 @@ async def find_problems(client: Client, namespaces: Sequence[str], own_namespace
             },
         )
         status = review.get("status") or {}
-        if not status.get("incomplete"):  # an authorizer that cannot list its rules: try and see
+        if not status.get(
+            "incomplete"
+        ):  # some authorizers cannot list their rules; then only the requests themselves show it
             found += [
                 f"the operator's service account may not {line} in namespace {namespace}; "
                 "helm upgrade of charts/rlrun-operator with this namespace in watchNamespaces grants it"
@@ -67,7 +69,7 @@ async def find_problems(client: Client, namespaces: Sequence[str], own_namespace
 
 
 def missing_rights(rules: Iterable[Mapping[str, object]]) -> list[str]:
-    """Needed rights that the rules do not grant: `verb, verb resource.group`."""
+    """Return the needed rights that the rules do not grant, as `verb, verb resource.group`."""
     rules = [rule for rule in rules if not rule.get("resourceNames")]
     missing: dict[str, list[str]] = {}
     for group, resource, verbs in NEEDED:

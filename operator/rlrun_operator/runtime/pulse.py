@@ -1,7 +1,7 @@
-"""Time of the last renewal of a run's Lease and of its last progress: by the clock and the watch of this operator alone.
+"""Times of the last renewal of a run's Lease and of its last progress, by this operator's own clock and watch.
 
-A renewal proves that the orchestrator lives. Only another attempt, step or activity proves that the run does. Time in which no look could
-see the run counts for neither: after an outage, and after a gap between two renewals, the clock starts again.
+A renewal proves that the orchestrator is alive. Only a new attempt, step or activity proves progress of the run. Time in which the
+operator could not observe the run counts for neither: after an outage, and after a gap between two renewals, the clock restarts.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from rlrun_operator.status.progress import HEARTBEAT_SECONDS
 
 @dataclass(frozen=True)
 class Pulse:
-    """Pulse of one Lease, in seconds since the epoch."""
+    """Times of one Lease, in seconds since the epoch."""
 
     renewed_at: float
     moved_at: float
 
 
 def record_beat(before: Pulse | None, known: Manifest | None, lease: Manifest, now: float) -> Pulse:
-    """After `lease` was seen.
+    """Return the pulse after `lease` was observed.
 
     Args:
-        before: None: no Lease of this name was seen yet.
-        known: what it was before.
-        lease: what it is now.
+        before: previous pulse; None: first observation of a Lease of this name.
+        known: previous state of the Lease.
+        lease: current state of the Lease.
         now: seconds since the epoch.
     """
     if before is None or known is None:

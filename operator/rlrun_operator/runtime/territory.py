@@ -1,10 +1,11 @@
-"""One operator per namespace: a Lease in each namespace with runs names the release that looks after them.
+"""One operator per namespace: a Lease in each namespace with runs names the release that serves them.
 
-Releases have leader Leases of their own and know nothing of each other; two that are set to serve one namespace would both act on its
-runs. So the leader of each holds this Lease before it acts there, and goes on holding it. The holder is the release, not its process: an
-upgrade or a restart does not hand the runs over. Nor is it released: one that is uninstalled is followed after `DURATION_SECONDS`.
+Releases have separate leader Leases and do not see each other; two releases that are configured for one namespace would both act on its
+runs. Therefore each leader acquires this Lease before it acts in a namespace, and keeps renewing it. The holder is the release, not its
+process: an upgrade or a restart does not transfer the runs. The Lease is never released: after an uninstallation, another release takes
+over after `DURATION_SECONDS`.
 
-Runs that name their operator (`managedBy`) have a Lease of their own, so operators of different names can share a namespace.
+Runs that name their operator (`managedBy`) have a separate Lease, so that operators of different names can share a namespace.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from rlrun_operator.names import SERVED_LEASE
 
 DURATION_SECONDS = 120
 RENEW_SECONDS = 30.0
-"""A read and a write per namespace with runs this often."""
+"""Seconds between renewals; each is a read and a write per namespace with runs."""
 STOP_SECONDS = 100.0
-"""A release that could not renew for so long does not act: well before another one may."""
+"""Seconds without a renewal after which a release stops acting: well before another one may take over."""
 Place = tuple[str, str | None]
-"""Namespace, and the operator that the runs name."""
+"""Namespace, and the operator that its runs name."""
 log = logging.getLogger(__name__)
 
 
@@ -33,20 +34,21 @@ log = logging.getLogger(__name__)
 class _Claim:
     lock: LeaseLock
     renewed_at: float = float("-inf")
-    """Time of the request for what this release holds (steady clock)."""
+    """Time of the request with which this release last renewed the Lease (steady clock)."""
     other: str = ""
     """Release that holds it instead."""
     asking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Territory:
-    """The places whose runs this release looks after.
+    """Places whose runs this release serves.
 
     Args:
-        identity: of the release: all its replicas share it, and no other release has it.
+        client: client of the API server.
+        identity: identity of the release: all its replicas share it, and no other release has it.
         is_leading: whether this process may act.
-        with_runs: the places that have runs.
-        on_change: called with a place that another release holds (its second argument), or holds no longer (empty).
+        with_runs: places that have runs.
+        on_change: callback with a place and the other release that holds it, or an empty name once no other release does.
         clock: steady seconds.
     """
 
@@ -69,18 +71,18 @@ class Territory:
         self._claims: dict[Place, _Claim] = {}
 
     def others(self) -> dict[Place, str]:
-        """The places that other releases hold, with these."""
+        """Return the places that other releases hold, each with its release."""
         return {place: claim.other for place, claim in self._claims.items() if claim.other}
 
     def held(self) -> list[Place]:
-        """The places where this release may act."""
+        """Return the places where this release may act."""
         return [place for place, claim in self._claims.items() if self._holds(claim)]
 
     async def may_act(self, place: Place) -> bool:
-        """True if this release looks after the runs of a place; asked for at the first time.
+        """Return whether this release serves the runs of a place; the first call requests the Lease.
 
         Raises:
-            ApiError, UnavailableError: that is not known.
+            ApiError, UnavailableError: the Lease cannot be read or written.
         """
         claim = self._claims.get(place)
         if claim is None:
@@ -88,17 +90,17 @@ class Territory:
         if not self._holds(claim) and not claim.other:
             async with claim.asking:
                 if not self._holds(claim) and not claim.other:
-                    await self._ask(place, claim)
+                    await self._renew_claim(place, claim)
         return self._holds(claim)
 
     async def run(self) -> None:
-        """Renew until cancelled, and take over what others leave."""
+        """Renew until cancelled, and take over abandoned places."""
         while True:
             await asyncio.sleep(RENEW_SECONDS)
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew once, wherever there are runs; only the leader does."""
+        """Renew all Leases of places with runs once; only the leader does."""
         for place in self._claims.keys() - self._with_runs():
             del self._claims[place]
         for place, claim in list(self._claims.items()):
@@ -106,11 +108,11 @@ class Territory:
                 return
             try:
                 async with claim.asking:
-                    await self._ask(place, claim)
+                    await self._renew_claim(place, claim)
             except (ApiError, UnavailableError) as error:
                 log.log(
                     logging.WARNING if isinstance(error, ApiError) else logging.DEBUG,
-                    "the Lease %s of namespace %s was not renewed: %s",
+                    "cannot renew the Lease %s of namespace %s: %s",
                     name_of(place),
                     place[0],
                     error,
@@ -119,7 +121,7 @@ class Territory:
     def _holds(self, claim: _Claim) -> bool:
         return self._clock() - claim.renewed_at < STOP_SECONDS
 
-    async def _ask(self, place: Place, claim: _Claim) -> None:
+    async def _renew_claim(self, place: Place, claim: _Claim) -> None:
         asked_at, other = self._clock(), claim.other
         if await claim.lock.acquire_or_renew():
             claim.renewed_at, claim.other = asked_at, ""
@@ -135,5 +137,5 @@ class Territory:
 
 
 def name_of(place: Place) -> str:
-    """Name of the Lease."""
+    """Return the name of the Lease of a place."""
     return SERVED_LEASE + (f".{place[1]}" if place[1] else "")

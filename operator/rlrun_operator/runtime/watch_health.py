@@ -1,7 +1,7 @@
-"""State of kopf's watches, seen from below: every request that kopf makes passes through one HTTP session of ours.
+"""State of kopf's watches, observed at the HTTP level: every request of kopf passes through a session of the operator.
 
-kopf reports to handlers neither that a list is complete nor that a watch is alive. The session can see both: a list request, the opening
-of a watch, and every chunk that a watch brings (the API server's bookmarks, about one a minute, included).
+kopf does not report to handlers that a list is complete or that a watch is alive. The session sees both: a list request, the opening
+of a watch, and every chunk of a watch, including the API server's bookmarks, about one a minute.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rlrun_operator.runtime.cache_fields import keep_identity, slim_object
 from rlrun_operator.state import Manifest
 
 HEADER_SECONDS = 15.0
-"""The API server begins to answer a list or a watch at once. One that is starting or stopping may never; kopf then tries again."""
+"""Seconds to wait for the first bytes of a list or a watch. A starting or stopping API server may never answer; kopf then retries."""
 STALE_SECONDS = 150.0
-"""A watch that brought nothing for so long is dead: bookmarks come every 60 s, and kopf opens a silent watch again after 70 s."""
+"""Seconds without data after which a watch is stale: bookmarks come every 60 s, and kopf reopens a silent watch after 70 s."""
 DEAD_SECONDS = 180.0
-"""A watch that brought nothing for so long while the API server answers other requests does not come back by itself."""
+"""Seconds without data, while the API server answers other requests, after which a watch does not recover by itself."""
 _METADATA_OF = {False: "PartialObjectMetadataList", True: "PartialObjectMetadata"}
 log = logging.getLogger(__name__)
 
@@ -45,21 +45,21 @@ class Stream:
 @dataclass
 class _State:
     listed: bool = False
-    """kopf listed and has not opened its watch yet."""
+    """Whether kopf has listed and has not opened its watch yet."""
     alive_at: float | None = None
-    """Time at which the watch brought anything last."""
-    told: dict[str, int] = field(default_factory=dict)
-    """UID -> hash of the object as kopf was given it last."""
+    """Time of the watch's last data."""
+    passed_on: dict[str, int] = field(default_factory=dict)
+    """UID -> hash of the object's last state that kopf received."""
 
 
 @dataclass
 class Watches:
-    """Follows the watches of some streams.
+    """Health of a set of watches.
 
     Args:
-        streams: what kopf is going to watch.
-        on_listed: called when a watch opens that follows a list: it reports nothing that was there or had gone before.
-        known: whether the operator has this state of an object already, from the answer to its own write; asked in the watches' thread.
+        streams: watches that kopf opens.
+        on_listed: callback when a watch opens after a list: kopf does not report objects that existed or were deleted before.
+        known: whether the operator already has this state of an object, from the answer to its own write; called in the watches' thread.
         clock: steady seconds.
     """
 
@@ -75,24 +75,24 @@ class Watches:
         self._states = {stream: _State() for stream in self._by_path.values()}
 
     def age(self, stream: Stream) -> float:
-        """Seconds since the watch brought anything; infinite before it opened."""
+        """Return the seconds since the watch's last data; infinite before it opens."""
         alive_at = self._states[stream].alive_at
         return float("inf") if alive_at is None else self.clock() - alive_at
 
     def stale(self) -> list[Stream]:
-        """Watches that are not open yet or dead."""
+        """Return the watches that are not open yet, or stale."""
         return [stream for stream in self._states if self.age(stream) > STALE_SECONDS]
 
     def dead(self, answering: float) -> list[Stream]:
-        """Watches that have brought nothing for long although the API server answers other requests.
+        """Return the watches without data for long, although the API server answers other requests.
 
         Args:
-            answering: seconds since which it does.
+            answering: seconds since which it has answered.
         """
         return [stream for stream in self._states if min(self.age(stream), answering) > DEAD_SECONDS]
 
     async def middleware(self, request: ClientRequest, handler: ClientHandlerType) -> ClientResponse:
-        """Looks at one request of kopf's."""
+        """Observe one request of kopf, and slim its response."""
         stream = self._by_path.get(request.url.path)
         if stream is None or request.method != "GET":
             return await handler(request)
@@ -109,55 +109,55 @@ class Watches:
             state.listed = True
             return response
         state.alive_at = self.clock()
-        tap = _Tap(response.content, stream.resource, lambda: self._heard(state), state.told, self.known)
+        tap = _Tap(response.content, stream.resource, lambda: self._mark_alive(state), state.passed_on, self.known)
         response.content = tap  # type: ignore[assignment]
         if state.listed:
             state.listed = False
-            state.told.clear()
+            state.passed_on.clear()
             self.on_listed(stream)
         return response
 
-    def _heard(self, state: _State) -> None:
+    def _mark_alive(self, state: _State) -> None:
         state.alive_at = self.clock()
 
 
 class _Tap:
-    """A watch's content that reports each chunk, and whose events are thinned out before kopf handles them.
+    """Content of a watch: it reports each chunk, and slims events before kopf handles them.
 
-    Most of what a watch brings is never read here: managed fields, pod templates, counts of other controllers. An event that changes
-    nothing but those ends here, and so does the echo of an own write; it would cost kopf a millisecond.
+    The operator never reads most of an event: managed fields, pod templates, counts of other controllers. An event that changes only
+    such fields is dropped here, and so is the echo of an own write; each would cost kopf a millisecond.
     """
 
     def __init__(
         self,
         content: StreamReader,
         resource: Resource,
-        heard: Callable[[], None],
-        told: dict[str, int],
+        mark_alive: Callable[[], None],
+        passed_on: dict[str, int],
         known: Callable[[Manifest], bool],
     ) -> None:
         self._content = content
         self._resource = resource
-        self._heard = heard
-        self._told = told
+        self._mark_alive = mark_alive
+        self._passed_on = passed_on
         self._known = known
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         rest = b""
         async for chunk in self._content.iter_chunked(size):
-            self._heard()
+            self._mark_alive()
             *lines, rest = (rest + chunk).split(b"\n")
-            thinned = b"".join(self._thinned(line) for line in lines)
-            if thinned:
-                yield thinned
-        if thinned := self._thinned(rest):
-            yield thinned
+            slimmed = b"".join(self._slim_event(line) for line in lines)
+            if slimmed:
+                yield slimmed
+        if slimmed := self._slim_event(rest):
+            yield slimmed
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
 
-    def _thinned(self, line: bytes) -> bytes:
-        """One watch event as kopf is to get it; bookmarks and errors are left as they are, what cannot be read is left out."""
+    def _slim_event(self, line: bytes) -> bytes:
+        """Return one watch event for kopf; bookmarks and errors are unchanged, unreadable and redundant events are dropped."""
         try:
             event = parse_json(line)
             kind = event["type"]
@@ -169,29 +169,29 @@ class _Tap:
             content = hash(to_json({**slim, "metadata": {**metadata, "resourceVersion": ""}}))
         except (UnreadableError, LookupError, TypeError, AttributeError) as error:
             if line.strip():
-                log.error("an event of a watch was left out: %s: %s", type(error).__name__, error)
+                log.error("dropped an unreadable event of a watch: %s: %s", type(error).__name__, error)
             return b""
         if kind == "DELETED":
-            self._told.pop(uid, None)
-        elif self._told.get(uid) == content:
+            self._passed_on.pop(uid, None)
+        elif self._passed_on.get(uid) == content:
             return b""
         else:
-            self._told[uid] = content
+            self._passed_on[uid] = content
             if self._known(slim):
                 return b""
         return to_json({"type": kind, "object": slim}) + b"\n"
 
 
 def _empty_list(raw: bytes) -> bytes:
-    """A list as kopf is to get it: where its watch begins, and no item or further page.
+    """Return a list for kopf: the version at which its watch starts, without items or further pages.
 
-    kopf would make a task for each item. The receiver of `on_listed` asks for the items itself.
+    kopf would create a task for each item. The receiver of `on_listed` lists the items itself.
     """
     page = parse_json(raw)
-    begin = (page.get("metadata") or {}).get("resourceVersion")
-    return to_json({**page, "metadata": {"resourceVersion": begin}, "items": []})
+    start = (page.get("metadata") or {}).get("resourceVersion")
+    return to_json({**page, "metadata": {"resourceVersion": start}, "items": []})
 
 
 def _slim_item(found: Manifest, resource: Resource) -> Manifest:
-    """Part of an object that decisions read; a list or a watch of metadata calls the object by another kind."""
+    """Return the part of an object that decisions read; lists and watches of metadata have another kind, which is corrected here."""
     return slim_object({**found, "apiVersion": resource.api_version, "kind": resource.kind})

@@ -1,4 +1,4 @@
-"""A work queue of keys: each key at most once in the queue and at most once in work, errors retried with growing pauses.
+"""Work queue of keys: each key is at most once in the queue and at most once in work; failures are retried with growing pauses.
 
 `WorkQueue` is plain data over a given time, so that tests need no clock. `Workers` runs a coroutine per key over it.
 """
@@ -20,20 +20,21 @@ K = TypeVar("K", bound=Hashable)
 FIRST_BACKOFF_SECONDS = 1.0
 LONGEST_BACKOFF_SECONDS = 60.0
 CONCURRENCY = 16
-"""Keys in work at a time. Work is mostly waiting for the API server."""
+"""Maximum number of keys in work. Work mostly waits for the API server."""
 
 
 class WorkQueue(Generic[K]):
-    """Queue that decides which key comes next. All times are seconds of one monotonic clock, given by the caller.
+    """Queue that determines the next key. All times are seconds of one monotonic clock, passed by the caller.
 
-    Keys come out in the order in which they became ready, so a busy key cannot starve the others. A key that is added while it is in
-    work comes out once more afterwards. A key that failed does not come out before its pause is over, whatever adds it.
+    Keys leave the queue in the order in which they became ready, so that a busy key cannot starve the others. A key that is added while
+    it is in work leaves the queue once more afterwards. A failed key does not leave the queue before its pause is over.
 
-    Work on a new key is long, and a thousand may come at once: of those no more than `most_new` are in work while another one is ready.
+    Work on a new key is long, and a thousand new keys may arrive at once: at most `most_new` of them are in work while another key is
+    ready.
 
     Args:
-        is_new: asked when a key becomes ready.
-        most_new: at least 1.
+        is_new: whether a key is new; called when the key becomes ready.
+        most_new: maximum number of new keys in work while others wait; at least 1.
     """
 
     def __init__(self, is_new: Callable[[K], bool] = lambda key: False, most_new: int = CONCURRENCY // 2) -> None:
@@ -52,7 +53,7 @@ class WorkQueue(Generic[K]):
         self._taken_at = float("-inf")
 
     def add(self, key: K, now: float, delay: float = 0.0) -> None:
-        """Let `key` come out after `delay` seconds; of several delays the shortest holds."""
+        """Schedule `key` after `delay` seconds; the shortest of several delays applies."""
         at = max(now + delay, self._not_before.get(key, now))
         if at > now:
             if not self._is_ready(key) and at < self._due.get(key, float("inf")):
@@ -67,7 +68,7 @@ class WorkQueue(Generic[K]):
             self._enter(key, now)
 
     def pop(self, now: float) -> K | None:
-        """The next key, which is in work from now on; None when none is ready."""
+        """Return the next key, which is then in work, or None if no key is ready."""
         self._promote(now)
         lanes = [lane for lane in (self._known, self._new) if lane]
         if not lanes:
@@ -82,24 +83,24 @@ class WorkQueue(Generic[K]):
         return key
 
     def done(self, key: K, now: float) -> None:
-        """Work on `key` succeeded."""
+        """Record that work on `key` succeeded."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
         self._finish(key, now)
 
     def failed(self, key: K, now: float) -> float:
-        """Work on `key` failed; it comes out again after the returned number of seconds."""
+        """Record that work on `key` failed. Returns the seconds until its retry."""
         failures = self._failures[key] = self._failures.get(key, 0) + 1
         pause = backoff(failures, first=FIRST_BACKOFF_SECONDS, longest=LONGEST_BACKOFF_SECONDS)
         self._not_before[key] = now + pause
         self._again.discard(key)
-        self._due.pop(key, None)  # wishes from before the failure
+        self._due.pop(key, None)  # requests from before the failure
         self._finish(key, now)
         self.add(key, now)
         return pause
 
     def reopen(self, now: float) -> None:
-        """End all pauses: what made the keys fail (the API server was away) is over. What waited until now could not come out."""
+        """End all pauses, because the common cause of the failures (an unavailable API server) is over."""
         self._taken_at = now
         waiting = list(self._not_before)
         self._failures.clear()
@@ -108,27 +109,27 @@ class WorkQueue(Generic[K]):
             self.add(key, now)
 
     def next_due(self) -> float | None:
-        """Time at which the earliest delayed key becomes ready; None without one."""
+        """Return the time at which the earliest delayed key becomes ready, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def depth(self, now: float) -> int:
-        """Keys that could be worked on now and are not."""
+        """Return the number of ready keys that are not in work."""
         self._promote(now)
         return len(self._known) + len(self._new)
 
     def age(self, now: float) -> float:
-        """Seconds since the oldest ready key became ready."""
+        """Return the seconds since the oldest ready key became ready."""
         self._promote(now)
         return max((now - _oldest_ready(lane) for lane in (self._known, self._new) if lane), default=0.0)
 
     def standstill(self, now: float) -> float:
-        """Seconds for which keys have been ready and none has come out."""
+        """Return the seconds for which keys have been ready without one leaving the queue."""
         return min(self.age(now), now - self._taken_at)
 
     def longest_work(self, now: float) -> float:
-        """Seconds since the oldest key in work came out."""
+        """Return the seconds since the oldest key in work left the queue."""
         return now - min(self._active.values()) if self._active else 0.0
 
     def _is_ready(self, key: K) -> bool:
@@ -156,17 +157,19 @@ class WorkQueue(Generic[K]):
 
 
 def _oldest_ready(lane: OrderedDict[K, float]) -> float:
-    """Time at which the first key of a lane that has one became ready."""
+    """Return the time at which the first key of a non-empty lane became ready."""
     return next(iter(lane.values()))
 
 
 class Workers(Generic[K]):
-    """Works on the queue's keys, several at a time, while it is allowed to.
+    """Workers that process the queue's keys concurrently while they are open.
 
     Args:
-        work: what to do with one key. An exception is a failure: the key is retried.
-        on_failure: called at each failure, with the pause in seconds until the retry.
-        is_new: see `WorkQueue`; half of the places at most are for such keys while others wait.
+        work: function for one key. An exception is a failure: the key is retried.
+        on_failure: callback at each failure, with the pause in seconds until the retry.
+        is_new: see `WorkQueue`; new keys use at most half of the workers while others wait.
+        concurrency: maximum number of keys in work.
+        clock: steady seconds.
     """
 
     def __init__(
@@ -188,18 +191,18 @@ class Workers(Generic[K]):
         self._open = False
 
     def add(self, key: K, delay: float = 0.0) -> None:
-        """Queue `key`, after `delay` seconds."""
+        """Queue `key` after `delay` seconds."""
         self.queue.add(key, self._clock(), delay)
         self._wake.set()
 
     def open(self) -> None:
-        """Work from now on, without pauses that earlier failures left."""
+        """Start to work, without the pauses of earlier failures."""
         self.queue.reopen(self._clock())
         self._open = True
         self._wake.set()
 
     async def close(self) -> None:
-        """Work no more: what is under way is cancelled and its key queued again. Returns when nothing is under way."""
+        """Stop to work: cancel current work and queue its keys again. Returns when no work is left."""
         self._open = False
         tasks = dict(self._tasks)
         for task in tasks:
@@ -209,47 +212,48 @@ class Workers(Generic[K]):
 
     @property
     def is_open(self) -> bool:
-        """True if keys are worked on."""
+        """Whether keys are processed."""
         return self._open
 
     def depth(self) -> int:
-        """Ready keys."""
+        """Return the number of ready keys."""
         return self.queue.depth(self._clock())
 
     def age(self) -> float:
-        """Seconds that the oldest ready key waits; 0 while work is not allowed, when waiting is right."""
+        """Return the seconds that the oldest ready key has waited; 0 while closed, because keys then wait by design."""
         return self.queue.age(self._clock()) if self._open else 0.0
 
     def standstill(self) -> float:
-        """Seconds for which keys have been ready and no worker has taken one; 0 while work is not allowed."""
+        """Return the seconds for which keys have been ready without a worker taking one; 0 while closed."""
         return self.queue.standstill(self._clock()) if self._open else 0.0
 
     def longest_work(self) -> float:
-        """Seconds that the oldest piece of work is under way."""
+        """Return the seconds since the oldest current work started."""
         return self.queue.longest_work(self._clock())
 
     async def run(self) -> None:
         """Start work on ready keys until cancelled."""
         try:
             while True:
+                # Clear the event before looking at the queue: a key added in between sets it again, so that no wake-up is lost.
                 self._wake.clear()
                 while self._open and len(self._tasks) < self._concurrency:
                     key = self.queue.pop(self._clock())
                     if key is None:
                         break
-                    task = asyncio.create_task(self._one(key), name=f"reconcile {key}")
+                    task = asyncio.create_task(self._work_on(key), name=f"reconcile {key}")
                     self._tasks[task] = key
-                    task.add_done_callback(self._ended)
+                    task.add_done_callback(self._finish_task)
                 due = self.queue.next_due()
                 timeout = None if due is None or not self._open else max(0.0, due - self._clock())
                 if timeout is not None and len(self._tasks) >= self._concurrency:
-                    timeout = None  # a free place wakes us
+                    timeout = None  # the end of a task sets the event
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), timeout)
         finally:
             await self.close()
 
-    async def _one(self, key: K) -> None:
+    async def _work_on(self, key: K) -> None:
         try:
             await self._work(key)
         except Exception as error:
@@ -257,9 +261,9 @@ class Workers(Generic[K]):
         else:
             self.queue.done(key, self._clock())
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _finish_task(self, task: asyncio.Task[None]) -> None:
         key = self._tasks.pop(task)
-        if task.cancelled():  # perhaps before its first line ran, so not a matter for `_one`
+        if task.cancelled():  # possibly before its first line ran, so `_work_on` cannot handle it
             self.queue.done(key, self._clock())
             self.queue.add(key, self._clock())
         self._wake.set()

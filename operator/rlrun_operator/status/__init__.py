@@ -1,1 +1,1 @@
-"""Parts of a run's status: conditions and their reasons, progress, and why pods do not start. Pure."""
+"""Conditions, reasons and events of a run's status, its progress, and the causes that keep its pods from starting. Pure functions."""

@@ -1,4 +1,4 @@
-"""Words for what admission refuses, with the fix. Those of ResourceQuotas name the quota, what is asked, used and limited."""
+"""Messages and fixes for writes that admission refuses: ResourceQuotas, LimitRanges, rights, webhooks and policies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANGE = re.compile(
 )
 _RIGHT = re.compile(r'User "[^"]*" cannot \w+ resource|is attempting to grant RBAC permissions not currently held')
 _FREE = "free some of the namespace's quota, or have it raised"
-_UNASKED = re.compile(r"failed calling webhook|did not complete within requested timeout")
+_WEBHOOK_FAILED = re.compile(r"failed calling webhook|did not complete within requested timeout")
 _FIXED = re.compile(
     r"field is immutable|cannot change roleRef|may not change once set|updates to \S+ spec for fields other than"
 )
@@ -23,22 +23,22 @@ _FILLED_IN = re.compile(
 
 
 def limit_refusal(what: str, text: str, place: str, *, noun: str = "it") -> ConditionUpdate | None:
-    """A refusal by a quota or a LimitRange; None: it is neither.
+    """Return the condition for a refusal by a ResourceQuota or a LimitRange, or None for any other refusal.
 
     Args:
-        what: that is not made.
-        text: of the refusal.
-        place: field of the manifest by which less is asked for.
-        noun: what is not allowed.
+        what: role or object that cannot be created; the message starts with it.
+        text: message of the API server.
+        place: field of the manifest whose value is too large or missing.
+        noun: name of the refused object within the sentence.
     """
     if "exceeded quota" in text:
         return ConditionUpdate(
             "False", reasons.QUOTA_EXCEEDED, f"{what}: the quota does not allow {noun}: {text}; {_FREE}"
         )
     if "failed quota" in text:
-        name = f"set what it names in {place}, or have a LimitRange with defaults made for the namespace"
+        name = f"set the resources it names in {place}, or add a LimitRange with defaults to the namespace"
         return ConditionUpdate(
-            "False", reasons.QUOTA_EXCEEDED, f"{what}: a quota counts what is not set: {text}; {name}"
+            "False", reasons.QUOTA_EXCEEDED, f"{what}: a quota limits a resource that is not set: {text}; {name}"
         )
     if (of_range := range_fix(text, place)) is not None:
         return ConditionUpdate(
@@ -48,37 +48,37 @@ def limit_refusal(what: str, text: str, place: str, *, noun: str = "it") -> Cond
 
 
 def range_fix(text: str, place: str) -> str | None:
-    """Fix of what a LimitRange refuses; None: another one refuses. `place`: as of `limit_refusal`."""
+    """Return the fix for a refusal by a LimitRange, or None for any other refusal; arguments as in `limit_refusal`."""
     return f"change {place}, or have the namespace's LimitRange changed" if _RANGE.search(text) else None
 
 
 def kept_out(what: str, text: str, place: str) -> ConditionUpdate:
-    """A refusal by any admission of what the operator itself makes; arguments as of `limit_refusal`."""
+    """Return the condition for any refused write of the operator itself; arguments as in `limit_refusal`."""
     return limit_refusal(what, text, place) or ConditionUpdate(
         "False", reasons.ADMISSION_REFUSED, f"{what}: {text}; {refusal_fix(text)}"
     )
 
 
 def refusal_fix(text: str) -> str:
-    """Fix of a refused write; `limit_refusal` has more precise ones of quotas and LimitRanges."""
+    """Return the fix for a refused write; `limit_refusal` has more precise fixes for quotas and LimitRanges."""
     if "exceeded quota" in text:
-        return f"{_FREE}; it is tried again"
+        return f"{_FREE}; the operator retries"
     if _RIGHT.search(text):
-        return "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"
-    if _UNASKED.search(text):
-        return "have that webhook answer, or its configuration removed; it is tried again"
+        return "the operator's Role lacks this right: a helm upgrade of its chart grants it; the operator retries"
+    if _WEBHOOK_FAILED.search(text):
+        return "repair that webhook, or remove its configuration; the operator retries"
     if _FIXED.search(text):
-        return "somebody else has made or locked it: delete it, and it is made again as the run needs it"
-    return "it is tried again until whoever refuses it allows it"
+        return "another client created or locked this object: delete it, and the operator creates it again"
+    return "change the policy or webhook that refuses it; the operator retries"
 
 
 def is_fixed(text: str) -> bool:
-    """True if what exists can only be deleted: Kubernetes lets nobody change these fields of it."""
+    """Return whether a write failed because the object's fields are immutable: the object must be deleted first."""
     return bool(_FIXED.search(text))
 
 
 def limit_was_filled_in(message: str, pod: Manifest) -> bool:
-    """True if a Pod is refused for a limit that it does not have: a LimitRange has given it one below its request."""
+    """Return whether a Pod was refused because a LimitRange added a default limit below the Pod's own request."""
     found = _FILLED_IN.search(message)
     if found is None or pod.get("kind") != "Pod":
         return False

@@ -1,4 +1,4 @@
-"""Change of a run's status: which fields a decision sets, each with its type."""
+"""Partial update of a run's status: the fields that a decision sets, each with its type."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Unset(enum.Enum):
 
 
 UNSET: Final[Literal[Unset.UNSET]] = Unset.UNSET
-"""Value of a field that a change leaves as it was. None is a value: it removes what the status has."""
+"""Value of a field that a change does not touch. None is a value: it removes the field from the status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,20 +87,20 @@ class StatusChange:
     defaults: DefaultsStatus | Unset | None = UNSET
 
     def __or__(self, later: StatusChange) -> StatusChange:
-        """Both changes; where both set a field, `later` counts."""
+        """Combine both changes; for a field that both set, `later` wins."""
         return combine_changes(self, later)
 
     def values(self) -> Manifest:
-        """Fields that are set, by name."""
+        """Return the fields that are set, by name."""
         return {name: value for name, value in zip(_NAMES, _all_of(self), strict=True) if value is not UNSET}
 
     def applied_to(self, past: RLRunStatus) -> RLRunStatus:
-        """Status after the change. Nothing is validated again."""
+        """Return `past` with this change applied, without another validation."""
         return past.model_copy(update=self.values())
 
 
 def combine_changes(*changes: StatusChange) -> StatusChange:
-    """All changes in one: the last one that sets a field counts."""
+    """Combine changes; for a field that several set, the last one wins."""
     values: Json = {}
     for change in changes:
         values.update(change.values())

@@ -1,4 +1,4 @@
-"""StorageReady: state of the run's claim, and the edit and command that help if it gets no volume."""
+"""Condition StorageReady: state of the run's PersistentVolumeClaim, with the fix if it gets no volume."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlrun_operator.times import seconds_of
 
 _REFUSED = "FailedCreate"
 _ACCESS_MODES = re.compile(r"access ?modes?\b|MULTI_NODE|multi.?writer|ReadWriteMany", re.IGNORECASE)
-"""Words of storage drivers that make volumes of one node: local-path (kind), EBS, PD."""
+"""Error texts of storage drivers whose volumes attach to one node only: local-path (kind), EBS, PD."""
 
 
 def storage_condition(scene: Scene, patient: bool) -> ConditionUpdate:
-    """StorageReady. `patient`: still within the time that a healthy start takes, so nothing is called a problem."""
+    """Return StorageReady. `patient`: a healthy start may still take this long, so the function reports no problem yet."""
     name, claim = scene.wanted.claim, scene.claim
     if claim is None:
         return _missing_claim(scene, patient)
@@ -33,43 +33,43 @@ def storage_condition(scene: Scene, patient: bool) -> ConditionUpdate:
         )
     of_class = (claim.get("spec") or {}).get("storageClassName")
     event = object_events.newest_event(scene.events, "PersistentVolumeClaim", name, uid=claim["metadata"].get("uid"))
-    told = shorten_text(str(event.get("message")), TEXT_MAX) if event else ""
+    event_text = shorten_text(str(event.get("message")), TEXT_MAX) if event else ""
     outdated = _explain_outdated(scene, claim)
-    if (told or outdated or waits_for_claim(scene.pods)) and not patient:
-        return ConditionUpdate("False", reasons.CLAIM_PENDING, _unbound_message(scene, claim, told, outdated))
+    if (event_text or outdated or waits_for_claim(scene.pods)) and not patient:
+        return ConditionUpdate("False", reasons.CLAIM_PENDING, _unbound_message(scene, claim, event_text, outdated))
     named = f" (StorageClass {of_class})" if of_class else ""
     return ConditionUpdate("False", reasons.CLAIM_WAITING, f"claim {name}{named} waits for its volume")
 
 
 def _missing_claim(scene: Scene, patient: bool) -> ConditionUpdate:
-    """StorageReady of a run without its claim."""
+    """Return StorageReady of a run whose claim does not exist."""
     name = scene.wanted.claim
     refused = object_events.newest_event(scene.events, "PersistentVolumeClaim", name, reason=_REFUSED)
     if refused is not None:
         text = shorten_text(str(refused.get("message")), TEXT_MAX)
-        return admission_limits.kept_out(f"claim {name} cannot be made", text, "storage.claimTemplate.size")
+        return admission_limits.kept_out(f"claim {name} cannot be created", text, "storage.claimTemplate.size")
     if scene.wanted.own_claim or patient:
-        return ConditionUpdate("False", reasons.CLAIM_WAITING, f"claim {name} is being made")
+        return ConditionUpdate("False", reasons.CLAIM_WAITING, f"claim {name} is being created")
     fix = "create it in the run's namespace, or correct storage.claimName"
     return ConditionUpdate(
-        "False", reasons.CLAIM_NOT_FOUND, f"storage.claimName: there is no PersistentVolumeClaim {name}; {fix}"
+        "False", reasons.CLAIM_NOT_FOUND, f"storage.claimName: PersistentVolumeClaim {name} does not exist; {fix}"
     )
 
 
-def _unbound_message(scene: Scene, claim: Manifest, told: str, outdated: str) -> str:
-    """Message on a claim without a volume."""
+def _unbound_message(scene: Scene, claim: Manifest, event_text: str, outdated: str) -> str:
+    """Return the message for a claim without a volume: its cause, then the fix."""
     name, spec = scene.wanted.claim, claim.get("spec") or {}
     of_class = spec.get("storageClassName")
     head = f"claim {name} of StorageClass {of_class} is not bound"
     if not of_class:
         head = f"claim {name} names no StorageClass and is not bound"
-    head = f"{head}: {told or 'nothing makes a volume for it'}"
+    head = f"{head}: {event_text or 'no provisioner creates a volume for it'}"
     if not scene.wanted.own_claim:
         return f"{head}; repair the claim, or name another one in storage.claimName"
-    again = f"kubectl -n {scene.namespace} delete pvc {name}"
+    delete = f"kubectl -n {scene.namespace} delete pvc {name}"
     if outdated:
-        return f"{head}; {outdated}: {again}, and it is made again as storage.claimTemplate asks"
-    if _ACCESS_MODES.search(told) and "ReadWriteMany" in (spec.get("accessModes") or ()):
+        return f"{head}; {outdated}: run {delete}, and the operator creates it again from storage.claimTemplate"
+    if _ACCESS_MODES.search(event_text) and "ReadWriteMany" in (spec.get("accessModes") or ()):
         fix = (
             "name a StorageClass whose volumes many nodes can mount in storage.claimTemplate.storageClassName, or set "
             "storage.claimTemplate.accessModes to [ReadWriteOnce], which puts all pods on one node"
@@ -78,29 +78,29 @@ def _unbound_message(scene: Scene, claim: Manifest, told: str, outdated: str) ->
         fix = "correct storage.claimTemplate.storageClassName (kubectl get storageclass lists them)"
     else:
         fix = "set storage.claimTemplate.storageClassName, or give the cluster a default StorageClass"
-    return f"{head}; {fix}; then {again}: it is made again"
+    return f"{head}; {fix}; then run {delete}: the operator creates it again"
 
 
 def _explain_outdated(scene: Scene, claim: Manifest) -> str:
-    """Reason why an unbound claim of the run's name is not the one that the specification asks for; empty: it is."""
+    """Return why an unbound claim of the run's name does not match the specification, or an empty string if it does."""
     if not scene.wanted.own_claim or scene.template is None:
         return ""
     if _is_older(scene, claim):
-        return "an earlier run of this name has left it"
+        return "an earlier run of this name left this claim"
     spec, template = claim.get("spec") or {}, scene.template
     other_class = template.storage_class_name not in (None, spec.get("storageClassName"))
     other_modes = sorted(spec.get("accessModes") or template.access_modes) != sorted(template.access_modes)
-    return "it was made before storage.claimTemplate was edited" if other_class or other_modes else ""
+    return "it was created before storage.claimTemplate was edited" if other_class or other_modes else ""
 
 
 def _earlier_claim_note(scene: Scene, claim: Manifest) -> str:
-    """Addition to the message on a bound claim that an earlier run of this name has left."""
+    """Return an addition to the message if the bound claim was left by an earlier run of this name."""
     if not scene.wanted.own_claim or not _is_older(scene, claim):
         return ""
-    again = f"kubectl -n {scene.namespace} delete pvc {scene.wanted.claim}"
-    return f"; an earlier run of this name has left it with its data, and `{again}` removes both"
+    delete = f"kubectl -n {scene.namespace} delete pvc {scene.wanted.claim}"
+    return f"; an earlier run of this name left it with its data, and `{delete}` removes both"
 
 
 def _is_older(scene: Scene, claim: Manifest) -> bool:
-    made = seconds_of(claim["metadata"].get("creationTimestamp"))
-    return made is not None and scene.born is not None and made < scene.born
+    created = seconds_of(claim["metadata"].get("creationTimestamp"))
+    return created is not None and scene.born is not None and created < scene.born

@@ -1,4 +1,4 @@
-"""The conditions of a run, and the phase that follows from them."""
+"""Reading and writing of a run's conditions, and the phase that follows from them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Truth = Literal["True", "False", "Unknown"]
 
 
 class ConditionUpdate(NamedTuple):
-    """Statement of one condition."""
+    """New status, reason and message of one condition."""
 
     status: Truth
     reason: str
@@ -23,7 +23,7 @@ class ConditionUpdate(NamedTuple):
 
 
 def find_condition(conditions: Sequence[Condition], kind: str) -> Condition | None:
-    """The condition of type `kind`."""
+    """Return the condition of type `kind`, or None."""
     for condition in conditions:  # dozens of times in a decision: a generator takes twice as long
         if condition.type == kind:
             return condition
@@ -31,19 +31,19 @@ def find_condition(conditions: Sequence[Condition], kind: str) -> Condition | No
 
 
 def raw_conditions(document: Manifest) -> list[Manifest]:
-    """Conditions of a status that was not read yet: any client may have filled it with anything."""
+    """Return the conditions of an unvalidated status, in which any client may have written anything."""
     found = document.get("conditions")
     return [c for c in found if isinstance(c, Mapping)] if isinstance(found, list) else []
 
 
 def is_true(conditions: Sequence[Condition], kind: str) -> bool:
-    """True if the condition of type `kind` holds."""
+    """Return whether the condition of type `kind` has status True."""
     found = find_condition(conditions, kind)
     return found is not None and found.status == "True"
 
 
 def true_since(conditions: Sequence[Condition], kind: str, *, true: bool) -> float | None:
-    """Time since which a condition is true (or not true), in seconds since the epoch; None when it is otherwise."""
+    """Return the time since which a condition is true (or not true), in seconds since the epoch, or None if it is otherwise."""
     found = find_condition(conditions, kind)
     if found is None or (found.status == "True") != true:
         return None
@@ -51,13 +51,13 @@ def true_since(conditions: Sequence[Condition], kind: str, *, true: bool) -> flo
 
 
 def attempt_started_at(conditions: Sequence[Condition]) -> float | None:
-    """Time since which the present attempt is on record: after a restart, or after a suspension; None: no attempt is."""
+    """Return when the current attempt started (after a restart or a suspension), in seconds since the epoch, or None without an attempt."""
     times = [true_since(conditions, kind, true=False) for kind in (reasons.RESTARTING, reasons.SUSPENDED)]
     return max((time for time in times if time is not None), default=None)
 
 
 def not_failed(past: Sequence[Condition]) -> dict[str, ConditionUpdate]:
-    """Failed of a run that goes on: its specification alone was wrong and is corrected, or it was asked to begin again."""
+    """Clear the Failed condition after a fixed specification or a manual restart."""
     return (
         {reasons.FAILED: ConditionUpdate("False", reasons.NOT_FAILED, "the run has not failed")}
         if is_true(past, reasons.FAILED)
@@ -66,7 +66,7 @@ def not_failed(past: Sequence[Condition]) -> dict[str, ConditionUpdate]:
 
 
 def run_phase(conditions: Sequence[Condition], attempt: int) -> Phase:
-    """Phase of the run. Complete and Failed absorb. One of whose attempts none is on record (`attempt` is 0) is Pending at most."""
+    """Return the phase of the run. Complete and Failed are terminal; a run without an attempt (`attempt` is 0) is Pending at most."""
     if is_true(conditions, reasons.COMPLETE):
         return "Complete"
     if is_true(conditions, reasons.FAILED):
@@ -74,13 +74,14 @@ def run_phase(conditions: Sequence[Condition], attempt: int) -> Phase:
     completing = find_condition(conditions, reasons.COMPLETE)
     if completing is not None and completing.reason in reasons.ENDING:
         return "Completing"
+    # The queue and a suspension come before the attempt: while one of them holds the run back, its attempt does not matter.
     suspended, admitted = find_condition(conditions, reasons.SUSPENDED), find_condition(conditions, reasons.ADMITTED)
     stops = suspended is not None and (suspended.status, suspended.reason) == ("False", reasons.SUSPENDING)
     if admitted is not None and admitted.reason in reasons.QUEUED and not stops:
         return "Queued"
     if suspended is not None and suspended.reason in reasons.SUSPENSION:
         if suspended.status == "True" and is_true(conditions, reasons.ADMITTED):
-            return "Starting" if attempt else "Pending"  # its turn in the queue has come
+            return "Starting" if attempt else "Pending"  # the queue has just admitted it
         return "Suspended" if suspended.status == "True" else "Suspending"
     if is_true(conditions, reasons.RESTARTING):
         return "Restarting"
@@ -91,7 +92,7 @@ def run_phase(conditions: Sequence[Condition], attempt: int) -> Phase:
 
 
 _SETTLED = ((reasons.PODS_READY, "True"), (reasons.RECONCILING, "False"), (reasons.COMPLETE, "False"))
-"""Since then a younger pod is one that has replaced another: a time that is compared with times of the API server."""
+"""Transitions that cannot be older than the youngest pod, whose creation time comes from the API server's clock."""
 
 
 def write_conditions(
@@ -102,10 +103,10 @@ def write_conditions(
     now: float,
     born: float = 0.0,
 ) -> list[Condition]:
-    """All conditions in their fixed order: a new statement replaces the past, a missing one keeps it, and None takes it away.
+    """Return all conditions in their fixed order: an update replaces the past condition, a missing one keeps it, and None removes it.
 
-    `lastTransitionTime` moves only when the status does. `born` is when the youngest pod was made, by the API server's clock: that
-    all are ready cannot have been true before, however far the operator's clock is behind.
+    `lastTransitionTime` changes only if the status changes. `born` is the creation time of the youngest pod by the API server's
+    clock: the conditions in `_SETTLED` cannot have become true earlier, even if the operator's clock is behind.
     """
     result = []
     for kind in reasons.CONDITION_TYPES:
@@ -128,7 +129,7 @@ def write_conditions(
     return result
 
 
-_MATTERS = (
+_BY_IMPORTANCE = (
     (reasons.FAILED, "True"),
     (reasons.COMPLETE, "True"),
     (reasons.COMPLETE, "False"),
@@ -145,15 +146,15 @@ _MATTERS = (
     (reasons.PROGRESSING, None),
     (reasons.ADMITTED, "True"),
 )
-"""Conditions that a person should read first; the first that applies."""
+"""Conditions in the order in which a user should read them; the first one that applies becomes the status message."""
 
 
 def foremost_condition(conditions: Sequence[Condition]) -> Condition | None:
-    """The condition that matters most now.
+    """Return the most important condition, which the status repeats as its reason and message.
 
-    A claim that is merely waiting (for its first pod to be scheduled) gives way to what its pods wait for.
+    A claim that only waits (for its first pod to be scheduled) is less important than the problem that keeps its pods waiting.
     """
-    for kind, status in _MATTERS:
+    for kind, status in _BY_IMPORTANCE:
         found = find_condition(conditions, kind)
         if found is None or (status is not None and found.status != status) or found.reason == reasons.NOT_SUSPENDED:
             continue

@@ -1,60 +1,63 @@
-"""Reason why a run waits: storage, nodes, containers and engines, each in words that name the role and the fix. First match wins."""
+"""Diagnosis of a waiting run: storage, nodes, containers and engines. Messages name the role and the fix; the first match wins."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rlrun.defaults.words import shorten_text
 from rlrun_operator.names import DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER, ROLES, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import admission_limits, object_events, reasons
+from rlrun_operator.status import admission_limits, claims, object_events, reasons
 from rlrun_operator.status.conditions import ConditionUpdate
 from rlrun_operator.status.pod_trouble import has_begun, pod_trouble
 from rlrun_operator.status.scene import TEXT_MAX, Scene
 from rlrun_operator.status.scheduling import waits_for_claim, why_unscheduled
 
 MAKING_SECONDS = 2.0
-"""The orchestrator's pod is the last one of an attempt to be made: a refusal may be so much older."""
+"""The operator creates the orchestrator's pod last, so a refusal may be this much older than that pod."""
 _REFUSED = "FailedCreate"
-"""Reason of the event of a controller, or of the operator itself, that may not create an object."""
+"""Event reason of a controller, or of the operator itself, that was not allowed to create an object."""
 _REFERENCES = (
     (re.compile(r"no PriorityClass with name (?P<name>\S+) was found"), "PriorityClass", "priorityClassName"),
     (re.compile(r'RuntimeClass "(?P<name>[^"]+)" not found'), "RuntimeClass", "runtimeClassName"),
     (re.compile(r"error looking up service account \S*?/(?P<name>[^/:\s]+):"), "ServiceAccount", "podTemplate"),
 )
-"""Refusals of pods that name an object which does not exist: words of Kubernetes, kind, field of the role."""
+"""Refusals of pods that name an object which does not exist: text of Kubernetes, kind, field of the role."""
 _CREATE_PREFIX = re.compile(r"^.*?(?:failed error: |Error creating: )", re.DOTALL)
 
 
 def scheduled_condition(scene: Scene, patient: bool) -> ConditionUpdate:
-    """Scheduled: every pod has a node."""
+    """Return Scheduled: whether every pod has a node."""
     if not patient:
-        if _waits_for_claim_alone(scene):
-            told = f"the pods wait for the volume of claim {scene.wanted.claim}: see StorageReady"
-            return ConditionUpdate("False", reasons.SCHEDULING, told)
+        if _waits_for_claim_only(scene):
+            message = f"the pods wait for the volume of claim {scene.wanted.claim}: see StorageReady"
+            return ConditionUpdate("False", reasons.SCHEDULING, message)
         if (unscheduled := _unscheduled_message(scene)) is not None:
             return unscheduled
         for role in ROLES:
-            if len(scene.of(role)) < scene.wanted.count(role) and (refused := _refused_pods(scene, role)) is not None:
+            if (
+                len(scene.pods_of_role(role)) < scene.wanted.count(role)
+                and (refused := _refused_pods(scene, role)) is not None
+            ):
                 return refused
         if (refused := _kept_out(scene)) is not None:
             return refused
-    if all(len([p for p in scene.of(role) if p.node]) >= scene.wanted.count(role) for role in ROLES):
+    if all(len([p for p in scene.pods_of_role(role) if p.node]) >= scene.wanted.count(role) for role in ROLES):
         return ConditionUpdate("True", reasons.ALL_SCHEDULED, "every pod has a node")
-    return ConditionUpdate("False", reasons.SCHEDULING, "the pods are being created and given nodes")
+    return ConditionUpdate("False", reasons.SCHEDULING, "the pods are being created and assigned to nodes")
 
 
-def _waits_for_claim_alone(scene: Scene) -> bool:
-    """True if the scheduler has not looked for nodes yet, because the run's claim has no volume."""
+def _waits_for_claim_only(scene: Scene) -> bool:
+    """Return whether the scheduler has not considered any node yet because the run's claim has no volume."""
     unbound = ((scene.claim or {}).get("status") or {}).get("phase") != "Bound"
     return unbound and waits_for_claim(scene.pods)
 
 
-def pods_ready(scene: Scene, patient: bool) -> ConditionUpdate:
-    """PodsReady: the trainer's pods and the orchestrator."""
-    trainers, orchestrators = scene.of("trainer"), scene.of("orchestrator")
+def pods_ready_condition(scene: Scene, patient: bool) -> ConditionUpdate:
+    """Return PodsReady: the state of the trainer's pods and of the orchestrator."""
+    trainers, orchestrators = scene.pods_of_role("trainer"), scene.pods_of_role("orchestrator")
     done = [pod for pod in trainers if pod.ready or pod.exited_cleanly]
     up = [pod for pod in orchestrators if pod.ready]
     if len(done) >= scene.wanted.trainers and up:
@@ -65,27 +68,29 @@ def pods_ready(scene: Scene, patient: bool) -> ConditionUpdate:
         return found
     if (preparing := next(filter(_prepares_model, (*trainers, *orchestrators)), None)) is not None:
         return ConditionUpdate(
-            "False", reasons.MODEL_PREPARING, f"{preparing.role}: the init container is making the tiny model"
+            "False", reasons.MODEL_PREPARING, f"{preparing.role}: the init container is creating the tiny model"
         )
     enough = {"trainer": len(done) >= scene.wanted.trainers, "orchestrator": bool(up)}
     missing = [role for role in enough if not enough[role]]
-    told = f"; the orchestrator waits for {scene.waiting_on}" if scene.waiting_on and not patient else ""
-    return ConditionUpdate("False", reasons.PODS_STARTING, f"{' and '.join(missing)}: not all pods are ready{told}")
+    waits = f"; the orchestrator waits for {scene.waiting_on}" if scene.waiting_on and not patient else ""
+    return ConditionUpdate("False", reasons.PODS_STARTING, f"{' and '.join(missing)}: not all pods are ready{waits}")
 
 
 def _prepares_model(pod: Pod) -> bool:
     return any(c.init and c.running and c.name in (DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER) for c in pod.containers)
 
 
-def inference_condition(scene: Scene, patient: bool) -> ConditionUpdate:
-    """InferenceAvailable: enough engines answer."""
+def inference_condition(scene: Scene, patient: bool) -> ConditionUpdate | None:
+    """Return InferenceAvailable: whether enough engines are ready; a run without engines does not have this condition."""
+    if not scene.wanted.engines:
+        return None
     engines = scene.engines
     ready = [pod for pod in engines if pod.ready]
     needed, wanted = scene.wanted.engines_needed, scene.wanted.engines
     if len(ready) >= needed:
         enough = "the engine is" if wanted == 1 else f"at least {needed} of {wanted} engines are"
-        beside = f"; {scene.without}" if scene.without else ""
-        return ConditionUpdate("True", reasons.ALL_READY, f"{enough} ready{beside}")
+        spot_note = f"; {scene.without}" if scene.without else ""
+        return ConditionUpdate("True", reasons.ALL_READY, f"{enough} ready{spot_note}")
     short = "the engine is not ready" if wanted == 1 else f"fewer than {needed} of {wanted} engines are ready"
     if not patient:
         for pod in engines:
@@ -101,17 +106,43 @@ def inference_condition(scene: Scene, patient: bool) -> ConditionUpdate:
     )
 
 
+SceneCondition = Callable[[Scene, bool], ConditionUpdate | None]
+"""Function of one condition: scene, and whether a healthy start may still take this long. None: the run lacks the condition."""
+
+SCENE_CONDITIONS: Mapping[str, SceneCondition] = {
+    reasons.STORAGE_READY: claims.storage_condition,
+    reasons.SCHEDULED: scheduled_condition,
+    reasons.PODS_READY: pods_ready_condition,
+    reasons.INFERENCE_AVAILABLE: inference_condition,
+}
+"""Conditions that depend on pods, claim, events and nodes, each with its function, in the order in which a start passes them."""
+
+
+def scene_conditions(
+    scene: Scene, is_patient: Callable[[str], bool], kinds: Iterable[str] = SCENE_CONDITIONS
+) -> dict[str, ConditionUpdate]:
+    """Return the conditions of `SCENE_CONDITIONS` that the run has.
+
+    Args:
+        scene: facts about the run's pods, claim, events and nodes.
+        is_patient: whether the condition of this type may still be false in a healthy start.
+        kinds: condition types to return.
+    """
+    updates = ((kind, SCENE_CONDITIONS[kind](scene, is_patient(kind))) for kind in kinds)
+    return {kind: update for kind, update in updates if update is not None}
+
+
 def not_made_again(events: Sequence[Manifest], kind: str, name: str) -> ConditionUpdate | None:
-    """Refusal by admission of an object that was deleted; None: there is none."""
+    """Return the refusal by admission of an object that was deleted and cannot be created again, or None."""
     event = object_events.newest_event(events, kind, name, reason=_REFUSED)
     if event is None:
         return None
     text = shorten_text(str(event.get("message")), TEXT_MAX)
-    return admission_limits.kept_out(f"{kind} {name} was deleted and cannot be made again", text, "the run")
+    return admission_limits.kept_out(f"{kind} {name} was deleted and cannot be created again", text, "the run")
 
 
 def facts_that_would_help(scene: Scene, updates: Mapping[str, ConditionUpdate]) -> bool:
-    """True if events and nodes could explain what is not true yet; a loading engine or a first step needs no explanation."""
+    """Return whether events and nodes could explain a false condition; a loading engine or a first step needs no explanation."""
     unbound = updates[reasons.STORAGE_READY].status != "True" and scene.trouble is None
     if unbound or updates[reasons.SCHEDULED].status != "True":
         return True
@@ -122,27 +153,27 @@ def facts_that_would_help(scene: Scene, updates: Mapping[str, ConditionUpdate]) 
 
 
 def nodes_would_help(scene: Scene, updates: Mapping[str, ConditionUpdate]) -> bool:
-    """True if nodes could explain it: no node takes a pod, or the one that took it has not begun with it."""
+    """Return whether nodes could explain the wait: no node accepts a pod, or a pod's node has not started its containers."""
     if updates[reasons.SCHEDULED].reason == reasons.UNSCHEDULABLE:
         return True
     return any(pod.node and not pod.mounted and not has_begun(pod) for pod in scene.pods)
 
 
 def _unscheduled_message(scene: Scene) -> ConditionUpdate | None:
-    """Message on pods that no node can take. A role whose pods can never be taken comes before one that only waits."""
+    """Return the condition for pods that no node accepts. A role that can never be scheduled comes before one that only waits."""
     modes = ((scene.claim or {}).get("spec") or {}).get("accessModes") or ["ReadWriteMany"]
     one_node = scene.wanted.own_claim and "ReadWriteMany" not in modes
-    found = [
+    causes = [
         why_unscheduled(role, lost, scene.wanted.count(role), scene.nodes, scene.wanted.claim, one_node=one_node)
         for role in ROLES
-        if (lost := [pod for pod in scene.of(role) if pod.unscheduled is not None and pod.node is None])
+        if (lost := [pod for pod in scene.pods_of_role(role) if pod.unscheduled is not None and pod.node is None])
     ]
-    told = [why.message for why in found if why.for_good] or [why.message for why in found[:1]]
-    return ConditionUpdate("False", reasons.UNSCHEDULABLE, ". Also: ".join(told)) if told else None
+    messages = [cause.message for cause in causes if cause.for_good] or [cause.message for cause in causes[:1]]
+    return ConditionUpdate("False", reasons.UNSCHEDULABLE, ". Also: ".join(messages)) if messages else None
 
 
 def _refused_pods(scene: Scene, role: Role) -> ConditionUpdate | None:
-    """Reason why the role's pods cannot be created: quota, Pod Security, another admission."""
+    """Return why the role's pods cannot be created: a quota, Pod Security or another admission."""
     if role == "inference" and not scene.engines_refused:
         return None
     names = scene.names
@@ -151,14 +182,15 @@ def _refused_pods(scene: Scene, role: Role) -> ConditionUpdate | None:
         "inference": (("ReplicaSet", f"{names.inference}-"), ("Deployment", names.inference)),
         "orchestrator": (("Pod", f"{names.run}-orchestrator-"),),
     }[role]
+    # Events live for an hour: skip refusals that the controller has overcome since.
     since = _refusals_count_from(scene, role)
     events = (
         [event for event in scene.events if since is not None and object_events.event_time(event) >= since]
         if role != "orchestrator"
         else scene.events
     )
-    spot = f"{names.spot}-"  # whose refusals keep nothing waiting
-    events = [one for one in events if not str((one.get("involvedObject") or {}).get("name")).startswith(spot)]
+    spot = f"{names.spot}-"  # the run does not wait for spot engines
+    events = [e for e in events if not str((e.get("involvedObject") or {}).get("name")).startswith(spot)]
     found = (object_events.newest_event(events, kind, name, reason=_REFUSED) for kind, name in makers)
     event = next((event for event in found if event is not None), None)
     if event is None:
@@ -170,7 +202,7 @@ def _refused_pods(scene: Scene, role: Role) -> ConditionUpdate | None:
         return reference
     taken = text.endswith("already exists")
     fix = (
-        "that pod is not of this run; delete it, or give the run another name"
+        "that pod belongs to something else; delete it, or rename the run"
         if taken
         else f"change what {role}.podTemplate adds, or what the namespace's policy allows"
     )
@@ -178,38 +210,40 @@ def _refused_pods(scene: Scene, role: Role) -> ConditionUpdate | None:
 
 
 def _missing_reference(role: Role, text: str) -> ConditionUpdate | None:
-    """Refusal of pods that name an object which does not exist; None: it is another refusal."""
+    """Return the condition for pods that name an object which does not exist, or None for another refusal."""
     for pattern, kind, field in _REFERENCES:
         if (found := pattern.search(text)) is not None:
             name = found["name"]
-            told = f"{role}: {kind} {name} does not exist, and its pods name it; create it, or correct {role}.{field}"
-            return ConditionUpdate("False", reasons.REFERENCE_NOT_FOUND, told)
+            message = f"{role}: its pods name {kind} {name}, which does not exist; create it, or correct {role}.{field}"
+            return ConditionUpdate("False", reasons.REFERENCE_NOT_FOUND, message)
     return None
 
 
 def _refusals_count_from(scene: Scene, role: Role) -> float | None:
-    """Time from which a controller may not make the role's pods: it made one, or had another template, before. None: it has none yet.
+    """Return the time from which a refusal counts, or None if the controller has no pods of this attempt yet.
 
-    Events live for an hour. These are all times of the control plane.
+    Before this time the controller created a pod successfully, or used the template of an earlier attempt. Events live for an hour.
+    All times come from the control plane's clock.
     """
-    attempt = [pod.created_at for pod in scene.of("orchestrator")]
+    attempt = [pod.created_at for pod in scene.pods_of_role("orchestrator")]
     if not attempt:
         return None
-    return max([max(attempt) - MAKING_SECONDS, *(pod.created_at for pod in scene.of(role))])
+    return max([max(attempt) - MAKING_SECONDS, *(pod.created_at for pod in scene.pods_of_role(role))])
 
 
 def _kept_out(scene: Scene) -> ConditionUpdate | None:
-    """Objects that admission keeps the operator itself from making, beside pods and the claim."""
+    """Return the condition for refused objects that the operator itself creates, other than pods and the claim."""
     for event in scene.events:
         target, text = event.get("involvedObject") or {}, shorten_text(str(event.get("message")), TEXT_MAX)
-        of_pods = target.get("kind") == "StatefulSet" and object_events.event_time(
-            event
-        )  # its controller's; an event of this process has no time
+        # A StatefulSet's own controller reports refused pods with a time; an event of this process has no time.
+        of_pods = target.get("kind") == "StatefulSet" and object_events.event_time(event)
         if (
             event.get("reason") != _REFUSED
             or of_pods
             or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim")
         ):
             continue
-        return admission_limits.kept_out(f"{target.get('kind')} {target.get('name')} cannot be made", text, "the run")
+        return admission_limits.kept_out(
+            f"{target.get('kind')} {target.get('name')} cannot be created", text, "the run"
+        )
     return None

@@ -1,4 +1,4 @@
-"""Events that the change of a status is worth."""
+"""Kubernetes events that follow from a change of the status."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ EVENT_MAX = 1000
 
 
 def list_events(old: RLRunStatus, new: RLRunStatus, *, trains: bool = True) -> tuple[EventRecord, ...]:
-    """Events between two statuses. At most three from creation to the first step of a healthy run.
+    """Return the events between two statuses: at most three from creation to the first step of a healthy run.
 
     Args:
-        old: the status before.
-        new: the status that is written.
-        trains: whether the run trains; else its steps are answers.
+        old: previous status.
+        new: status that is being written.
+        trains: whether the run trains; otherwise its steps are answers.
     """
     return tuple(
         EventRecord(e.type, e.reason, shorten_text(e.message, EVENT_MAX)) for e in _new_events(old, new, trains)
@@ -53,7 +53,7 @@ def _new_events(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[Ev
 
 
 def _has_place(status: RLRunStatus) -> bool:
-    """True if the run waits in the queue, which has said for what."""
+    """Return whether the run is queued and the queue has already reported why."""
     return status.phase == "Queued" and _reason_and_message(status, reasons.ADMITTED)[1] != QUEUE_LOOKS_SOON
 
 
@@ -70,31 +70,31 @@ def _of_beginning(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[
 
 
 def _of_resumption(old: RLRunStatus, new: RLRunStatus, trains: bool) -> Iterator[EventRecord]:
-    """Events of an attempt that goes on: from where, and that it does."""
+    """Yield events of a continued attempt: the step from which it resumes, and that it runs."""
     resumed, before = new.checkpoint.resumed_from_step, old.checkpoint.resumed_from_step
     if resumed and before is None:
         lost = new.checkpoint.steps_lost_total - old.checkpoint.steps_lost_total
         message = f"attempt {new.attempt} resumed from the checkpoint of step {resumed}; {count_noun(lost, 'step')} to train again"
         if not trains:
-            message = f"attempt {new.attempt} has found {count_noun(resumed, 'answer')}, and asks the rest"
+            message = f"attempt {new.attempt} found {count_noun(resumed, 'answer')} and requests the rest"
         yield EventRecord("Normal", reasons.RESUMED, message)
     if new.phase == "Running" and old.phase != "Running":
         message = f"attempt {new.attempt} trains: step {new.progress.step} is done"
         if not trains:
-            message = f"attempt {new.attempt} asks: {new.steps} answers are there"
+            message = f"attempt {new.attempt} is answering: {new.steps} answers are complete"
         yield EventRecord("Normal", reasons.TRAINING if trains else reasons.ANSWERING, message)
 
 
 def _of_requests(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    """Events of requests that a person has made by an annotation."""
+    """Yield events of requests that a user made with an annotation."""
     if new.restart_requested_at != old.restart_requested_at and old.attempt and seconds_of(new.restart_requested_at):
         yield EventRecord(
-            "Normal", reasons.RESTART_REQUESTED, f"asked for at {new.restart_requested_at}; it does not count"
+            "Normal", reasons.RESTART_REQUESTED, f"requested at {new.restart_requested_at}; it does not count"
         )
     rotation = new.key_rotation_requested_at
     if rotation != old.key_rotation_requested_at and old.attempt and seconds_of(rotation):
-        told = f"asked for at {rotation}; the next attempt begins with another API key, and does not count"
-        yield EventRecord("Normal", reasons.KEY_ROTATION_REQUESTED, told)
+        message = f"requested at {rotation}; the next attempt starts with another API key, and does not count"
+        yield EventRecord("Normal", reasons.KEY_ROTATION_REQUESTED, message)
 
 
 def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
@@ -103,22 +103,22 @@ def _of_failure(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
         reason, message = _reason_and_message(new, reasons.FAILED)
         yield EventRecord("Warning", reason, message)
     elif failure is not None and failure != old.last_failure:
-        told = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
+        ended = f"attempt {failure.attempt}: {failure.role} pod {failure.pod_name}: {failure.reason}: {failure.message}"
         when = f"; next attempt not before {new.next_retry_time}" if new.next_retry_time else "; restarting at once"
         if failure.reason == failure_reasons.NUMBER_TAKEN:
-            yield EventRecord("Normal", reasons.ATTEMPT_TAKEN, told)
+            yield EventRecord("Normal", reasons.ATTEMPT_TAKEN, ended)
         elif failure.counted:
             count = f"; restart {new.restarts_counted_towards_max} that counts"
-            yield EventRecord("Warning", reasons.ATTEMPT_FAILED, told + count + when)
+            yield EventRecord("Warning", reasons.ATTEMPT_FAILED, ended + count + when)
         else:
-            yield EventRecord("Warning", reasons.DISRUPTED, f"{told}; the restart does not count{when}")
+            yield EventRecord("Warning", reasons.DISRUPTED, f"{ended}; the restart does not count{when}")
 
 
 def _of_nodes(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     known = {node.name for node in old.excluded_nodes or ()}
     for node in new.excluded_nodes or ():
         if node.name not in known:
-            message = f"node {node.name} is left out until {node.until}: {node.reason}"
+            message = f"node {node.name} is excluded until {node.until}: {node.reason}"
             yield EventRecord("Warning", reasons.NODE_EXCLUDED, message)
 
 
@@ -136,13 +136,13 @@ def _of_configuration(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecor
 def _of_trainer(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     if new.trainer.changed is not None and new.trainer.changed != old.trainer.changed:
         ends = is_true(new.conditions, reasons.RESTARTING) and not is_true(old.conditions, reasons.RESTARTING)
-        then = f"; attempt {new.attempt} saves and ends for it" if ends else ""
+        then = f"; attempt {new.attempt} saves a checkpoint and ends for this" if ends else ""
         yield EventRecord("Normal", reasons.TRAINER_RESIZED, f"{new.trainer.reason}{then}")
 
 
 def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     if new.phase in ("Completing", "Complete", "Failed", "Suspending", "Suspended", "Queued"):
-        return  # they go with the run, which says so itself
+        return  # the events of the run itself report that its engines end
     was, now = (
         is_true(old.conditions, reasons.INFERENCE_AVAILABLE),
         is_true(new.conditions, reasons.INFERENCE_AVAILABLE),
@@ -157,20 +157,20 @@ def _of_inference(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
     before, after = old.inference.desired, new.inference.desired
     if before and after != before and new.shared_with is None:
         because = new.inference.reason if new.inference.reason != old.inference.reason else None
-        told = f"{before} to {after} engines"
-        message = f"{told}: {because}" if because else f"inference.replicas: {told}"
+        count = f"{before} to {after} engines"
+        message = f"{count}: {because}" if because else f"inference.replicas: {count}"
         yield EventRecord("Normal", reasons.INFERENCE_SCALED, message)
 
 
 def _of_spot(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    """Losses of engines on interruptible nodes, and their return."""
+    """Yield events for lost engines on interruptible nodes, and for their return."""
     was, now = old.inference.spot, new.inference.spot
     if was is None or now is None:
         return
     if now.lost > was.lost:
         what = f"{count_noun(now.lost - was.lost, 'spot engine')} lost: {now.last_loss}"
         there = f"{new.inference.ready} of {new.inference.desired} engines are ready"
-        message = f"{what}; {there}, requests move there, and the run goes on"
+        message = f"{what}; {there}, their requests move to these engines, and the run continues"
         yield EventRecord("Normal", reasons.SPOT_ENGINES_LOST, message)
     elif now.lost and was.ready < was.desired and now.ready >= now.desired > 0:
         message = f"all {count_noun(now.desired, 'spot engine')} are ready"
@@ -178,16 +178,16 @@ def _of_spot(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
 
 
 def _of_problems(old: RLRunStatus, new: RLRunStatus) -> Iterator[EventRecord]:
-    """The problem that matters most, once it appears; of what a running run may have beside it, each."""
+    """Yield a Warning when the most important problem changes, and for each further problem that a running run can have."""
     if new.reason in reasons.PROBLEMS and new.reason != old.reason:
         yield EventRecord("Warning", str(new.reason), new.message or "")
-    beside = (reasons.STORAGE_READY,) if is_true(new.conditions, reasons.STORAGE_READY) else ()
+    storage = (reasons.STORAGE_READY,) if is_true(new.conditions, reasons.STORAGE_READY) else ()
     for kind in (
         reasons.PROGRESSING,
         reasons.CHECKPOINT_HEALTHY,
         reasons.WITHIN_BUDGET,
         reasons.CHILDREN_INTACT,
-        *beside,
+        *storage,
     ):
         was, (reason, message) = _reason_and_message(old, kind)[0], _reason_and_message(new, kind)
         if reason in reasons.PROBLEMS and reason not in (was, new.reason):

@@ -1,6 +1,6 @@
-"""Every reason of `status.lastFailure`, with its meaning. They are part of the interface, as those of conditions are (`reasons`).
+"""Reasons of `status.lastFailure` with their meanings. Like the reasons of conditions (`reasons`), they are part of the interface.
 
-Some failures have the reason of the condition that tells of them.
+Some failures use the reason of the condition that reports them.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ NODE_NEEDED = "ExcludedNodeNeeded"
 FAILURE_REASONS = {
     OUT_OF_MEMORY: "The container used more memory than its limit. Counts.",
     SIGNALLED: "A signal ended the process; 137 is SIGKILL. Counts.",
-    CUDA_OUT_OF_MEMORY: "The process asked for more memory than its GPU has. Counts.",
+    CUDA_OUT_OF_MEMORY: "The process requested more memory than its GPU has. Counts.",
     CUDA_ERROR: "A CUDA call failed: a fault of the GPU, or of code that runs on it. Counts.",
-    NCCL_ERROR: "The processes of the group lost each other, or a collective timed out. Counts.",
+    NCCL_ERROR: "The processes of the group lost their connections, or a collective timed out. Counts.",
     EXIT_CODE: "The process ended with an error. Counts.",
-    STORAGE_ERROR: "The volume refuses to write. Does not count; each restart without a new step waits longer.",
-    reasons.NO_PROGRESS: "The run hung (`spec.progress`): role and pod are those that it waited for. Counts.",
+    STORAGE_ERROR: "Writes to the volume fail. Does not count; each restart without a new step waits longer.",
+    reasons.NO_PROGRESS: "The run hung (`spec.progress`): role and pod name the process that the run waited for. Counts.",
     reasons.IMAGE_PULL_FAILED: "No container of a role has started, because its image cannot be pulled; the run fails for good.",
     reasons.CONTAINER_CONFIG_INVALID: "No container of a role has started, because a Secret, ConfigMap or key that it names does not "
     "exist; the run fails for good.",
-    reasons.CONTAINER_FAILING: "No container of a role has started, because its image lacks what is to be started; the run fails for good.",
+    reasons.CONTAINER_FAILING: "No container of a role has started, because its image lacks the program to start; the run fails for good.",
     reasons.MOUNT_FAILED: "No container of a role has started, because a volume cannot be mounted; the run fails for good.",
     reasons.REFERENCE_NOT_FOUND: "The pods of a role are refused, because they name a PriorityClass, RuntimeClass or ServiceAccount that "
     "does not exist; the run fails for good.",
@@ -51,17 +51,17 @@ FAILURE_REASONS = {
     PERMANENT_ERROR: "Another exit code from 64 to 77; the run fails for good.",
     NUMBER_TAKEN: "The attempt's number was used before on the volume. Does not count.",
     POD_DELETED: "Someone deleted the pod. Does not count.",
-    POD_REPLACED: "The pod is a new one: its predecessor was deleted unseen. Does not count.",
+    POD_REPLACED: "The pod is new: its predecessor was deleted while the operator was not watching. Does not count.",
     POD_EVICTED: "The pod was evicted or preempted. Does not count.",
     reasons.CLAIM_DELETED: "The run's own claim is being deleted, and a pod waits for a node until it is gone. Does not count.",
     reasons.DRIFTED: "A pod waits for the ConfigMap, which was deleted and depends on a specification that was edited since. "
     "Does not count.",
     reasons.KEY_LOST: "A pod waits for the Secret with the run's API key, which was deleted. Does not count.",
     NODE_LOST: "The node shut down, restarted or is gone. Does not count.",
-    SPEC_CHANGED: "The specification was edited before all pods existed; they are made again. Does not count.",
-    HOST_RESTARTED: "A guest's host began a new attempt. Does not count.",
+    SPEC_CHANGED: "The specification was edited before all pods existed; the operator creates them again. Does not count.",
+    HOST_RESTARTED: "A guest's host started a new attempt. Does not count.",
     reasons.HOST_SUSPENDED: "A guest's host was suspended. Does not count.",
-    HOST_GONE: "A guest's host was deleted, or is over. Does not count.",
-    NODE_ALLOWED: "A pod without a node may use one that was excluded until now. Does not count.",
-    NODE_NEEDED: "No node but an excluded one takes a pod; it is used again. Does not count.",
+    HOST_GONE: "A guest's host was deleted or has ended. Does not count.",
+    NODE_ALLOWED: "A pod without a node may use a node whose exclusion has ended. Does not count.",
+    NODE_NEEDED: "Only an excluded node accepts a pod; the run uses it again. Does not count.",
 }

@@ -1,4 +1,4 @@
-"""Events of the cluster, by the object that they are about; of several the latest counts."""
+"""Events of the cluster, found by the object that they are about."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rlrun_operator.times import seconds_of
 def newest_event(
     events: Sequence[Manifest], kind: str, name: str, reason: str | None = None, uid: str | None = None
 ) -> Manifest | None:
-    """The latest event about an object; a `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash).
+    """Return the latest event about an object, or None. A `name` that ends in '-' is a prefix (a ReplicaSet's name has a hash).
 
-    `uid`: of the object. A StatefulSet's pods bear the names of those before them, and events outlive what they are about.
+    `uid` limits the search to one object: pods of a StatefulSet reuse the names of earlier pods, and events outlive their pods.
     """
     found = [
         event for event in events if is_about_object(event, kind, name, uid) and reason in (None, event.get("reason"))
@@ -22,7 +22,7 @@ def newest_event(
 
 
 def is_about_object(event: Manifest, kind: str, name: str, uid: str | None) -> bool:
-    """True if an event is about the object; see `newest_event` for `name` and `uid`."""
+    """Return whether an event is about the object; see `newest_event` for `name` and `uid`."""
     target: Manifest = event.get("involvedObject") or event.get("regarding") or {}
     known = str(target.get("name", ""))
     if target.get("kind") != kind or not (known.startswith(name) if name.endswith("-") else known == name):
@@ -31,7 +31,7 @@ def is_about_object(event: Manifest, kind: str, name: str, uid: str | None) -> b
 
 
 def event_time(event: Manifest) -> float:
-    """Time at which an event was seen last, in seconds since the epoch; 0: it bears none."""
+    """Return when an event was last observed, in seconds since the epoch, or 0 if it has no time."""
     series = event.get("series") or {}
     times = (
         series.get("lastObservedTime"),

@@ -1,4 +1,4 @@
-"""Reason why a pod that has a node does not become ready: its image, its configuration, a mount, its node or its process."""
+"""Causes that keep a scheduled pod from becoming ready: its image, its configuration, a mount, its node or its process."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _PULLING = (
 )
 _UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
 _KUBELET_WAITS = " cache: timed out waiting for the condition"
-"""Part of FailedMount where a busy kubelet has not read a ConfigMap or a Secret yet, and tries again in a moment."""
+"""Part of FailedMount while a busy kubelet has not read a ConfigMap or a Secret yet; it retries shortly."""
 _MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
 _MISSING_KEY = re.compile(r"couldn't find key (\S+) in (secret|configmap) (?:[^/\s]+/)?([^/\s]+)", re.IGNORECASE)
 _PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
-"""The kubelet alternates between the registry's text with and without this; the status must not."""
+"""Prefix that the kubelet adds to the registry's text only now and then; the status must not change with it."""
 
 
 def pod_trouble(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
-    """Cause that keeps a scheduled pod from being ready, where it needs a person."""
+    """Return the cause that keeps a scheduled pod from becoming ready and that needs a user, or None."""
     for container in pod.containers:
         if (found := _container_trouble(pod, container, role, scene.tracker_secrets)) is not None:
             return found
@@ -54,7 +54,7 @@ def pod_trouble(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
 
 
 def has_begun(pod: Pod) -> bool:
-    """True if a container of it has ever been started."""
+    """Return whether any container of the pod has ever started."""
     return any(c.running or c.exit is not None for c in pod.containers)
 
 
@@ -65,7 +65,7 @@ def _silent_node(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
     if ready is None or ready.get("status") == "True":
         return None
     why = shorten_text(f"{ready.get('reason')}: {ready.get('message')}", TEXT_MAX)
-    fix = "it begins when the node is back; delete the pod to have it placed on another one"
+    fix = "it starts when the node is ready again; delete the pod to move it to another node"
     return ConditionUpdate(
         "False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}"
     )
@@ -76,36 +76,35 @@ def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mappi
     if reason in _PULLING:
         text = shorten_text(_PULL_PREFIX.sub("", message), TEXT_MAX)
         fix = f"correct {role}.image, or set {role}.imagePullSecrets"
-        said = f": {text}" if text else ""
+        error = f": {text}" if text else ""
         return ConditionUpdate(
-            "False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{said}; {fix}"
+            "False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{error}; {fix}"
         )
     if reason == "CreateContainerConfigError":
-        told, fix = shorten_text(message, TEXT_MAX), _what_to_create(message, role, secrets)
-        return ConditionUpdate("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {told}; {fix}")
+        error, fix = shorten_text(message, TEXT_MAX), _explain_missing(message, role, secrets)
+        return ConditionUpdate("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {error}; {fix}")
     if reason in _UNSTARTABLE:
-        told = f"container {container.name} cannot be started: {shorten_text(message or reason, TEXT_MAX)}"
-        return ConditionUpdate("False", reasons.CONTAINER_FAILING, f"{role}: {told}; correct {role}.image")
+        error = f"container {container.name} cannot be started: {shorten_text(message or reason, TEXT_MAX)}"
+        return ConditionUpdate("False", reasons.CONTAINER_FAILING, f"{role}: {error}; correct {role}.image")
     end = container.exit
     if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
         why = (
-            "was killed for want of memory; raise " + f"{role}.resources.limits.memory"
+            "was killed because it ran out of memory; raise " + f"{role}.resources.limits.memory"
             if end.reason == "OOMKilled"
             else "fails"
         )
-        told = (
+        details = (
             f": {shorten_text(end.message, TEXT_MAX)}"
             if end.message
             else f"; see kubectl logs {pod.argument} -c {container.name} --previous"
         )
-        return ConditionUpdate(
-            "False", reasons.CONTAINER_FAILING, f"{role}: container {container.name} {why} (exit code {end.code}){told}"
-        )
+        message = f"{role}: container {container.name} {why} (exit code {end.code}){details}"
+        return ConditionUpdate("False", reasons.CONTAINER_FAILING, message)
     return None
 
 
-def _what_to_create(message: str, role: str, secrets: Mapping[str, str]) -> str:
-    """Advice for a container that names a Secret, ConfigMap or key which is not there."""
+def _explain_missing(message: str, role: str, secrets: Mapping[str, str]) -> str:
+    """Return the fix for a container that names a Secret, ConfigMap or key which does not exist."""
     object_missing, key_missing = _MISSING.search(message), _MISSING_KEY.search(message)
     if object_missing is not None:
         kind, name = object_missing.groups()

@@ -1,4 +1,4 @@
-"""Progress of the run: from the orchestrator's Lease to the status."""
+"""Progress of the run: values that the orchestrator writes to its Lease, and the status fields made from them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from rlrun_operator.status.change import StatusChange
 from rlrun_operator.times import rfc3339
 
 HEARTBEAT_SECONDS = 3 * keys.RENEW_SECONDS
-"""A Lease that has not changed for this long is stale: two renewals in a row are missing."""
+"""Age at which an unchanged Lease is stale: two renewals in a row are missing."""
 LATE_SECONDS = 1.5 * keys.RENEW_SECONDS
-"""A renewal that has not come for this long is missing: what the Lease says may not be so any more."""
+"""Age at which one renewal of the Lease is missing: its content may be outdated."""
 WAITING_ON_MAX = 1000
 """Characters."""
 ETA_MAX = 10 * 365 * 86400.0
-"""Seconds; a later end is no estimate."""
+"""Seconds; a later end is not a useful estimate."""
 _DIGITS = 4
-"""Significant digits of measured values: more would change the status without telling more."""
+"""Significant digits of measured values: more digits would change the status without new information."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """One reading of the progress Lease; None: not known."""
+    """Content of the progress Lease; None means unknown."""
 
     attempt: int
     step: int | None
@@ -43,27 +43,27 @@ class Report:
     eta_seconds: float | None
     waiting_on: str | None
     total_steps: int | None = None
-    """Fewer than `maxSteps` where the data of supervised fine-tuning ends before; answers that are wanted."""
+    """Number of steps: less than `maxSteps` if the data of supervised fine-tuning ends earlier; for Eval, the number of answers."""
     waiting_role: str | None = None
-    """Role whose work it waits for."""
+    """Role that the orchestrator waits for."""
     storage: tuple[str, str] | None = None
-    """Reason and words, while the volume is of no use."""
+    """Reason and message while the volume is unusable."""
     results: tuple[str, ...] = ()
-    """Measures of policies."""
+    """Results of the evaluated policies, one line each."""
     load: EngineLoad | None = None
     """Load of the engines over the last steps."""
     drained: tuple[str, ...] | None = None
-    """Addresses of engines that nobody uses any more; None: the orchestrator cannot drain."""
+    """Addresses of drained engines, which receive no more requests; None: the orchestrator cannot drain."""
     trained: tuple[int, int] | None = None
-    """Tokens and samples that the run has trained; None: none, or not told."""
+    """Trained tokens and samples of the run; None: none yet, or unknown."""
     start: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the attempt's start by phase."""
+    """Seconds that each phase of the attempt's start took."""
     engines_wanted: int | None = None
-    """Number of engines that the orchestrator was asked to leave in use."""
+    """Number of engines that the operator last asked the orchestrator to keep."""
 
 
 def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
-    """Report on the Lease about `attempt`; None while it is about another one, or empty."""
+    """Return the content of the Lease about `attempt`, or None while it is empty or about another attempt."""
     found: Mapping[str, str] = ((lease or {}).get("metadata") or {}).get("annotations") or {}
     if _read_count(found, keys.ATTEMPT) != attempt:
         return None
@@ -91,7 +91,7 @@ def read_lease(lease: Manifest | None, attempt: int) -> Report | None:
 
 
 def _read_trained(text: str) -> tuple[int, int] | None:
-    """Tokens and samples of an annotation, which any client may have written."""
+    """Return tokens and samples of an annotation; any client may have written it, so invalid text gives None."""
     match [int(word) for word in text.split() if word.isascii() and word.isdecimal() and len(word) <= 16]:
         case [int(tokens), int(samples)] if 0 < tokens <= COUNT_MAX and 0 < samples <= COUNT_MAX:
             return tokens, samples
@@ -99,7 +99,7 @@ def _read_trained(text: str) -> tuple[int, int] | None:
 
 
 def is_training(report: Report | None) -> bool:
-    """True if the attempt has trained a step of its own."""
+    """Return whether the attempt has trained a step since its start."""
     return report is not None and report.step is not None and report.step > (report.resumed_from_step or 0)
 
 
@@ -113,12 +113,12 @@ class _Change(TypedDict, total=False):
 
 
 def change_progress(progress: ProgressStatus, **change: Unpack[_Change]) -> ProgressStatus:
-    """`progress` with other values of some fields."""
+    """Return `progress` with new values of some fields."""
     return progress.model_copy(update=change)
 
 
 def unresumed_checkpoint(checkpoint: CheckpointStatus) -> CheckpointStatus:
-    """`checkpoint` at the beginning of an attempt: where that begins is not known yet."""
+    """Return `checkpoint` for the start of an attempt: the step from which it resumes is not known yet."""
     return CheckpointStatus(
         latest_complete_step=checkpoint.latest_complete_step,
         latest_complete_time=checkpoint.latest_complete_time,
@@ -127,14 +127,14 @@ def unresumed_checkpoint(checkpoint: CheckpointStatus) -> CheckpointStatus:
 
 
 def measured_fields(past: RLRunStatus, report: Report | None, total: int, now: float) -> StatusChange:
-    """`progress_after` and `checkpoint_after`, together."""
+    """Return the new values of both progress and checkpoint."""
     return StatusChange(
         progress=progress_after(past, report, total, now), checkpoint=checkpoint_after(past, report, now)
     )
 
 
 def progress_after(past: RLRunStatus, report: Report | None, total: int, now: float) -> ProgressStatus:
-    """Progress in the status after `report`; without one what is known stays. `total` 0: as many steps as the report has."""
+    """Return the progress after `report`; without a report, known values stay. `total` 0: use the report's number of steps."""
     if report is None or report.step is None:
         waiting = report.waiting_on if report is not None else None
         total = total or past.progress.total_steps
@@ -160,10 +160,10 @@ def progress_after(past: RLRunStatus, report: Report | None, total: int, now: fl
 
 
 def checkpoint_after(past: RLRunStatus, report: Report | None, now: float) -> CheckpointStatus:
-    """The status' checkpoint after `report`.
+    """Return the checkpoint status after `report`.
 
-    The first report of an attempt that knows where it started says how many steps are lost. `resumedFromStep` is absent from the
-    beginning of an attempt until then, and `past.progress` is of the attempt before, so that they are counted once.
+    The first report of an attempt that contains its resume step determines how many steps were lost. Until then `resumedFromStep` is
+    absent and `past.progress` still belongs to the previous attempt, so that lost steps are counted once.
     """
     old = past.checkpoint
     if report is None or report.step is None:
@@ -183,12 +183,12 @@ def checkpoint_after(past: RLRunStatus, report: Report | None, now: float) -> Ch
 
 
 def silent_for(lease_changed_at: float | None, now: float) -> float:
-    """Seconds since the operator saw the Lease change; 0 while it has not watched it yet."""
+    """Return the seconds since the operator saw the Lease change, or 0 if it has not watched the Lease yet."""
     return max(0.0, now - lease_changed_at) if lease_changed_at is not None else 0.0
 
 
 def _read_count(found: Mapping[str, str], key: str) -> int | None:
-    """A whole number that the API takes; any client may have written the annotation."""
+    """Return a whole number within the API's range, or None; any client may have written the annotation."""
     try:
         value = int(found[key])
     except (KeyError, ValueError, TypeError):
@@ -209,7 +209,7 @@ def _within_bound(value: float | None, most: float) -> float | None:
 
 
 def _read_lines(text: str | None) -> tuple[str, ...]:
-    """Lines that the API takes; any client may have written the annotation."""
+    """Return the lines within the API's limits; any client may have written the annotation."""
     lines = [line[: keys.RESULT_MAX] for line in str(text or "").splitlines() if line]
     return tuple(lines[: keys.RESULTS_MAX])
 
@@ -218,8 +218,8 @@ def _read_words(text: str | None) -> tuple[str, ...] | None:
     return None if text is None else tuple(str(text).split()[: keys.DRAINED_MAX])
 
 
-def _read_trouble(told: str) -> tuple[str, str] | None:
-    reason, colon, text = told.partition(": ")
+def _read_trouble(annotation: str) -> tuple[str, str] | None:
+    reason, colon, text = annotation.partition(": ")
     return (reason, text) if colon and reason in reasons.VOLUME else None
 
 

@@ -1,7 +1,7 @@
-"""Time of a restart: seconds by phase, from the end of an attempt that was seen to the first new step of the next one.
+"""Duration of a restart: seconds by phase, from the observed end of an attempt to the first new step of the next one.
 
-Each phase ends when this operator first sees what ends it, by its own clock; those inside of the trainer are its own measurements. What
-is left between the two is `other`, so that the phases add up to the whole. Pure.
+Each phase ends when this operator first observes its end, by its own clock; phases inside the trainer are the trainer's own
+measurements. The phase `other` is the remainder, so that the phases add up to the total. Pure.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ BUDGETS: Mapping[str, tuple[int, str]] = {
     "publish": (120, "the base version is written; the volume writes slowly"),
     "step": (300, "compilation, or steps of that length"),
 }
-"""Seconds that a phase may take before the status says so, and the usual cause. The backoff, the queue and the rollouts have none."""
+"""Seconds after which the status reports a phase as slow, and the usual cause. Backoff, queue and rollouts have no limit."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """One look at a run that restarts, or has restarted."""
+    """State of a restarting or restarted run in one pass of the operator."""
 
     was_restarting: bool
-    """The condition Restarting was true."""
+    """Whether the condition Restarting was true before this pass."""
     restarting: bool
-    """It is true now."""
+    """Whether it is true now."""
     ending: bool
-    """Pods of the ended attempt are left."""
+    """Whether pods of the ended attempt still exist."""
     attempt: int
     scheduled: bool
-    """All pods of the attempt have nodes."""
+    """Whether all pods of the attempt have nodes."""
     running: bool
-    """All of their containers run, or have run."""
+    """Whether all of their containers run, or have run."""
     trained: bool
-    """The attempt has trained a new step."""
+    """Whether the attempt has trained a new step."""
     over: bool
-    """The run is suspended, complete or failed."""
+    """Whether the run is suspended, complete or failed."""
     start: Mapping[str, float]
     """Seconds of the trainer's start by phase."""
 
 
 def restart_after(past: RestartStatus | None, look: Look, now: float) -> RestartStatus | None:
-    """The record after a look. One of a restart whose attempt came to nothing makes room for the next; one that is whole stays.
+    """Return the restart record after this pass. A finished record stays; an unfinished one is dropped if the run is over.
 
     Args:
-        past: the record before.
-        look: what is seen.
+        past: previous record.
+        look: state of the run.
         now: seconds since the epoch.
     """
     if look.restarting and not look.was_restarting:
@@ -72,7 +72,7 @@ def restart_after(past: RestartStatus | None, look: Look, now: float) -> Restart
 
 
 def _reached_phases(past: RestartStatus, look: Look, now: float) -> RestartStatus:
-    """The record with the phases that have ended; several at once where nothing was seen between them."""
+    """Return the record with the phases that have ended; several at once if no pass ran between their ends."""
     begun = not look.restarting
     ended = (begun or not look.ending, begun, begun and look.scheduled, begun and look.running)
     seconds = {
@@ -87,14 +87,14 @@ def _reached_phases(past: RestartStatus, look: Look, now: float) -> RestartStatu
 
 
 def _seconds_since(past: RestartStatus, seconds: Mapping[str, int], now: float) -> int:
-    """Seconds since the end of the phases before; 0 where the clock was set back."""
+    """Return the seconds since the end of the recorded phases, or 0 if the clock was set back."""
     began = seconds_of(past.since)
     spent = now - (now if began is None else began) - sum(seconds.values())
     return min(max(0, int(spent)), COUNT_MAX)
 
 
 def _finished_record(past: RestartStatus, look: Look, now: float) -> RestartStatus:
-    """The record at the first new step; the trainer's own phases are cut to the time that has passed."""
+    """Return the record at the first new step; the trainer's own phases are capped at the time that has passed."""
     seconds = dict(past.seconds)
     for name in PHASES:
         if name in look.start:
@@ -114,7 +114,7 @@ def _finished_record(past: RestartStatus, look: Look, now: float) -> RestartStat
 
 
 def _note_slow_phases(past: RestartStatus, now: float) -> RestartStatus:
-    """The record with the phases so far that took too long; of the present one without a number, which would change all the time."""
+    """Return the record with slow phases so far; the current phase has no number, which would change the status each second."""
     slow = [_describe_slow(name, past.seconds[name]) for name in OBSERVED if _is_over(name, past.seconds.get(name, 0))]
     present = next((name for name in OBSERVED if name not in past.seconds), None)
     if present is not None and _is_over(present, _seconds_since(past, past.seconds, now)):

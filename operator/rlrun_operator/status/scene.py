@@ -1,4 +1,4 @@
-"""Facts from which it is explained why a run waits: its pods, how many are wanted, its claim, events and nodes."""
+"""Facts that explain why a run waits: its pods, the wanted numbers, its claim, events and nodes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun_operator.state import Manifest
 from rlrun_operator.status.conditions import ConditionUpdate
 
 TEXT_MAX = 600
-"""Characters of what another component says, in one message."""
+"""Maximum length, in characters, of another component's text within one message."""
 
 
 @dataclass(frozen=True)
@@ -24,48 +24,48 @@ class Wanted:
     engines_needed: int
     claim: str
     own_claim: bool
-    """The operator made the claim."""
+    """Whether the operator created the claim."""
     spot: int = 0
-    """Engines on interruptible nodes, counted in the engines."""
+    """Engines on interruptible nodes, included in `engines`."""
 
     def count(self, role: Role) -> int:
-        """Pods that have to get a node; spot engines need not."""
+        """Return the number of pods that must get a node; spot engines are optional."""
         return {"trainer": self.trainers, "inference": self.engines - self.spot, "orchestrator": 1}[role]
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Inputs of an explanation."""
+    """Inputs of a diagnosis."""
 
     names: Names
     wanted: Wanted
     pods: Sequence[Pod]
-    """Pods of the current attempt (inference: all), ending ones left out."""
+    """Pods of the current attempt (inference: of all attempts), without terminating ones."""
     claim: Manifest | None
     events: Sequence[Manifest]
     nodes: Sequence[Manifest] | None
     waiting_on: str | None
-    """The orchestrator's own word."""
+    """What the orchestrator waits for, as reported in its Lease."""
     trouble: ConditionUpdate | None = None
-    """Report of the roles on a bound volume."""
+    """StorageReady as reported by the roles about a bound volume."""
     engines_refused: bool = False
-    """The engines' controller says that it may not make a pod now. Events outlive what they tell of."""
+    """Whether the engines' controller currently reports that it cannot create a pod. Its events outlive the cause."""
     without: str = ""
-    """Spot engines that are not ready, and why; empty: all are."""
+    """Spot engines that are not ready, with the cause; empty if all are ready."""
     namespace: str = ""
     """Namespace of the run."""
     template: ClaimTemplate | None = None
-    """Claim that the specification asks the operator to make."""
+    """Template of the claim that the operator creates."""
     born: float | None = None
-    """Creation of the run, in seconds since the epoch."""
+    """Creation time of the run, in seconds since the epoch."""
     tracker_secrets: Mapping[str, str] = field(default_factory=dict)
-    """Field of the specification, such as tracking.wandb.secretRef, by the name of the Secret there."""
+    """Field of the specification that names a Secret, such as tracking.wandb.secretRef, by the name of the Secret."""
 
-    def of(self, role: Role) -> list[Pod]:
-        """Pods of a role that have to get a node."""
+    def pods_of_role(self, role: Role) -> list[Pod]:
+        """Return the pods of a role that must get a node."""
         return [pod for pod in self.pods if pod.role == role and not pod.spot]
 
     @property
     def engines(self) -> list[Pod]:
-        """All engines."""
+        """All engine pods, including those on interruptible nodes."""
         return [pod for pod in self.pods if pod.role == "inference"]

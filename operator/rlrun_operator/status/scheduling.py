@@ -1,4 +1,4 @@
-"""Reason why the scheduler finds no node for a pod: its requests, the number of nodes that fit, and the fix."""
+"""Diagnosis of a pod that the scheduler cannot place: its requests, the number of nodes that fit, and the fix."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ from rlrun_operator.state import Manifest
 _TEXT_MAX = 600
 _SHOWN_VALUES = 5
 _CONDITION_TAINTS = "node.kubernetes.io/"
-"""Kubernetes' own taints: the node is not ready, or short of something."""
+"""Prefix of Kubernetes' own taints: the node is not ready, or short of a resource."""
 _PREEMPTION = re.compile(r"[.,;]?\s*(?:no new claims to deallocate,\s*)?preemption:.*", re.DOTALL)
 
 
 def waits_for_claim(pods: Iterable[Pod]) -> bool:
-    """True if the scheduler waits for a claim alone: then the claim is what to look at."""
+    """Return whether the scheduler only waits for a claim: then the claim has the problem."""
     return any("unbound immediate PersistentVolumeClaim" in pod.unscheduled[1] for pod in pods if pod.unscheduled)
 
 
 class Unscheduled(NamedTuple):
-    """Reason why a role's pods have no node."""
+    """Cause that keeps a role's pods without a node."""
 
     message: str
     for_good: bool
-    """No pod that ends will change it: the nodes lack what is asked for."""
+    """Whether the nodes lack the requested resources, so that no ending pod can help."""
 
 
 def why_unscheduled(
     role: Role, pods: Sequence[Pod], count: int, nodes: Sequence[Manifest] | None, claim: str, *, one_node: bool
 ) -> Unscheduled:
-    """The message for the unscheduled `pods` of `role`.
+    """Return the message for the unscheduled `pods` of `role`.
 
     Args:
-        role: of the pods.
-        pods: those that have no node; at least one.
-        count: how many pods the role has in all.
-        nodes: the cluster's; None: not known, then the scheduler's own text has to do.
+        role: role of the pods.
+        pods: pods without a node; at least one.
+        count: number of pods of the role, scheduled or not.
+        nodes: nodes of the cluster, or None if unknown; then the scheduler's own text replaces the diagnosis.
         claim: name of the claim that the run's pods share.
-        one_node: its access mode, by which the operator has put all pods on one node.
+        one_node: whether the claim's access mode forces all pods onto one node.
     """
     pod = pods[0]
     scheduler_message = scheduler_text(pod)
@@ -64,12 +64,13 @@ def why_unscheduled(
     need = f"{role} needs {count} pod{'s' if count != 1 else ''}{have}{where}"
     obstacle = obstacle_in_words(role, spec, scheduler_message, claim, one_node=one_node)
     if nodes is None:
-        return Unscheduled("; ".join(filter(None, (need, obstacle, f"the scheduler says: {scheduler_message}"))), False)
+        parts = (need, obstacle, f"the scheduler reports: {scheduler_message}")
+        return Unscheduled("; ".join(filter(None, parts)), False)
     if (lacking := _explain_lacking(role, spec, wanted, demands, nodes)) is not None:
         return Unscheduled(f"{need}; {lacking}", True)
     enough = sum(takes_pod(node, spec, wanted, demands) for node in nodes)
-    what = obstacle or ("not enough of that is free" if "Insufficient" in scheduler_message else "none takes it now")
-    return Unscheduled(f"{need}; {_show_count(enough)}, but {what}; the scheduler says: {scheduler_message}", False)
+    what = obstacle or ("not enough of that is free" if "Insufficient" in scheduler_message else "none accepts it now")
+    return Unscheduled(f"{need}; {_show_count(enough)}, but {what}; the scheduler reports: {scheduler_message}", False)
 
 
 def _explain_lacking(
@@ -79,11 +80,11 @@ def _explain_lacking(
     demands: Mapping[str, float],
     nodes: Sequence[Manifest],
 ) -> str | None:
-    """Demand that no node meets, or no node that is otherwise right; None: some node could take the pod if it were free."""
+    """Return the demand that no node meets, or None if some node could take the pod once it is free."""
     usable = [node for node in nodes if not (node.get("spec") or {}).get("unschedulable")]
     matching = [node for node in usable if all(label_of(node, key) in values for key, values in wanted.items())]
     if not usable:
-        return "the cluster has no node that takes pods"
+        return "the cluster has no schedulable node"
     if not matching:
         return _no_label(usable, wanted, role)
     tolerated = [node for node in matching if not untolerated_taints(node, spec)]
@@ -98,7 +99,7 @@ def _explain_lacking(
 
 
 def _untolerated_keys(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> str:
-    """Taints for which none of these nodes takes the pod; those of a node's conditions only where there are no others."""
+    """Return the taints that keep the pod off these nodes; taints of node conditions only if there are no others."""
     taints = sorted({taint for node in nodes for taint in untolerated_taints(node, spec)})
     own = [taint for taint in taints if not taint.startswith(_CONDITION_TAINTS)]
     fix = (
@@ -106,11 +107,11 @@ def _untolerated_keys(role: Role, nodes: Sequence[Manifest], spec: Manifest) -> 
         if own
         else f"see kubectl describe node {nodes[0]['metadata']['name']}"
     )
-    return f"{_show_count(len(nodes))}, but for the taint {' and '.join(own or taints)}; {fix}"
+    return f"{_show_count(len(nodes))}, except for the taint {' and '.join(own or taints)}; {fix}"
 
 
 def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifest]) -> str | None:
-    """First demand that is larger than any of these nodes; None: each is met by one of them."""
+    """Return the first demand that is larger than each of these nodes, or None if one of them meets each demand."""
     for resource, amount in demands.items():
         most = max(allocatable_amount(node, resource) for node in nodes)
         if most < amount:
@@ -122,20 +123,20 @@ def _too_small(role: Role, demands: Mapping[str, float], nodes: Sequence[Manifes
 
 
 def scheduler_text(pod: Pod) -> str:
-    """The scheduler's own words, without those about preemption."""
+    """Return the scheduler's own message, without its part about preemption."""
     text = pod.unscheduled[1] if pod.unscheduled else ""
     return shorten_text(_PREEMPTION.sub("", text), _TEXT_MAX).rstrip(". ") or "nothing yet"
 
 
 def obstacle_in_words(role: Role, spec: Manifest, scheduler_message: str, claim: str, *, one_node: bool) -> str | None:
-    """Obstacle between a pod and nodes that have all it asks for, with the fix; None: only that they are full.
+    """Return the obstacle between a pod and nodes that are large enough, with the fix, or None if these nodes are only full.
 
     Args:
-        role: of the pod.
-        spec: its own.
-        scheduler_message: the scheduler's words: each of its reasons has a fixed text.
+        role: role of the pod.
+        spec: specification of the pod.
+        scheduler_message: message of the scheduler, which has a fixed text for each of its reasons.
         claim: name of the claim that the run's pods share.
-        one_node: whether that lets the pods be on one node only.
+        one_node: whether the claim's access mode forces all pods onto one node.
     """
     if "ReadWriteOncePod" in scheduler_message:
         fix = "the pods of a run share their claim: name one with access mode ReadWriteMany in storage.claimName"
@@ -144,32 +145,32 @@ def obstacle_in_words(role: Role, spec: Manifest, scheduler_message: str, claim:
         fix = "free those nodes, or use a claim that every node can mount (ReadWriteMany)"
         return f"the volume of claim {claim} can be used on other nodes only; {fix}"
     if "non-existent pv" in scheduler_message:
-        return f"the volume of claim {claim} is not there; if it does not come, restore it or use another claim"
+        return f"the volume of claim {claim} does not exist; if it does not appear, restore it or use another claim"
     if "topology spread constraints" in scheduler_message:
         fix = "relax them (whenUnsatisfiable: ScheduleAnyway), or add nodes"
-        return f"the topologySpreadConstraints of {role}.podTemplate leave no node for it; {fix}"
+        return f"the topologySpreadConstraints of {role}.podTemplate exclude all nodes; {fix}"
     if "anti-affinity" in scheduler_message:
         if role == "inference" and _topology_keys(spec, "podAntiAffinity"):
             fix = "lower inference.replicas, add nodes, or set placement.spreadInference to Preferred"
-            return f"the other engines are there, and each has to be on a node of its own; {fix}"
-        return f"pods are there that it must not be with; correct {role}.affinity, or add nodes"
+            return f"these nodes already run engines, and each engine needs its own node; {fix}"
+        return f"these nodes run pods that its anti-affinity excludes; correct {role}.affinity, or add nodes"
     if "pod affinity" in scheduler_message and (keys := _topology_keys(spec, "podAffinity")):
         if one_node:
-            fix = "make room there, or use storage that several nodes can mount (accessModes: [ReadWriteMany])"
+            fix = "free resources there, or use storage that several nodes can mount (accessModes: [ReadWriteMany])"
             return f"the volume of claim {claim} puts all pods on one node; {fix}"
-        fix = "make room there, or set placement.topology.preferred instead of required"
-        return f"it has to be where the run's other pods are, by the label {' and '.join(keys)}; {fix}"
+        fix = "free resources there, or set placement.topology.preferred instead of required"
+        return f"it must be near the run's other pods, by the label {' and '.join(keys)}; {fix}"
     return None
 
 
 def _topology_keys(spec: Manifest, kind: str) -> list[str]:
-    """Labels by which a pod must be with others, or away from them."""
+    """Return the topology labels of a pod's required affinity or anti-affinity."""
     rules = ((spec.get("affinity") or {}).get(kind) or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or ()
     return sorted({str(rule["topologyKey"]) for rule in rules})
 
 
 def demands_in_words(demands: Mapping[str, float]) -> str:
-    """`8 nvidia.com/gpu`, or CPU and memory where no device is asked for."""
+    """Return the demands as text: `8 nvidia.com/gpu`, or CPU and memory for a pod without devices."""
     devices = {name: amount for name, amount in demands.items() if "/" in name}
     shown = devices or demands
     return (
@@ -186,7 +187,7 @@ def _no_label(nodes: Sequence[Manifest], wanted: Mapping[str, set[str]], role: R
                 f"{value} ({count} node{'s' if count != 1 else ''})"
                 for value, count in there.most_common(_SHOWN_VALUES)
             )
-            has = f"no node has that {key}; there are: {known}" if known else f"no node has the label {key} at all"
+            has = f"no node has that {key}; known values: {known}" if known else f"no node has the label {key} at all"
             return f"{has}; correct {_show_field(role, key)} or add such a node"
     return "no node has all of these labels together"
 

@@ -1,4 +1,4 @@
-"""Words that several messages share: units of a run's progress by its task, and what a queue says before its first answer."""
+"""Texts that several messages share: units of a run's progress by its task, and the queue's message before its first answer."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Words:
-    """Parts of messages."""
+    """Texts for the progress of one task."""
 
     unit: str
-    """Name of one move forward."""
+    """Name of one unit of progress."""
     first: str
-    """Name of an attempt's first."""
+    """Name of the first unit of an attempt."""
     lacks: str
-    """Verb for one that is waited for."""
+    """Predicate for a unit that has not come yet."""
     going: str
-    """Clause for the time in which they come."""
+    """Clause while units are coming."""
     over: str
-    """Clause for the end, when all are there."""
+    """Clause for the end, when all units are complete."""
 
 
 TRAINING = Words("step", "first step", "is not done", "steps are trained", "all steps are trained")
 ASKING = Words("answer", "first answer", "has not come", "questions are answered", "every policy is measured")
-QUEUE_LOOKS_SOON = "the queue looks at the run in a moment"
+QUEUE_LOOKS_SOON = "the queue has not considered the run yet"
 """Message of Admitted until the queue has answered."""

@@ -52,9 +52,9 @@ def test_columns_come_back_as_they_were() -> None:
     [
         (b"\x01", "too few"),
         (b"\xff\xff\xff\x7f{}", "does not fit"),
-        (b"\x04\x00\x00\x00{a} ", "no JSON"),
-        (b"\x04\x00\x00\x00[1] ", "no JSON object"),
-        (b"\x04\x00\x00\x00[[[[", "no JSON"),
+        (b"\x04\x00\x00\x00{a} ", "not JSON"),
+        (b"\x04\x00\x00\x00[1] ", "not a JSON object"),
+        (b"\x04\x00\x00\x00[[[[", "not JSON"),
     ],
 )
 def test_what_is_no_document_is_refused(data: bytes, message: str) -> None:

@@ -54,7 +54,7 @@ def test_a_new_run_writes_its_configuration_beside_the_logs_of_faster_pods(root:
 
 def test_a_changed_configuration_is_recorded(root: Path) -> None:
     claim(run_config(root))
-    assert "run.json is written anew" in claim(run_config(root, maxSteps=200), 2)[0]
+    assert "replacing run.json" in claim(run_config(root, maxSteps=200), 2)[0]
     assert recorded(root)["max_steps"] == 200
 
 
@@ -71,7 +71,7 @@ def test_each_attempt_keeps_the_configuration_that_it_began_with(root: Path) -> 
 def test_an_earlier_run_of_the_name_is_continued(root: Path, policy: dict[str, Any]) -> None:
     claim(run_config(root))
     said = claim(run_config(root, uid="uid-2", checkpoint={"resume": policy}))
-    assert "uid uid-1: going on with it" in said[0]
+    assert "UID uid-1: continuing it" in said[0]
     assert recorded(root)["uid"] == "uid-2"
 
 
@@ -144,7 +144,7 @@ def test_only_attempts_of_this_very_run_count(root: Path) -> None:
     assert has_begun(paths, "uid-1")
     assert not has_begun(paths, "uid-2")
     paths.attempt_file(2).write_text("{}")
-    with pytest.raises(RoleError, match=r"0002\.json is damaged: .*; give the RLRun another"):
+    with pytest.raises(RoleError, match=r"0002\.json is damaged: .*; change the RLRun's"):
         has_begun(paths, "uid-2")
     write_attempt(paths, first_attempt(world_size=1, config_hash="h", attempt=3, uid="uid-3"))
     assert has_begun(paths, "uid-3"), "the damaged file of another attempt ends nothing"

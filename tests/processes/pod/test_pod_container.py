@@ -88,7 +88,7 @@ def test_a_signal_that_comes_before_the_first_process_can_hear_it_is_not_lost(
     again = pod.start_command(["sh", "-c", HEARS_SIGNALS, str(program), "trainer"])
     _, err = finish(again)
     assert again.returncode == 0, err
-    assert "holds until it is deleted" in err
+    assert "waits for its deletion" in err
 
 
 def test_a_signal_that_comes_while_the_shell_still_looks_around_ends_the_container(tmp_path: Path) -> None:

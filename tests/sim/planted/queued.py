@@ -30,7 +30,12 @@ def a_back_off_counts_by_a_clock_that_is_set(stack: contextlib.ExitStack) -> Non
 
 
 def an_admitted_run_says_nothing_until_it_starts(stack: contextlib.ExitStack) -> None:
-    put(stack, conditions, "_MATTERS", tuple(m for m in conditions._MATTERS if m != (reasons.ADMITTED, "True")))
+    put(
+        stack,
+        conditions,
+        "_BY_IMPORTANCE",
+        tuple(m for m in conditions._BY_IMPORTANCE if m != (reasons.ADMITTED, "True")),
+    )
 
 
 QUEUED: tuple[Plant, ...] = (

@@ -70,7 +70,7 @@ def test_an_advantage_that_is_not_finite_is_refused(tmp_path: Path, make_batch: 
     for checksum in ("samples_crc32", "crc32"):  # as of a release that wrote none
         del document[checksum]
     (tmp_path / "b" / "batch.json").write_text(json.dumps(document))
-    with pytest.raises(RoleError, match="sample 1: advantages has a value that is not finite") as caught:
+    with pytest.raises(RoleError, match="sample 1: advantages contains a value that is not finite") as caught:
         read(tmp_path / "b")
     assert caught.value.code == exit_codes.DATA
 

@@ -87,7 +87,7 @@ def test_all_that_has_no_default_is_asked_for_in_one_line() -> None:
     with pytest.raises(ConfigError) as error:
         started("orchestrator", "batch_size = 8\n")
     assert str(error.value) == (
-        "orchestrator.toml: model, environments: required, but not set, and without a default; write for example "
+        "orchestrator.toml: model, environments: required, but not set, and without a default; add for example "
         '`model = {name = "Qwen/Qwen3-0.6B"}` and `environments = [{id = "reverse-text", group_size = 8}]`'
     )
     with pytest.raises(ConfigError, match=r"trainer\.toml: model: required") as error:
@@ -178,7 +178,7 @@ def test_the_help_page_requires_what_a_file_by_hand_must_say(role: Role, capsys:
     assert {"name", "uid", "max-steps"} <= options.keys()
     assert [name for name, text in options.items() if "required" in text] == []
     assert "--model (required)" in page
-    for line in ("default: that of output_dir, or rl", "default: runs/<name>", "default: 2048", "default: 100"):
+    for line in ("default: the name in output_dir, or rl", "default: runs/<name>", "default: 2048", "default: 100"):
         assert line in page
 
 

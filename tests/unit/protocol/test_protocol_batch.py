@@ -94,9 +94,9 @@ def test_numbers_of_numpy_are_plain_on_disk(tmp_path: Path) -> None:
     [
         ({"logprobs": np.zeros(3, np.float32)}, r"logprobs has shape \(3,\), input_ids has 4 tokens"),
         ({"loss_mask": np.array([True] * 4)}, r"loss_mask\[0\] is true"),
-        ({"logprobs": np.array([0, 0, np.nan, -1], np.float32)}, "logprobs has a value that is not finite"),
-        ({"logprobs": np.array([0, 0, 0.5, -1], np.float32)}, "logprobs has a positive value"),
-        ({"advantages": np.array([0, 0, np.inf, 0], np.float32)}, "advantages has a value that is not finite"),
+        ({"logprobs": np.array([0, 0, np.nan, -1], np.float32)}, "logprobs contains a value that is not finite"),
+        ({"logprobs": np.array([0, 0, 0.5, -1], np.float32)}, "logprobs contains a positive value"),
+        ({"advantages": np.array([0, 0, np.inf, 0], np.float32)}, "advantages contains a value that is not finite"),
         ({"versions": np.array([-1, -1, -1, 3], np.int32)}, "a trained token has no policy version"),
         ({"reward": float("nan")}, "reward is nan"),
         ({"temperature": 0.0}, "temperature is 0.0"),
@@ -143,7 +143,7 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     document = json.loads(file.read_text())
     document["samples"].pop()
     file.write_text(json.dumps(document))
-    with pytest.raises(BatchError, match="it has another checksum than when it was written"):
+    with pytest.raises(BatchError, match="its checksum is wrong"):
         read_batch(tmp_path / "b")
     file.write_text(json.dumps(document | {"format_version": 9}))
     with pytest.raises(BatchError, match="has format 9, this version reads 1"):

@@ -64,7 +64,7 @@ def test_a_flipped_bit(checkpoint: Path) -> None:
     content = bytearray(file.read_bytes())
     content[1_300_000] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ManifestError, match="trainer/rank0 has another checksum"):
+    with pytest.raises(ManifestError, match="the checksum of trainer/rank0 differs"):
         verify_files(checkpoint, read_manifest(checkpoint))
 
 
@@ -102,7 +102,7 @@ def test_a_manifest_that_is_not_text(checkpoint: Path) -> None:
 def test_a_later_format_is_not_called_damaged(checkpoint: Path) -> None:
     document = json.loads((checkpoint / MANIFEST).read_text()) | {"format_version": 3, "new_field": 1}
     (checkpoint / MANIFEST).write_text(json.dumps(document))
-    with pytest.raises(ManifestError, match="has format 3, this version reads 2"):
+    with pytest.raises(ManifestError, match="has format 3, but this version reads 2"):
         read_manifest(checkpoint)
 
 

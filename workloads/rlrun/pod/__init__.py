@@ -1,4 +1,4 @@
-"""Code inside a run's pods: `rlrun-pod ROLE` is the first process of each container. Needs no torch and no engine.
+"""Code inside a run's pods: `rlrun-pod ROLE` is the first process of each container. Needs neither torch nor an engine.
 
-`start` is what a role waits for, `role` its process and output, `container` one start of a container from beginning to end.
+`start` has the preconditions of a role, `role` its process and output, `container` one complete start of a container.
 """

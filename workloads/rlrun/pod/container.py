@@ -1,4 +1,4 @@
-"""One start of a container: wait for what the role needs, run it, report why it failed."""
+"""One start of a container: wait for the role's preconditions, run the role, report why it failed."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Container:
     """One start of one role.
 
     Args:
-        pod: the container's settings.
-        env: its environment.
-        signals: of this process.
-        scratch: an empty folder of this start alone: the process's configuration, and what it says when it fails.
+        pod: settings of the container.
+        env: environment of the container.
+        signals: signals of this process.
+        scratch: empty folder of this start, for the process's configuration and its error.
         programs: command lines of its processes.
 
     Raises:
-        RoleError: the configuration is wrong.
+        RoleError: the configuration is invalid.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Container:
         self._paths = RunPaths(Path(self._config.trainer.output_dir))
         self._state = "the pod starts"
         self._engine: Launch | None = None
-        """The engine beside the trainer, once it has ended and so ended the container."""
+        """Engine next to the trainer, after it ended and thereby ended the container."""
 
     def run(self, command: str) -> int:
-        """Run `trainer`, `inference`, `orchestrator` or `model` to its end; returns the exit code.
+        """Run `trainer`, `inference`, `orchestrator` or `model` to its end and return the exit code.
 
         Raises:
             RoleError: the role could not be started.
-            StoppedError: a signal came before it was.
+            StoppedError: a signal arrived before the start.
         """
         role: Role = (
             "inference" if command == "inference" else "orchestrator" if command == "orchestrator" else "trainer"
@@ -78,8 +78,8 @@ class Container:
         self._name = self._pod.pod_name if command != "model" else f"{self._pod.pod_name}-model"
         folder = self._paths.logs(self._pod.attempt, role)
         self._output = Output(folder / f"{self._name}.log")
-        # A file that is there before the role has started is of an earlier life.
-        told_before = (folder / ERROR_FILE).exists()
+        # An error file that exists before the role has started belongs to an earlier start.
+        had_error_before = (folder / ERROR_FILE).exists()
         try:
             if command == "model":
                 code = self._make_model()
@@ -90,7 +90,7 @@ class Container:
                     self._claim_without_trainer()
                 code = self._serve() if command == "inference" else self._start(role, restart=False)
             if code != exit_codes.OK:
-                self._tell(code, folder, shared=role != "inference" and not told_before)
+                self._report_failure(code, folder, shared=role != "inference" and not had_error_before)
             return code
         finally:
             self._output.close()
@@ -98,7 +98,7 @@ class Container:
     # ---- the model
 
     def _has_trainer(self) -> bool:
-        """True if the run has trainer pods: a guest has its host's, an evaluation none."""
+        """Return whether the run has trainer pods: a guest uses its host's trainer, an evaluation has none."""
         return self._config.trainer.task in TRAINING_TASKS and self._config.orchestrator.shared_with is None
 
     def _make_model(self) -> int:
@@ -108,24 +108,24 @@ class Container:
         self._claim(self._config)
         if self._config.trainer.model.tiny is None or self._model_is_there():
             return exit_codes.OK
-        self._output.say("making the tiny model")
-        # It talks to no other process. Code of `warmupEnvironment` has run in a container without the key.
+        self._output.say("creating the tiny model")
+        # It connects to no other process. Code of `warmupEnvironment` has run in a container without the key.
         return self._process(self._programs.model(self._config_file(restart=False)), "trainer", with_key=False)
 
     def _wait_for_model(self) -> None:
-        """The tiny model's folder appears only when it is whole."""
+        """Wait for the tiny model's folder, which appears only when it is complete."""
         if self._config.trainer.model.tiny is not None:
             wait_until(
                 lambda: None if self._model_is_there() else f"{self._paths.model} does not exist yet",
                 what="the tiny model, which "
-                + ("the trainer's first pod makes" if self._has_trainer() else "the orchestrator's pod makes"),
+                + ("the trainer's first pod creates" if self._has_trainer() else "the orchestrator's pod creates"),
                 say=self._output.say,
                 signals=self._signals,
             )
 
     def _model_is_there(self) -> bool:
         try:
-            # By the folder's list: a network file system answers a question about one name from memory for a while.
+            # List the folder: a network file system answers a lookup of one name from a cache for a while.
             return self._paths.model.name in os.listdir(self._paths.root)  # noqa: PTH208
         except FileNotFoundError:
             return False
@@ -138,12 +138,12 @@ class Container:
     # ---- the orchestrator
 
     def _is_restart(self) -> bool:
-        """True if earlier attempts change `checkpoint.resume`: not with the policy Latest, so that a damaged file of one ends nothing."""
+        """Return whether earlier attempts override `checkpoint.resume`; not with policy Latest, so that their damaged files do no harm."""
         trainer = self._config.trainer
         return trainer.checkpoint.resume.policy != "Latest" and has_begun(self._paths, trainer.uid)
 
     def _claim_without_trainer(self) -> None:
-        """There is no trainer pod to do it. A host's trainer reads the guest's `run.json` when that asks for a slot."""
+        """Claim the folder of a run without trainer pods. For a guest, the host's trainer reads its `run.json` when it requests a slot."""
         restart = self._is_restart()
         self._claim(config_in_pod(self._config, restart=restart, pod_ip=self._pod.pod_ip))
         check_number(self._paths, self._pod.attempt)
@@ -151,17 +151,16 @@ class Container:
     # ---- the engine
 
     def _serve(self) -> int:
-        """Run the engine; a port for its pod's metrics that is taken costs the metrics alone."""
-        self._programs.role(
-            "inference", self._pod, self._config, self._pod.config
-        )  # refuses an image without its engine
+        """Run the engine. If the port for the pod's metrics is in use, the pod runs without metrics."""
+        # Fails if the image's engine does not fit the pod.
+        self._programs.role("inference", self._pod, self._config, self._pod.config)
         self._wait_for_model()
         metrics = PodMetrics()
         server = None
         try:
-            server = self._small_server(metrics, lambda: None)
+            server = self._pod_server(metrics, lambda: None)
         except RoleError as error:
-            self._output.say(f"no metrics of this pod: {error}")
+            self._output.say(f"this pod has no metrics: {error}")
         try:
             return self._start("inference", restart=False)
         finally:
@@ -171,7 +170,7 @@ class Container:
 
     # ---- the trainer
 
-    def _small_server(self, metrics: PodMetrics, look: Callable[[], str | None]) -> PodServer:
+    def _pod_server(self, metrics: PodMetrics, look: Callable[[], str | None]) -> PodServer:
         pod = self._pod
         return PodServer(
             pod.pod_ip or EVERYWHERE, attempt=pod.attempt, api_key=pod.api_key, look=look, metrics=metrics.text
@@ -180,12 +179,12 @@ class Container:
     def _train(self) -> int:
         pod = self._pod
         metrics = PodMetrics()
-        server = self._small_server(metrics, self._why_not_ready)
+        server = self._pod_server(metrics, self._why_not_ready)
         try:
             restart = False
-            self._programs.role("trainer", pod, self._config, pod.config)  # refuses a pod that is no member
+            self._programs.role("trainer", pod, self._config, pod.config)  # fails for a pod outside of the group
             if pod.ordinal == 0:
-                self._state = "the run's volume refuses to write"
+                self._state = "the run's volume refuses writes"
                 self._claim(self._config)
                 check_number(self._paths, pod.attempt)
                 restart = self._is_restart()
@@ -209,7 +208,7 @@ class Container:
         server.go.set()
 
     def _name_problem(self) -> str | None:
-        """torchrun looks this pod itself up by its name."""
+        """Return why this pod's own name is not resolvable yet: torchrun needs it."""
         try:
             socket.getaddrinfo(self._pod.master_addr, self._pod.master_port)
         except OSError as error:
@@ -227,7 +226,7 @@ class Container:
         )
 
     def _why_not_ready(self) -> str | None:
-        """Reason why the probe fails. Only the first pod knows whether the attempt has begun; of the others it is enough that they run."""
+        """Return why the probe fails. Only the first pod knows whether the attempt has started; the others only need to run."""
         if self._state:
             return self._state
         return channel_problem(self._config.trainer.port) if self._pod.ordinal == 0 else None
@@ -252,14 +251,14 @@ class Container:
         if role != "orchestrator":
             return self._process(command, role)
         environ = {name: value for name, value in self._env.items() if name != KEY_VARIABLE}
-        say, hurry = self._output.say, self._asked_to_stop
+        say, should_hurry = self._output.say, self._is_stopping
         with (
-            mirror_beside(self._config, file, environ, say=say, hurry=hurry),
-            sink_beside(self._config, file, environ, say=say, hurry=hurry),
+            mirror_beside(self._config, file, environ, say=say, hurry=should_hurry),
+            sink_beside(self._config, file, environ, say=say, hurry=should_hurry),
         ):
             return self._process(command, role)
 
-    def _asked_to_stop(self) -> bool:
+    def _is_stopping(self) -> bool:
         return self._signals.received is not None
 
     def _process(
@@ -276,10 +275,10 @@ class Container:
             main = Launch(command, env, self._output)
             if engine is None:
                 return run_process(main, signals=self._signals)[0]
-            return self._beside(main, engine, {stacks.FILE_VARIABLE: str(file)})
+            return self._run_with_engine(main, engine, {stacks.FILE_VARIABLE: str(file)})
 
-    def _beside(self, main: Launch, command: list[str], more: Mapping[str, str]) -> int:
-        """The trainer with an engine on the same GPUs: they take turns, and end together."""
+    def _run_with_engine(self, main: Launch, command: list[str], more: Mapping[str, str]) -> int:
+        """Run the trainer with an engine on the same GPUs: they use them alternately, and end together."""
         self._engine_scratch.mkdir()
         env = role_environment("inference", self._pod, self._env, self._engine_scratch)
         output = Output(self._paths.logs(self._pod.attempt, "inference") / f"{self._name}.log")
@@ -291,31 +290,31 @@ class Container:
         if ended is main:
             return code
         self._engine = engine
-        return code or exit_codes.FAILURE  # an engine that was not asked to stop has failed, whatever it says
+        return code or exit_codes.FAILURE  # an engine that ended without a request has failed, with any exit code
 
     @property
     def _engine_scratch(self) -> Path:
         return self._scratch / "inference"
 
-    def _tell(self, code: int, folder: Path, *, shared: bool) -> None:
-        """Leave the termination message.
+    def _report_failure(self, code: int, folder: Path, *, shared: bool) -> None:
+        """Write the termination message.
 
         Args:
-            code: the exit code.
-            folder: the role's log folder, shared by all its pods of this attempt.
-            shared: whether `error.json` there is of this life: then it has the role's first cause, perhaps another pod's.
+            code: exit code.
+            folder: log folder of the role, shared by all its pods of this attempt.
+            shared: whether `error.json` there belongs to this start: it then has the role's first cause, perhaps another pod's.
         """
         if self._signals.received is not None:
-            return  # asked to stop: nothing failed
+            return  # a requested stop is not a failure
         if self._engine is None:
-            output, said = self._output, (_cause(folder) if shared else None) or read_error(self._scratch)
+            output, error = self._output, (_first_error(folder) if shared else None) or read_error(self._scratch)
         else:
-            output, said = self._engine.output, read_error(self._engine_scratch)
-            said = None if said is None else RoleError(f"the engine in the trainer's pod: {said}", said.code)
+            output, error = self._engine.output, read_error(self._engine_scratch)
+            error = None if error is None else RoleError(f"the engine in the trainer's pod: {error}", error.code)
         full = str(self._paths.root) if volume_is_full(self._paths.root) else None
         text = failure_text(
             code,
-            said=None if said is None else str(said),
+            said=None if error is None else str(error),
             full=full,
             lines=output.last_lines(),
             symptom=symptom_of(output.end()),
@@ -323,9 +322,9 @@ class Container:
         write_termination_message(self._pod.termination_log, text)
 
 
-def _cause(folder: Path) -> RoleError | None:
-    """Cause of the role's end. Where this pod's word only follows from another pod's end, that one may be about to say more."""
+def _first_error(folder: Path) -> RoleError | None:
+    """Return the role's error. If it only follows from another pod's end, wait shortly: that pod may be about to write the cause."""
     deadline = time.monotonic() + _PEERS_SECONDS
-    while (said := read_error(folder)) is not None and said.follows and time.monotonic() < deadline:
+    while (error := read_error(folder)) is not None and error.follows and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-    return said
+    return error

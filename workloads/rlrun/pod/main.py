@@ -1,4 +1,4 @@
-"""`rlrun-pod trainer|inference|orchestrator|model`: the first process of a container."""
+"""Program `rlrun-pod trainer|inference|orchestrator|model`: the first process of a container."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING
 from rlrun.pod.signals import Signals, StoppedError
 from rlrun.runtime import exit_codes
 
-# Imported late, all that takes time: until `Signals` is made, a signal to the first process of a container is lost, and the container then
-# lives on to the end of its grace period. A pod is often deleted just when its container starts again.
+# Slow imports are late: before `Signals` exists, a signal to the first process of a container is lost, and the container then
+# lives until the end of its grace period. A pod is often deleted just when its container starts again.
 if TYPE_CHECKING:
     from rlrun.pod.role.roles import Programs
     from rlrun.pod.settings import PodSettings
 
 UMASK = 0o027
-"""Mask of new files: what a run writes on its volume is for its own user and group."""
+"""Mask of new files: a run's files on its volume are private to its user and group."""
 COMMANDS = ("trainer", "inference", "orchestrator", "model")
 SHARE_CODE, MAKE_FOLDERS, ENVIRONMENTS, DEMONSTRATIONS = "share-code", "make-folders", "environments", "demonstrations"
 _USAGE = (
     f"usage: rlrun-pod {{{','.join(COMMANDS)}}}: the first process of a container, started by the operator\n"
     f"       rlrun-pod {SHARE_CODE} FOLDER: copy this package there, for containers of other images\n"
-    f"       rlrun-pod {MAKE_FOLDERS} FOLDER...: make them on the run's volume, before the pod's other containers mount them\n"
+    f"       rlrun-pod {MAKE_FOLDERS} FOLDER...: create them on the run's volume, before the pod's other containers mount them\n"
     f"       rlrun-pod {ENVIRONMENTS} SOCKET: start environments for the orchestrator, in a container without its secrets\n"
-    f"       rlrun-pod {DEMONSTRATIONS} FOLDER: write what a tiny model's warm-up learns from, in a container without the run's secrets"
+    f"       rlrun-pod {DEMONSTRATIONS} FOLDER: write the data of a tiny model's warm-up, in a container without the run's secrets"
 )
 
 
@@ -34,12 +34,12 @@ def main(
     env: Mapping[str, str] = os.environ,
     programs: Callable[[], Programs] | None = None,
 ) -> int:
-    """Run a container's role; returns the exit code.
+    """Run a container's role and return the exit code.
 
     Args:
-        argv: arguments of the command line; default: this process's.
+        argv: arguments of the command line; default: those of this process.
         env: environment of the container.
-        programs: makes the command lines of an image with roles of its own, called once signals are handled; default: this package's.
+        programs: factory of the command lines for an image with its own roles, called once signals are handled; default: this package's.
     """
     signals = Signals()
     os.umask(UMASK)
@@ -62,7 +62,7 @@ def main(
     from rlrun.protocol.files.failures import RoleError
     from rlrun.runtime.processes import refuse_inspection
 
-    refuse_inspection()  # its variables have the run's key
+    refuse_inspection()  # its environment contains the run's key
     try:
         pod = settings_from_environment(env)
     except RoleError as error:
@@ -76,7 +76,7 @@ def _say(text: str) -> None:
 
 
 def _share_code(folder: str) -> int:
-    """Copy the sources; a container that was started again does it once more."""
+    """Copy the sources; a restarted container copies them again."""
     import shutil
     from pathlib import Path
 
@@ -178,10 +178,10 @@ def _run(
 
 
 def _hold(pod: PodSettings, signals: Signals) -> int:
-    """Do nothing until the pod is deleted."""
+    """Idle until the pod is deleted."""
     from rlrun.pod.start.rendezvous import PodServer
 
-    reason = "the trainer's process of this pod has ended; the pod holds until it is deleted"
+    reason = "the trainer's process of this pod has ended; the pod waits for its deletion"
     print(f"rlrun-pod: {reason}", file=sys.stderr, flush=True)
     server = PodServer(pod.pod_ip or "0.0.0.0", attempt=pod.attempt, api_key=pod.api_key, look=lambda: reason)
     try:
@@ -190,4 +190,4 @@ def _hold(pod: PodSettings, signals: Signals) -> int:
         return exit_codes.OK
     finally:
         server.close()
-    raise AssertionError("a sleep without end ends with a signal alone")
+    raise AssertionError("an endless sleep ends only with a signal")

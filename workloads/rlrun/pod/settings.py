@@ -1,4 +1,4 @@
-"""Settings that the operator passes to a container by its environment."""
+"""Settings that the operator passes to a container in its environment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDINAL = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
-    """One container, from its environment."""
+    """Settings of one container."""
 
     config: Path
     """`RLRUN_CONFIG`: the resolved configuration of all roles."""
@@ -29,26 +29,26 @@ class PodSettings:
     pod_name: str
     """`RLRUN_POD_NAME`."""
     config_mark: str | None = None
-    """`RLRUN_CONFIG_MARK`: mark of what the pod was made to read in that file; None: not set."""
+    """`RLRUN_CONFIG_MARK`: hash of the pod's part of that file; None: not set."""
     pod_ip: str | None = None
-    """`RLRUN_POD_IP`; None: not set, so listen on all addresses."""
+    """`RLRUN_POD_IP`; None: not set, then roles listen on all addresses."""
     nodes: int = 1
-    """`RLRUN_NNODES`: pods of the trainer."""
+    """`RLRUN_NNODES`: number of trainer pods."""
     master_addr: str = "127.0.0.1"
     """`RLRUN_MASTER_ADDR`: the trainer's first pod."""
     master_port: int = RENDEZVOUS_PORT
     """`RLRUN_MASTER_PORT`: torchrun's store there."""
     state: Path = Path("/run/rlrun")
-    """`RLRUN_POD_STATE`: a volume that lives as long as the pod."""
+    """`RLRUN_POD_STATE`: volume with the lifetime of the pod."""
     termination_log: Path = Path("/dev/termination-log")
-    """`RLRUN_TERMINATION_LOG`: what is written there is in the container's status."""
+    """`RLRUN_TERMINATION_LOG`: file whose content Kubernetes copies to the container's status."""
 
     @property
     def ordinal(self) -> int:
-        """The number at the end of a StatefulSet pod's name.
+        """Number at the end of a StatefulSet pod's name.
 
         Raises:
-            RoleError: the name has none.
+            RoleError: the name has no number.
         """
         found = _ORDINAL.search(self.pod_name)
         if found is None:
@@ -59,10 +59,10 @@ class PodSettings:
 
 
 def settings_from_environment(env: Mapping[str, str]) -> PodSettings:
-    """Read the environment.
+    """Return the settings in the environment.
 
     Raises:
-        RoleError: a variable is missing or wrong; names it.
+        RoleError: a variable is missing or invalid; the message names it.
     """
     return PodSettings(
         config=Path(_required(env, "RLRUN_CONFIG")),

@@ -1,6 +1,6 @@
-"""SIGTERM and SIGINT of the container's first process: passed on to the role, or the end of what this process waits for.
+"""SIGTERM and SIGINT of the container's first process: forwarded to the role, or the end of a wait.
 
-The kernel gives the first process of a container no default for signals, so both are always handled.
+The kernel has no default action for signals to the first process of a container, so both are always handled.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rlrun.runtime.ending import Ending
 
 HANDLED = (signal.SIGTERM, signal.SIGINT)
 SIGNALLED = 128
-"""Exit code 128 + n: ended by signal n."""
+"""Exit code 128 + n means: ended by signal n."""
 
 
 class StoppedError(Exception):
-    """A signal came while this process waited for something."""
+    """A signal arrived while this process was waiting."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(number).name}")
@@ -26,21 +26,21 @@ class StoppedError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal's number."""
+        """Exit code: 128 + number of the signal."""
         return SIGNALLED + self.number
 
 
 class Signals:
-    """Installs the handlers; in the main thread."""
+    """Signal handlers of this process; must be created in the main thread."""
 
     def __init__(self) -> None:
         self.received: int | None = None
-        """The first signal."""
+        """First received signal."""
         self._ending = Ending()
         self._child: int | None = None
         for number in HANDLED:
             signal.signal(number, self._handle)
-        # The container's command has blocked them until now: one that has come meanwhile comes here.
+        # The container's command has blocked these signals so far: a pending one is delivered here.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -55,23 +55,23 @@ class Signals:
             os.kill(self._child or 0, number)
 
     def forward_to(self, child: int | None) -> None:
-        """Pass every signal on to this process, the one that has come already included; None: no longer."""
+        """Forward every signal to this process, including one that has already arrived; None: stop forwarding."""
         self._child = child
         if child is not None and self.received is not None:
             self._send(self.received)
 
     def fileno(self) -> int:
-        """Descriptor for `select`: readable for ever, from the first signal on; its bytes are never consumed."""
+        """Descriptor for `select`, readable from the first signal on; its bytes are never consumed."""
         return self._ending.fileno()
 
     def sleep(self, seconds: float | None) -> None:
         """Wait.
 
         Args:
-            seconds: how long; None: until a signal comes.
+            seconds: duration; None: until a signal arrives.
 
         Raises:
-            StoppedError: a signal came, now or before.
+            StoppedError: a signal arrived, now or before.
         """
         self._ending.wait(seconds)
         if self.received is not None:

@@ -1,4 +1,4 @@
-"""Contracts between the roles of a run: `files` on its volume, `messages` between them, `packing` of samples into micro-batches.
+"""Contracts between the roles of a run: `files` on its volume, `messages` between roles, `packing` of samples into micro-batches.
 
 Imports neither torch nor kopf.
 """

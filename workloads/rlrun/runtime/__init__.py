@@ -1,1 +1,1 @@
-"""A role's process, whatever the role: exit codes, logs, HTTP server, start of other processes, protection from them."""
+"""Parts of every role's process: exit codes, logs, HTTP server, start of other processes, protection from them."""

@@ -1,7 +1,7 @@
-"""Command lines that start a module of this package, and the folder of the user's own modules.
+"""Command lines that start a module of this package, and the folders of environments' containers.
 
 Each interpreter starts with `-P`. Without it, `-m` and `-c` put the working directory before the standard library: a file `queue.py` there
-replaces Python's module, and an environment that can write there runs code in the process that holds the run's key.
+would replace Python's module, and an environment with write access there would run code in the process with the run's key.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ importlib.import_module(module).main(rest)
 SAFE_PATH = "-P"
 """Option of Python (3.11 and newer): the working directory is not on the import path."""
 HOST_MODULE = "rlrun.environments.process.host"
-"""The first process of an environment's own container."""
+"""Module of the first process in an environment's own container."""
 SOCKETS_VARIABLE = "RLRUN_ENVIRONMENT_SOCKETS"
-"""Environment variable of the orchestrator's container: the folder above those of environments that have containers of their own."""
+"""Environment variable of the orchestrator's container: parent folder of the folders of environments with their own containers."""
 
 
 SHARED_SOCKET_VARIABLE = "RLRUN_SHARED_ENVIRONMENTS_SOCKET"
-"""Environment variable of the orchestrator's container: the socket of the container that environments without an image share."""
+"""Environment variable of the orchestrator's container: socket of the container that environments without an image share."""
 
 
 DEMONSTRATIONS_VARIABLE = "RLRUN_DEMONSTRATIONS"
-"""Environment variable of a pod's container that makes the tiny model: the file that its warm-up learns from."""
+"""Environment variable of the container that creates the tiny model: file with the data of its warm-up."""
 DEMONSTRATIONS_FILE = "demonstrations.json"
 """Name of that file."""
 
 
 def folder_of(folder: str, index: int) -> str:
-    """Folder of `environments[index]`, which its container alone writes."""
+    """Return the folder of `environments[index]`; only its container writes there."""
     return f"{folder}/{index}"
 
 
 def socket_of(folder: str, index: int) -> str:
-    """Socket of the host of `environments[index]`."""
+    """Return the socket of the host of `environments[index]`."""
     return f"{folder_of(folder, index)}/socket"
 
 
 def python_command(module: str, arguments: Sequence[str], *, python: str | None = None) -> list[str]:
-    """The command that calls `main(arguments)` of a module of this very package.
+    """Return the command that calls `main(arguments)` of a module of exactly this package.
 
     Args:
-        module: its name, `rlrun....`.
-        arguments: for its `main`.
-        python: the interpreter; None: this one.
+        module: name of the module, `rlrun....`.
+        arguments: arguments of its `main`.
+        python: interpreter; None: this one.
     """
     return [python or sys.executable, SAFE_PATH, "-c", START, str(Path(rlrun.__file__).parent), module, *arguments]
 
@@ -67,6 +67,6 @@ def module_command(module: str, arguments: Sequence[str] = (), *, unbuffered: bo
     Args:
         module: name of the module.
         arguments: command-line arguments of the module.
-        unbuffered: write output at once.
+        unbuffered: whether to write output at once.
     """
     return [sys.executable, SAFE_PATH, *(["-u"] if unbuffered else []), "-m", module, *arguments]

@@ -1,4 +1,4 @@
-"""Log files on the run's volume whose size has a bound, whatever a role or an environment prints."""
+"""Log files with a bounded size on the run's volume, for any amount of output."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 
 ROLE_LOG_BYTES = 64 * 1024 * 1024
-"""Size of the log of one role's process; twice as much lies on the volume at most."""
+"""Maximum size of the log file of one role's process; with the earlier file, the volume has at most twice as much."""
 
 
 def earlier_file(path: Path) -> Path:
-    """The file that holds what came before the present one."""
+    """Return the file with the content before the current one."""
     return path.with_name(path.name + ".1")
 
 
 class BoundedLog:
-    """A file that is moved to `.1`, over the one that was there, when it is full.
+    """Log file that replaces its `.1` file when it is full.
 
     Args:
-        path: the file, made with its folder at the first chunk.
-        max_bytes: after which it is full.
+        path: log file; created with its folder at the first chunk.
+        max_bytes: size at which it is full.
     """
 
     def __init__(self, path: Path, max_bytes: int = ROLE_LOG_BYTES) -> None:
@@ -31,9 +31,9 @@ class BoundedLog:
         self._lock = threading.Lock()
 
     def append(self, chunk: bytes) -> None:
-        """Write at the end; where the volume takes nothing, the chunk is lost.
+        """Append a chunk; it is lost if the volume refuses the write.
 
-        The file is opened when it can be, and stays open: one may be deleted under a writer, not made again for each chunk.
+        The file is opened at the first successful try and stays open: a deleted file is not created again at every chunk.
         """
         with self._lock, suppress(OSError):
             if self._file is None:
@@ -47,11 +47,11 @@ class BoundedLog:
 
 
 def cut_back(path: Path, max_bytes: int = ROLE_LOG_BYTES) -> None:
-    """Empty a file to which another process appends, after it was copied to `.1`; lines that come in between are lost.
+    """Copy a file to `.1` and empty it while another process appends to it; lines written in between are lost.
 
     Args:
-        path: opened by its writer with O_APPEND.
-        max_bytes: after which it is emptied.
+        path: file that its writer opened with O_APPEND.
+        max_bytes: size above which it is emptied.
     """
     with suppress(OSError):
         if path.stat().st_size > max_bytes:

@@ -1,6 +1,6 @@
-"""Computation beside an event loop, so that one large document does not make a thousand others wait.
+"""Computation outside of the event loop, so that one large document does not delay a thousand others.
 
-Threads share the interpreter's lock: what runs here has to be small steps, or calls that give the lock up (tokenizers, numpy, zlib).
+Threads share the interpreter's lock: work here must consist of small steps, or of calls that release the lock (tokenizers, numpy, zlib).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 SMALL = 1 << 14
-"""Characters or bytes that cost less to work through than to hand to a thread: about 0.1 ms."""
+"""Characters or bytes whose processing is cheaper than passing them to a thread: about 0.1 ms."""
 _THREADS = 2
-"""More would compete with the event loop for the interpreter's lock, and each may hold a large document."""
+"""Number of threads. More would compete with the event loop for the interpreter's lock, and each may hold a large document."""
 _POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="compute")
 _T = TypeVar("_T")
 
 
 async def compute(size: int, act: Callable[[], _T]) -> _T:
-    """Result of `act`, whose work grows with `size`: computed here if that is small, else in a thread.
+    """Return the result of `act`, whose work grows with `size`: computed here if that is small, else in a thread.
 
-    `act` must change nothing that the caller would miss: where the caller is cancelled it runs on, and its result is dropped.
+    If the caller is cancelled, `act` continues and its result is dropped. Therefore it must not have side effects.
     """
     if size <= SMALL:
         return act()
@@ -29,7 +29,7 @@ async def compute(size: int, act: Callable[[], _T]) -> _T:
 
 
 async def stepwise(steps: Generator[None, None, _T]) -> _T:
-    """Result of a generator whose work belongs into the event loop; all others have their turn at each of its `yield`s."""
+    """Return the result of a generator that runs in the event loop; other tasks run at each of its `yield`s."""
     while True:
         try:
             next(steps)

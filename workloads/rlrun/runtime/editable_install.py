@@ -1,7 +1,7 @@
 """Editable installation by paths (`pip install -e .`), which setuptools runs.
 
-By default setuptools adds an import hook, and Python asks it last: a folder named `rlrun` in the working directory, such as the clone
-itself, is then a namespace package that hides this one. Folders on `sys.path` are searched before Python takes a namespace package.
+By default setuptools adds an import hook, which Python calls last: a folder named `rlrun` in the working directory, such as the clone
+itself, is then a namespace package that hides this one. Folders on `sys.path` have precedence over namespace packages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FOLDERS = ("workloads", "operator")
 
 
 class EditableByPath(editable_wheel):  # type: ignore[misc]
-    """Puts the folders of the packages on `sys.path`."""
+    """Build command that puts the folders of the packages on `sys.path`."""
 
     def _select_strategy(self, name: str, tag: str, build_lib: Any) -> Any:
         root = Path(self.project_dir)

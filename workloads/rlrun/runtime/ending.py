@@ -1,4 +1,4 @@
-"""Requests to end, as a process heeds them that waits for them in its main thread."""
+"""Stop requests for a process that waits in its main thread."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from contextlib import suppress
 
 
 class Ending:
-    """A request to end that is made once and stays: a `threading.Event` that a handler of signals may set.
+    """Stop request that is made once and stays: a `threading.Event` that a signal handler may set.
 
-    A handler runs in the main thread, wherever that is. If it is inside `Event.wait`, it may hold the lock that `Event.set` takes, and
-    waits for itself for ever; a byte in a pipe needs no lock.
+    A signal handler runs in the main thread, at any point. Inside `Event.wait` that thread may hold the lock that `Event.set` needs, which
+    would be a deadlock; a byte in a pipe needs no lock.
     """
 
     def __init__(self) -> None:
@@ -22,32 +22,32 @@ class Ending:
         self._reader, self._writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def set(self) -> None:
-        """Ask."""
+        """Make the request."""
         self._asked = True
         with suppress(BlockingIOError):
             os.write(self._writer, b"x")
 
     def is_set(self) -> bool:
-        """True once it was asked for."""
+        """Return whether the request was made."""
         return self._asked
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is asked for, for `seconds` at most (None: without a limit); True if it was."""
+        """Wait for the request, at most `seconds` (None: without a limit). Returns whether it was made."""
         select.select([self._reader], [], [], seconds)
         return self._asked
 
     def fileno(self) -> int:
-        """Descriptor for `select`: readable from the request on; its bytes are never consumed."""
+        """Descriptor for `select`, readable from the request on; its bytes are never consumed."""
         return self._reader
 
 
 def on_sigterm(ask: Callable[[], None]) -> None:
-    """Call `ask` at each SIGTERM; one that comes while the interpreter ends does not change the exit code.
+    """Call `ask` at each SIGTERM; a signal during the interpreter's exit does not change the exit code.
 
-    A helper may get several: of its starter, of the kernel when the thread that started it ends (PR_SET_PDEATHSIG), and of what ends all
-    processes of a container. An interpreter that ends gives a handled signal its default action back, but leaves an ignored one ignored:
-    otherwise a late one would kill a process that has done all its work, and its exit code would say that it had not. It is ignored no
-    earlier, because what a process starts inherits that, and would not hear a request that comes before its own handler is there.
+    A helper process may get several: from its starter, from the kernel when the starting thread ends (PR_SET_PDEATHSIG), and from whatever
+    ends all processes of a container. At its exit an interpreter resets handled signals to their default action, but keeps ignored ones
+    ignored: without this, a late signal would kill a process that has finished its work, and the exit code would be wrong. The signal is
+    not ignored earlier, because child processes inherit that, and would miss a request before they install their own handler.
     """
     signal.signal(signal.SIGTERM, lambda *_: ask())
     atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -1,14 +1,14 @@
-"""Exit codes of every role. 64 to 78 (sysexits) are permanent: starting again cannot help; anything else goes to the failure policy."""
+"""Exit codes of every role. 64 to 78 (sysexits) are permanent: a restart cannot help. Other codes are handled by the failure policy."""
 
 from __future__ import annotations
 
 OK = 0
 FAILURE = 1
-"""Something broke that a restart may repair."""
+"""Failure that a restart may repair."""
 STORAGE = 10
-"""The volume refuses to write (full, read-only); a restart helps once there is space again."""
+"""The volume refuses writes (full, read-only); a restart helps once there is space again."""
 ATTEMPT_TAKEN = 11
-"""This attempt's number was begun before on the volume; a restart with a higher number helps."""
+"""The number of this attempt is already used on the volume; a restart with a higher number helps."""
 USAGE = 64
 """The command line is wrong."""
 DATA = 65
@@ -18,4 +18,4 @@ UNAVAILABLE = 69
 CONFIGURATION = 78
 """The configuration is wrong."""
 INTERRUPTED = 130
-"""A signal has ended a command (Ctrl-C); no role ends so."""
+"""A signal ended a command (Ctrl-C); roles never exit with it."""

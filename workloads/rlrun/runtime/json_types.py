@@ -1,4 +1,4 @@
-"""Names of JSON in types, for documents whose members are read by code that knows them: Kubernetes' objects and JSON schemas."""
+"""Type names for JSON documents whose fields are read without a model: Kubernetes objects and JSON schemas."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 Json = dict[str, Any]
-"""A JSON object that is made here, or was read by its owner."""
+"""A JSON object that may be changed."""
 Manifest = Mapping[str, Any]
-"""A Kubernetes object as JSON, or a part of one."""
+"""A Kubernetes object as JSON, or a part of one; read-only."""

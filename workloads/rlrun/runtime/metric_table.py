@@ -1,6 +1,6 @@
-"""A program's Prometheus metrics, each declared once: name, type, labels, unit and meaning. Series are made from the table alone.
+"""Table of a program's Prometheus metrics: name, type, labels, unit and meaning. Series can only be created from the table.
 
-The page of all metrics is generated from the tables, and a family that no table has cannot be made.
+The page of all metrics is generated from the tables.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class MetricSpec:
     """One metric.
 
     Attributes:
-        name: as it is scraped: a counter's ends in `_total`.
-        kind: its type.
-        text: its meaning, on one line.
-        labels: its own; those of the scraped pod come on top.
-        unit: of its values; "" where they are counts, indices or flags.
+        name: name as scraped; a counter's name ends in `_total`.
+        kind: type of the metric.
+        text: meaning, on one line.
+        labels: labels of the metric, in addition to those of the scraped pod.
+        unit: unit of its values; "" for counts, indices and flags.
     """
 
     name: str
@@ -36,7 +36,7 @@ class MetricSpec:
 
     @property
     def base(self) -> str:
-        """Name as prometheus_client takes it: without a counter's suffix."""
+        """Name for prometheus_client, without a counter's suffix."""
         return self.name.removesuffix("_total") if self.kind == "counter" else self.name
 
 
@@ -44,10 +44,10 @@ class MetricTable:
     """All metrics of one program.
 
     Args:
-        specs: each metric once.
+        specs: specifications of the metrics.
 
     Raises:
-        ValueError: a name is there twice.
+        ValueError: a name occurs twice.
     """
 
     def __init__(self, *specs: MetricSpec) -> None:
@@ -62,12 +62,12 @@ class MetricTable:
         return self._specs[name]
 
     def family(self, name: str) -> Family:
-        """An empty family of the metric `name`, a gauge or a counter; `add_metric` fills it."""
+        """Return an empty family of the metric `name`, a gauge or a counter; `add_metric` fills it."""
         spec = self._specs[name]
-        made = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-        return made(spec.base, spec.text, labels=spec.labels)
+        family = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
+        return family(spec.base, spec.text, labels=spec.labels)
 
     def arguments(self, name: str) -> tuple[str, str, Sequence[str]]:
-        """Name, meaning and labels as the constructors of prometheus_client's own metrics take them."""
+        """Return name, meaning and labels for the constructors of prometheus_client's own metrics."""
         spec = self._specs[name]
         return spec.base, spec.text, spec.labels

@@ -1,4 +1,4 @@
-"""Use and memory of GPUs, as NVML sees them: it needs no CUDA context and no memory of the GPU, and counts all processes."""
+"""Use and memory of GPUs from NVML, which needs no CUDA context and no GPU memory, and counts all processes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Any, Protocol
 
 SAMPLE_SECONDS = 2.0
 IDLE_BELOW = 0.05
-"""A GPU that computes for less than this share of a sample is idle."""
+"""Share of a sample below which a GPU counts as idle."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One GPU at one moment."""
+    """State of one GPU at one time."""
 
     utilization: float | None
-    """From 0 to 1; None: the device does not say, as slices of one do not."""
+    """Share from 0 to 1; None: not reported, for example by MIG slices."""
     used_bytes: int
     size_bytes: int
 
 
 class Gpus(Protocol):
-    """A source of samples."""
+    """Source of samples."""
 
     def sample(self) -> Sequence[Sample]:
-        """Present state of each GPU, in order."""
+        """Return the current state of each GPU, in order."""
         ...
 
 
@@ -34,11 +34,11 @@ class NvmlGpus:
     """GPUs that NVML shows in this container. Needs nvidia-ml-py.
 
     Args:
-        ids: those to look at, by index or UUID; None: all.
+        ids: GPUs to sample, by index or UUID; None: all.
 
     Raises:
         ImportError: the package is missing.
-        Exception: there is no driver, or no such GPU, as NVML's own error says.
+        Exception: there is no driver or no such GPU; an error of NVML.
     """
 
     def __init__(self, ids: Sequence[int | str] | None = None) -> None:
@@ -53,7 +53,7 @@ class NvmlGpus:
         return self._nvml.nvmlDeviceGetHandleByIndex(one) if by_index else self._nvml.nvmlDeviceGetHandleByUUID(one)
 
     def sample(self) -> Sequence[Sample]:
-        """Present state of each GPU; one that does not answer is left out."""
+        """Return the current state of each GPU; a GPU that does not answer is skipped."""
         found = []
         for handle in self._handles:
             with suppress(self._nvml.NVMLError):
@@ -65,12 +65,12 @@ class NvmlGpus:
 
 
 def gpus_here(ids: Sequence[int | str] | None = None) -> Gpus | None:
-    """GPUs of this container; None without the package, a driver or the GPUs.
+    """Return the GPUs of this container, or None without the package, a driver or the GPUs.
 
     Args:
-        ids: those to look at, by index or UUID; None: all.
+        ids: GPUs to sample, by index or UUID; None: all.
     """
     try:
         return NvmlGpus(ids)
-    except Exception:  # NVML's errors are a class of its own, of a package that may be missing
+    except Exception:  # NVML has its own error class, in a package that may be missing
         return None

@@ -1,4 +1,4 @@
-"""Text of others (models, environments, files, the cluster's objects) on its way to a terminal, a log or a status."""
+"""Escaping of foreign text (from models, environments, files, the cluster) for a terminal, a log or a status."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ _HIDDEN = (
 )
 """Controls (terminal escapes among them), formats (which turn the direction of text), lone surrogates, line and paragraph separators.
 
-Of Unicode's formats the two joiners stay, without which emoji and some scripts are other text.
+Of Unicode's format characters the two joiners stay, because emoji and some scripts depend on them.
 """
 _DIRECTION = re.compile(r"[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 _IN_A_LINE, _IN_LINES = re.compile(rf"[\x00-\x1f{_HIDDEN}]"), re.compile(rf"[\x00-\x08\x0b-\x1f{_HIDDEN}]")
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-    r"""Write everything that a terminal would obey rather than show as an escape: `\x1b`, `\u202e`.
+    r"""Replace characters that control a terminal by escapes such as `\x1b` and `\u202e`.
 
-    Doing it twice changes nothing more.
+    A second call changes nothing.
 
     Args:
-        text: any string, also one that no encoding can hold.
-        lines: line feeds and tabs stay.
+        text: any string, even if no encoding can represent it.
+        lines: whether line feeds and tabs stay.
     """
     return (_IN_LINES if lines else _IN_A_LINE).sub(_escape_character, text)
 
@@ -43,13 +43,13 @@ def printable_document(value: object) -> object:
 
 
 class _Stream:
-    """A text stream that shows controls of direction as escapes; everything else is the stream's own."""
+    """Text stream that shows direction controls as escapes; everything else is delegated to the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write a text; returns its length."""
+        """Write a text and return its length."""
         self._stream.write(_DIRECTION.sub(_escape_character, text))
         return len(text)
 
@@ -64,9 +64,9 @@ class _Stream:
 
 @contextmanager
 def without_direction_controls() -> Iterator[None]:
-    r"""Show the controls that turn the direction of text (`\u202e`) as escapes in everything that is printed.
+    r"""Show direction controls (`\u202e`) as escapes in all printed text during the block.
 
-    Other escapes stay: the colors of a view are the program's own.
+    Other escapes stay, because views print their own colors.
     """
     with redirect_stdout(cast("TextIO", _Stream(sys.stdout))), redirect_stderr(cast("TextIO", _Stream(sys.stderr))):
         yield

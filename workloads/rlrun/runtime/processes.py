@@ -1,4 +1,4 @@
-"""Processes found by a mark that they inherit, their threads, and protection of this process and its files from others. Linux only."""
+"""Search for processes by an inherited environment variable, thread counts, and protection of this process and its files. Linux only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LAUNCH_VARIABLE = "RLRUN_LAUNCH_ID"
 """Environment variable of all processes of one launch on one machine."""
 _PR_SET_DUMPABLE = 4
 DESCRIPTORS = Path("/proc/self/fd")
-"""Folder in which a process finds its open descriptors by number."""
+"""Folder with the open descriptors of the current process, by number."""
 
 
 def processes_with(variable: str, value: str) -> list[int]:
-    """Pids of all processes that were started with this environment variable, this process and zombies excepted."""
+    """Return the pids of all processes that were started with this environment variable, except this process and zombies."""
     mark = f"{variable}={value}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -25,27 +25,27 @@ def processes_with(variable: str, value: str) -> list[int]:
         try:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-        except OSError:  # gone meanwhile, or not ours to read
+        except OSError:  # it has ended since, or belongs to another user
             continue
     return found
 
 
 def threads_of(pid: int) -> int | None:
-    """Number of threads of a process; None: there is no such process."""
+    """Return the number of threads of a process, or None if it does not exist."""
     try:
-        # The name, in parentheses, may hold anything: the fields follow the last one.
+        # The name, in parentheses, may contain anything: the fields follow the last parenthesis.
         return int(Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()[17])
     except (OSError, IndexError, ValueError):
         return None
 
 
 def refuse_inspection() -> None:
-    """Keep all other processes without rights of root from looking into this one and those that it forks, from now on.
+    """Deny all other processes without root's rights access to the memory and files of this process and its forks, from now on.
 
-    An environment's code runs as the user of the orchestrator that starts it. By default the kernel lets a user look into all processes of
-    theirs: `/proc/PID/environ`, `mem`, `fd`, `cwd` and `root`, ptrace, process_vm_readv, pidfd_getfd. A process that is not dumpable is
-    closed to them all (ptrace(2), "Ptrace access mode checking"; PR_SET_DUMPABLE(2const)); to root, with CAP_SYS_PTRACE, it is open. It
-    writes no core file. A program that it starts begins dumpable again, so only processes whose memory holds a secret call this.
+    An environment's code runs as the user of the orchestrator that starts it. By default the kernel lets a user inspect all of its
+    processes: `/proc/PID/environ`, `mem`, `fd`, `cwd` and `root`, ptrace, process_vm_readv, pidfd_getfd. A process that is not dumpable
+    denies all of this (ptrace(2), "Ptrace access mode checking"; PR_SET_DUMPABLE(2const)), except to root with CAP_SYS_PTRACE. It writes no
+    core file. A started program is dumpable again, so every process whose memory contains a secret must call this.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

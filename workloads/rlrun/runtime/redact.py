@@ -1,6 +1,6 @@
-"""Removal of secrets from messages, and from what leaves a machine: bundles for bug reports, trackers, the web page, logs. Pure.
+"""Removal of secrets from messages, bug reports, trackers, the web page and logs. Pure.
 
-A text passes five nets: names of fields that hold secrets, shapes that only secrets have (`secret_shapes`), base64 of either, words that
+A text passes five filters: names of fields that hold secrets, shapes that only secrets have (`secret_shapes`), base64 of either, words that
 look random, and the values of this process's own secret variables. A configuration also passes an allow-list (`free_values`).
 """
 
@@ -19,22 +19,22 @@ from rlrun.runtime.redaction import free_values
 from rlrun.runtime.redaction.secret_shapes import ANY
 
 REMOVED = "<removed>"
-"""In place of a secret."""
+"""Replacement of a secret."""
 HIDDEN = "<hidden>"
-"""In place of a value of free form that is not known to be harmless."""
+"""Replacement of a free-form value that is not known to be harmless."""
 _NAMES = re.compile(
     r"(?i)(pass(word|wd|phrase|code)|(?:^|[-_.])pass$|pwd|secret|token|api[-_]?key|access[-_]?key|private[-_]?key|credential|authorization"
     r"|cookie|bearer|account[-_]?key|shared[-_]?key|signing[-_]?key|encryption[-_]?key|master[-_]?key|session[-_]?key|ssh[-_]?key|auth[-_]?key"
     r"|client[-_]?key|(?:^|[-_.])_?auth$|(?:^|[-_.])(?:dsn|jwt|psk|sas|netrc)$|webhook|[-_]signature$|connection[-_]?string|dockerconfig)"
 )
 _FOLDERS = ("PWD", "OLDPWD")
-"""Variables of shells with folders, whose names are also those of passwords."""
+"""Shell variables with folders, whose names look like those of passwords."""
 _HARMLESS = re.compile(
     r"(?i)^(?:.*tokens?(?:[-_ ]?(?:per|id|ids|count|max|limit|budget|seconds|second).*)|(?:max|micro|min|completion|prompt|total|num|"
     r"batch|pad|eos|bos|stop|new|n)[-_a-z]*tokens?.*|tokenizer.*|tokens|.*/tokens|secret(?:s|name|keyref|ref)|imagepullsecrets|"
     r"automountserviceaccounttoken|credentials|serviceaccounttoken|.*[-_]?key[-_]?attempt|.*key[-_]?rotation.*)$"
 )
-"""Names that only look like those of secrets: counts of tokens, references to Secrets."""
+"""Names that only look like names of secrets: counts of tokens, references to Secrets."""
 _BEARER = re.compile(r"(?i)\b(bearer|basic|token|apikey)(\s+)(?=\S*[0-9=]|(?-i:\S*[a-z][A-Z]))[A-Za-z0-9._~+/=-]{8,}")
 _HEADER = re.compile(
     r"""(?i)(\b(?:proxy-)?authorization|\b(?:set-)?cookie|\bx-[a-z-]{0,40}(?:api-key|token|auth|secret|signature|credential)[a-z-]{0,40})"""
@@ -58,44 +58,44 @@ _LINE = re.compile(
     r"(?im)^([ \t]*(?:-[ \t]+)?(?:export[ \t]+)?[\w.-]*(?:password|passphrase|passwd|secret)\s*[:=][ \t]+)"
     r"([^\s\"'{\[|>$<].*[ \t]\S.*)$"
 )
-"""A line that is a name and a value of several words, as YAML has them."""
+"""Line with a name and a value of several words, as in YAML."""
 _BLOCK = re.compile(
     r"""((?<![\w.-])[\w.-]+\\*["']?[ \t]*[:=][ \t]*(?:[|>][-+]?\d?|(?=(?:\n|\\+n)[ \t]*\\*["'])|\\)"""
     r"""[ \t]*(?:\n|\\+n)[ \t]*)(\S[^\n\\]*)"""
 )
-"""A name whose value is on the next line."""
+"""Name whose value is on the next line."""
 _ELEMENT = re.compile(r"<([A-Za-z_][\w.-]*)>([^<>\n]+)(?=</)")
 _FLAG = re.compile(r"""((?<![\w-])--?[\w.-]+)(=|\s+|\\?["'],\s*\\?["'])("[^"\n]*"?|'[^'\n]*'?|[^\s()\[\]{},;"']+)""")
 _NETRC = re.compile(r"(?i)\b(login\s+\S+\s+password\s+)\S+")
 _NOT_VALUES = ("$", "<", "…", "...")
-"""Beginnings of what a message writes in place of a value: a variable of the shell, a placeholder."""
+"""Prefixes of texts that replace a value in messages: a shell variable, a placeholder."""
 _PLAIN_VALUES = ("null", "None", "true", "false", "{}", "[]", REMOVED, HIDDEN, "{", "[", "|", ">", "-")
 _LEAST = 6
-"""Shorter values of variables are words that stand elsewhere, too."""
+"""Minimum length of a known secret; shorter values are words that also occur elsewhere."""
 _ENCODED = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{16,}={0,2}")
 _RANDOM = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{20,}={0,2}")
 _CHANGES = 0.42
-"""Share of places where random letters and digits change between lower case, upper case and digits: 0.62 on average, 0.3 in CamelCase."""
+"""Share of changes between lower case, upper case and digits in random text: 0.62 on average; CamelCase has 0.3."""
 _WRAP = re.compile(r"(?<=[A-Za-z0-9_+/=.-])(?:\\*\r?\n[ \t]*|\\+n[ \t]*|\\+[ \t]+)(?=[A-Za-z0-9_+/=.-])")
 _NESTED = 4
-"""Assignments within the value of an assignment that are looked into, such as JSON in JSON."""
+"""Maximum depth of assignments within the value of an assignment, such as JSON in JSON."""
 _DEPTH = 2
-"""Layers of base64 that are opened: a Secret's value that was encoded before."""
+"""Maximum layers of base64 that are decoded: a Secret's value may itself be base64."""
 
 
 def is_secret(name: str) -> bool:
-    """True if a field or a variable of this name holds a secret."""
+    """Return whether a field or a variable of this name holds a secret."""
     plain = name.strip("\\\"'").lstrip("-")
     return _NAMES.search(plain) is not None and _HARMLESS.match(plain.rpartition(".")[2]) is None
 
 
 def is_token(value: str) -> bool:
-    """True if a text contains what only a secret looks like: a token by its shape, or an address with a password."""
+    """Return whether a text contains a token by its shape, or an address with a password."""
     return ANY.search(value) is not None or _IN_URL.search(value) is not None
 
 
 def known_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Values of secret variables as they are, in base64, in URLs and in JSON, longest first."""
+    """Return the values of secret variables in plain form, in base64, in URLs and in JSON, longest first."""
     found: set[str] = set()
     for name, value in environment.items():
         if is_secret(name) and name not in _FOLDERS and len(value) >= _LEAST:
@@ -111,18 +111,18 @@ def known_secrets(environment: Mapping[str, str]) -> list[str]:
 
 
 def certain_spans(content: str, secrets: list[str]) -> list[tuple[int, int]]:
-    """Places of a text that are secrets for certain, as `(start, end)`: known values, and shapes that only secrets have."""
+    """Return the places of certain secrets in a text, as `(start, end)`: known values, and shapes that only secrets have."""
     found = [(at.start(), at.end()) for secret in secrets for at in re.finditer(re.escape(secret), content)]
     found += [at.span() for at in ANY.finditer(content)]
     return sorted({*found, *_wrapped_spans(content), *_encoded_spans(content, secrets, 1)})
 
 
 def _wrapped_spans(content: str) -> Iterator[tuple[int, int]]:
-    """Places of shapes that a line break divides."""
+    """Yield places of shapes that contain a line break."""
     breaks = [at.span() for at in _WRAP.finditer(content)]
     if not breaks:
         return
-    # Positions of the joined text, in which every break is empty, and of the original.
+    # Positions in the joined text, in which every break is empty, and in the original.
     starts, pieces, joined, before = [0], [], 0, 0
     for start, end in breaks:
         pieces.append(content[before:start])
@@ -137,7 +137,7 @@ def _wrapped_spans(content: str) -> Iterator[tuple[int, int]]:
             continue
         first = max(i for i, place in enumerate(starts) if place <= at.start())
         last = first
-        for i in crossed:  # a line that follows by chance is a word, and no piece of a token
+        for i in crossed:  # an unrelated next line is a word, not a piece of a token
             piece = whole[starts[i] : min(at.end(), starts[i + 1] if i + 1 < len(starts) else len(whole))]
             if not (re.search(r"[0-9]|[a-z][A-Z]|={1,2}$", piece) or len(piece) >= 16):
                 break
@@ -148,7 +148,7 @@ def _wrapped_spans(content: str) -> Iterator[tuple[int, int]]:
 
 
 def _encoded_spans(content: str, secrets: list[str], depth: int = _DEPTH) -> Iterator[tuple[int, int]]:
-    """Places of base64 in which a secret is."""
+    """Yield places of base64 that contains a secret."""
     for at in _ENCODED.finditer(content):
         decoded = _decode_word(at[0])
         if decoded is not None and (
@@ -161,7 +161,7 @@ def _encoded_spans(content: str, secrets: list[str], depth: int = _DEPTH) -> Ite
 
 
 def _decode_word(word: str) -> str | None:
-    """Text that a word is the base64 of; None: it is not."""
+    """Return the text that a word encodes in base64, or None."""
     word = word.rstrip("=").replace("-", "+").replace("_", "/")
     try:
         decoded = base64.b64decode(word + "=" * (-len(word) % 4), validate=True).decode()
@@ -171,9 +171,9 @@ def _decode_word(word: str) -> str | None:
 
 
 def redact_certain(content: str, secrets: list[str]) -> str:
-    """A text without what is a secret for certain.
+    """Return a text without certain secrets.
 
-    For texts of a model, in which `token = next(tokens)` is code to be read: `redact_text` would take the word behind the name away.
+    For texts of a model, in which `token = next(tokens)` is code to be read: `redact_text` would remove the word after the name.
     """
     end, pieces = 0, []
     for start, stop in certain_spans(content, secrets):
@@ -184,7 +184,7 @@ def redact_certain(content: str, secrets: list[str]) -> str:
 
 
 def redact_text(content: str, secrets: list[str]) -> str:
-    """A text without secrets."""
+    """Return a text without secrets."""
     content = _redact_named(redact_certain(content, secrets))
     found = list(_encoded_spans(content, secrets))
     for start, end in reversed(found):
@@ -193,11 +193,11 @@ def redact_text(content: str, secrets: list[str]) -> str:
 
 
 def _redact_named(content: str) -> str:
-    """A text without what stands behind names of secrets."""
+    """Return a text without the values that follow names of secrets."""
     content = _HEADER.sub(lambda m: m[0] if m[3].startswith(_NOT_VALUES) else f"{m[1]}{m[2]}{REMOVED}", content)
     content = _BEARER.sub(rf"\1\2{REMOVED}", content)
     content = _IN_URL.sub(rf"\1{REMOVED}@", content)
-    content = _IN_QUERY.sub(_is_asked, content)
+    content = _IN_QUERY.sub(_redact_parameter, content)
     content = _NETRC.sub(rf"\1{REMOVED}", content)
     content = _ELEMENT.sub(lambda m: f"<{m[1]}>{REMOVED}" if is_secret(m[1]) else m[0], content)
     content = _FLAG.sub(
@@ -211,14 +211,14 @@ def _redact_named(content: str) -> str:
     return _ASSIGNED.sub(_assigned_spans, content)
 
 
-def _is_asked(found: re.Match[str]) -> str:
+def _redact_parameter(found: re.Match[str]) -> str:
     name = found[2].lower()
     return f"{found[1]}{found[2]}={REMOVED}" if is_secret(name) or name in _QUERY_NAMES else found[0]
 
 
 def _assigned_spans(found: re.Match[str], depth: int = 0) -> str:
     given = found["value"].strip("\\\"'")
-    if not is_secret(found["name"]):  # what it holds can be assignments, too
+    if not is_secret(found["name"]):  # the value may contain assignments, too
         within = (
             found["value"]
             if depth == _NESTED
@@ -233,7 +233,7 @@ def _assigned_spans(found: re.Match[str], depth: int = 0) -> str:
 
 
 def _is_random(word: str) -> bool:
-    """True if letters and digits of a word change as those of keys do."""
+    """Return whether letters and digits of a word change as often as those of keys."""
     word = word.rstrip("=")
     kinds = ["a" if c.islower() else "A" if c.isupper() else "0" if c.isdigit() else "+" for c in word]
     if not {"a", "A", "0"} <= set(kinds):
@@ -242,27 +242,27 @@ def _is_random(word: str) -> bool:
 
 
 def redact_document(value: object, secrets: list[str], name: str = "") -> object:
-    """A JSON document without secrets: texts and numbers of secret names, and secrets within texts."""
+    """Return a JSON document without secrets: values of secret names, and secrets within texts."""
     return _Document(secrets, allow_list=False).clean(value, name)
 
 
 def redact_configuration(value: object, secrets: list[str], name: str = "") -> object:
-    """A document without secrets, in which values of free form are hidden unless they are known to be harmless."""
+    """Return a document without secrets, in which free-form values are hidden unless they are known to be harmless."""
     return _Document(secrets, allow_list=True).clean(value, name)
 
 
 @lru_cache(maxsize=4096)
 def _certain_name(name: str, secrets: tuple[str, ...]) -> str:
-    """Return a field's name without secrets. The lines of `metrics.jsonl` repeat theirs: half of the time of a bundle."""
+    """Return a field's name without secrets. Cached: the lines of `metrics.jsonl` repeat their names, half of the time of a bundle."""
     return redact_certain(name, list(secrets))
 
 
 class _Document:
-    """One pass over a JSON document.
+    """Redaction of one JSON document.
 
     Args:
         secrets: known secrets.
-        allow_list: whether values of free form that are not known are hidden.
+        allow_list: whether unknown free-form values are hidden.
     """
 
     def __init__(self, secrets: list[str], *, allow_list: bool) -> None:
@@ -270,20 +270,20 @@ class _Document:
         self._known = tuple(secrets)
 
     def clean(self, value: object, name: str, *, free: bool = False) -> object:
-        """A value of a field.
+        """Return a redacted value of a field.
 
         Args:
             value: mapping, list or scalar.
-            name: the field.
-            free: whether the value is within a field of free form.
+            name: name of the field.
+            free: whether the value is within a free-form field.
         """
         if isinstance(value, Mapping):
-            return self._mapping(value, free=free)
+            return self._clean_mapping(value, free=free)
         if isinstance(value, list | tuple):
             words = all(isinstance(one, str) for one in value)
             if words and free and free_values.plain_name(name) in ("args", "command", "extraargs"):
-                return self._command([str(one) for one in value])
-            return self._list(list(value), name, free=free)
+                return self._clean_command([str(one) for one in value])
+            return self._clean_list(list(value), name, free=free)
         if isinstance(value, str):
             if not value or is_secret(name):
                 return REMOVED if value else value
@@ -294,14 +294,13 @@ class _Document:
             and len(str(value)) >= _LEAST
             and is_secret(name)
         ):
-            return REMOVED  # a password of digits that YAML has made a number
+            return REMOVED  # a numeric password, which YAML reads as a number
         return value
 
-    def _mapping(self, value: Mapping[object, object], *, free: bool) -> object:
-        if (
-            "name" in value and "value" in value and set(value) <= {"name", "value", "valueFrom"}
-        ):  # a variable of a container
-            return {**value, "value": self._variable(str(value["name"]), value["value"])}
+    def _clean_mapping(self, value: Mapping[object, object], *, free: bool) -> object:
+        # A variable of a container.
+        if "name" in value and "value" in value and set(value) <= {"name", "value", "valueFrom"}:
+            return {**value, "value": self._clean_variable(str(value["name"]), value["value"])}
         if free and set(value) <= {"name", "key", "optional"}:  # a reference to a key of a Secret or a ConfigMap
             return dict(value)
         free = free and not ({"key", "operator"} <= set(value))  # a term of a selector
@@ -310,12 +309,12 @@ class _Document:
             name = str(key)
             within = self._allow_list and (free or free_values.is_free(name))
             if within and free_values.plain_name(name) == "env" and isinstance(one, Mapping):
-                cleaned[name] = {str(k): self._variable(str(k), v) for k, v in one.items()}
+                cleaned[name] = {str(k): self._clean_variable(str(k), v) for k, v in one.items()}
             else:
                 cleaned[_certain_name(name, self._known)] = self.clean(one, name, free=within)
         return cleaned
 
-    def _variable(self, name: str, value: object) -> object:
+    def _clean_variable(self, name: str, value: object) -> object:
         if not isinstance(value, str) or not value:
             return value
         if is_secret(name):
@@ -323,16 +322,16 @@ class _Document:
         shown = not self._allow_list or free_values.is_shown_variable(name, value)
         return redact_text(value, self._secrets) if shown else HIDDEN
 
-    def _list(self, value: list[object], name: str, *, free: bool) -> list[object]:
-        flags = [None, *value]  # of a command line: the word behind `--token`
+    def _clean_list(self, value: list[object], name: str, *, free: bool) -> list[object]:
+        flags = [None, *value]  # of a command line: the word after `--token` is secret
         secret = [
             isinstance(flag, str) and flag.startswith("-") and "=" not in flag and is_secret(flag)
             for flag in flags[:-1]
         ]
         return [REMOVED if hide else self.clean(one, name, free=free) for one, hide in zip(value, secret, strict=True)]
 
-    def _command(self, words: list[str]) -> list[str]:
-        """Words of a command: flags and what is known of their values."""
+    def _clean_command(self, words: list[str]) -> list[str]:
+        """Return the words of a command: flags, and values that are known to be harmless."""
         shown, flag = [], ""
         for word in words:
             name, _, value = word.partition("=")

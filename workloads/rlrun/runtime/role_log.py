@@ -1,4 +1,4 @@
-"""The log of a role: one line per message, whatever a message quotes."""
+"""Log of a role: one line per message, even if a message quotes several lines."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def configure_log(sink: TextIO | Path, layout: str, *, level: str = "INFO") -> None:
-    """Send the process's messages to one place.
+    """Send the process's messages to one sink.
 
-    What a message quotes of others cannot look like a message of its own: further lines are indented. Secrets are removed.
+    Text that a message quotes cannot imitate another message: its further lines are indented. Secrets are removed.
 
     Args:
-        sink: a stream, or a file.
+        sink: stream or file.
         layout: loguru's format.
-        level: the least that is logged.
+        level: minimum level.
     """
     logger.remove()
     logger.configure(patcher=partial(_make_plain, redact.known_secrets(os.environ)))

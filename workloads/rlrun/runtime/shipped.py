@@ -1,4 +1,4 @@
-"""Files that an installation has beside its modules: the Helm charts, the CRD and the examples."""
+"""Data files of an installation: the Helm charts, the CRD and the examples."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import rlrun
 
 _FOLDER = "share/rlrun"
-"""Folder into which a wheel installs them, below the environment's (`[tool.setuptools.data-files]`)."""
+"""Folder of a wheel's data files, below that of the environment (`[tool.setuptools.data-files]`)."""
 _KNOWN = "charts"
-"""A folder among them."""
+"""One of their folders."""
 
 
 def shipped_folder() -> Path | None:
-    """The folder above `charts`, `crds` and `examples`; None: this installation has none, as the images.
+    """Return the folder with `charts`, `crds` and `examples`, or None for an installation without them, such as an image.
 
-    A checkout's own are taken before those of a wheel, for an editable installation has copies of an earlier state.
+    A checkout's own folders have precedence over those of a wheel, because an editable installation contains copies of an earlier state.
     """
     checkout = Path(rlrun.__file__).parents[2]
     if (checkout / "pyproject.toml").is_file() and (checkout / _KNOWN).is_dir():

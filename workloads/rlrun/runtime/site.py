@@ -1,4 +1,4 @@
-"""An HTTP server of a role: what any client may cost it is bounded, and no client's mistake is a traceback in its log."""
+"""HTTP server of a role: clients can use only bounded resources, and their mistakes do not fill the log with tracebacks."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Middleware
 
 MAX_SILENT = 512
-"""Connections without a request under way; one more costs the one that has been silent for longest."""
+"""Maximum number of idle connections; a further one closes the connection that has been idle for longest."""
 SILENT_SECONDS = 120.0
-"""Time for which a connection may have no request under way; longer than the clients keep theirs for the next one."""
+"""Maximum seconds for which a connection may be idle; longer than clients keep their connections for reuse."""
 LOOK_SECONDS = 1.0
 ALL_OF_BOTH_FAMILIES = "::"
 ERRORS_PER_MINUTE = 10
-"""Errors of requests that are written to the log."""
+"""Maximum number of request errors per minute in the log."""
 log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Site:
-    """An application's listening socket.
+    """Listening socket of an application.
 
     Args:
-        application: what answers.
-        most_silent: connections without a request under way that are kept.
-        shutdown_timeout: seconds that requests under way have when it closes.
-        handler_cancellation: whether a request whose client has gone is cancelled.
+        application: request handlers.
+        most_silent: maximum number of idle connections.
+        shutdown_timeout: seconds that current requests get at a shutdown.
+        handler_cancellation: whether a request is cancelled if its client disconnects.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class Site:
     ) -> None:
         self._most_silent = most_silent
         self._busy: dict[asyncio.BaseProtocol, int] = {}
-        """Requests under way on a connection."""
+        """Number of current requests by connection."""
         self._silent_since: dict[asyncio.BaseProtocol, float] = {}
-        """Start of silence, on the monotonic clock, of connections without a request under way."""
+        """Time since which a connection has been idle, by the monotonic clock."""
         application.middlewares.insert(0, self._middleware())
         self._runner = web.AppRunner(
             application,
@@ -62,23 +62,23 @@ class Site:
         """Bind and serve.
 
         Args:
-            host: address to bind; None: all, as `::`, which takes IPv4 as well.
-            port: port to bind; 0 takes a free one, see the attribute.
+            host: address to bind; None: all, as `::`, which also accepts IPv4.
+            port: port to bind; 0: a free one, which the attribute `port` then has.
 
         Raises:
             OSError: the address cannot be bound.
         """
         await self._runner.setup()
         try:
-            await self._site(host, port).start()
+            await self._listener(host, port).start()
         except OSError:
             await self._runner.cleanup()
             raise
         self.port = int(self._runner.addresses[0][1])
         self._closing = asyncio.create_task(self._close_silent())
 
-    def _site(self, host: str | None, port: int) -> web.BaseSite:
-        """The listener. asyncio's own on `::` would take IPv6 alone, and a pod asks itself on 127.0.0.1."""
+    def _listener(self, host: str | None, port: int) -> web.BaseSite:
+        """Return the listener. asyncio's own on `::` would accept only IPv6, but a pod connects to itself by 127.0.0.1."""
         if host == ALL_OF_BOTH_FAMILIES and socket.has_dualstack_ipv6():
             listener = socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
             return web.SockSite(self._runner, listener)
@@ -102,7 +102,7 @@ class Site:
                 raise
             except Exception:
                 log.exception("%s %.200r failed", request.method, request.path)
-                return web.json_response({"error": "the request failed here; the log has the reason"}, status=500)
+                return web.json_response({"error": "the request failed; see the log of this role"}, status=500)
             finally:
                 self._busy[connection] -= 1
 
@@ -127,9 +127,9 @@ class Site:
 
 
 class Few(logging.Filter):
-    """Lets some records pass each minute: a client can cause as many as it likes.
+    """Filter that passes a limited number of records per minute, because clients can cause any number.
 
-    Those of requests that were no HTTP lose their traceback, which is of the parser.
+    Records about requests that are not HTTP lose their traceback, which only shows the parser.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -74,7 +74,7 @@ def announce_engines(run: RunSnapshot, report: progress.Report | None) -> list[A
 def _spot_wish(run: RunSnapshot) -> str:
     """Wanted spot engines, and the addresses by which the orchestrator knows which these are."""
     found = [(pod.manifest.get("status") or {}).get("podIP") for pod in _live_engines(run) if pod.spot]
-    return SpotWish.of(run.wanted.spot, [str(address) for address in found if address]).text()
+    return SpotWish.from_hosts(run.wanted.spot, [str(address) for address in found if address]).text()
 
 
 @dataclass(frozen=True)

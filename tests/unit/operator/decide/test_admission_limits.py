@@ -23,7 +23,7 @@ INVALID = (
         (
             'pods "x" is forbidden: failed quota: q: must specify limits.memory',
             "QuotaExceeded",
-            "set what it names in ROLE",
+            "set the resources it names in ROLE",
         ),
         ("minimum cpu usage per Container is 2, but request is 1", "PodsRefused", "change ROLE"),
         (

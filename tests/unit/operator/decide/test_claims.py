@@ -87,7 +87,7 @@ def test_edited_claim_is_told_apart_from_the_one_that_is_there() -> None:
     kube.tick()
     kube.tick(5)
     message = ready(kube)[2]
-    assert "it was made before storage.claimTemplate was edited" in message
+    assert "it was created before storage.claimTemplate was edited" in message
     assert DELETE in message
     kube.objects.pop(CLAIM)
     kube.events = []
@@ -107,7 +107,7 @@ def test_unbound_claim_of_an_earlier_run_is_named_with_the_command() -> None:
     patience_over(kube)
     _, reason, message = ready(kube)
     assert reason == "ClaimPending"
-    assert "an earlier run of this name has left it" in message
+    assert "an earlier run of this name left this claim" in message
     assert DELETE in message
 
 
@@ -117,7 +117,7 @@ def test_bound_claim_of_an_earlier_run_is_used_and_named() -> None:
     kube.start()
     status, reason, message = ready(kube)
     assert (status, reason) == ("True", "ClaimBound")
-    assert "an earlier run of this name has left it with its data" in message
+    assert "an earlier run of this name left it with its data" in message
     assert DELETE in message
     assert "earlier" not in ready(Kube().start())[2]
 

@@ -403,7 +403,7 @@ def test_a_run_goes_on_by_itself_once_its_budget_is_raised_or_removed() -> None:
 
 def test_a_run_whose_budget_is_spent_holds_no_room_in_the_queue() -> None:
     kube = Kube({**SPEC, "budget": {"gpuHours": 0.1}})
-    kube.admission = Admission(True, reasons.ROOM_FOUND, "all pods of the run have room")
+    kube.admission = Admission(True, reasons.ROOM_FOUND, "there is room for all pods of the run")
     kube.start(7)
     run_for(kube, 120, 7)
     assert kube.status["phase"] == "Suspended"

@@ -155,7 +155,7 @@ def test_a_lost_node_is_waited_for_and_then_done_without() -> None:
     assert kube.status["trainer"]["reason"] == "4 to 3 pods: 1 of 4 pods found no node within 100 s"
     assert kube.status["restartsCountedTowardsMax"] == 0
     assert ("Normal", "TrainerResized") in kube.told
-    assert any(message.endswith("attempt 2 saves and ends for it") for message in kube.messages)
+    assert any(message.endswith("attempt 2 saves a checkpoint and ends for this") for message in kube.messages)
 
 
 def test_a_node_that_comes_in_time_is_used() -> None:
@@ -368,14 +368,14 @@ def test_elastic_removed_from_a_smaller_run_changes_nothing_until_the_next_attem
 
 def test_a_queue_gives_fewer_pods_and_says_when_there_are_more() -> None:
     kube, room = began(2)
-    kube.admission = Admission(True, "RoomFound", "all pods of the run have room", room=2)
+    kube.admission = Admission(True, "RoomFound", "there is room for all pods of the run", room=2)
     kube.start(step=30)
     assert (size(kube), kube.status["attempt"]) == ((2, 2, "2"), 1)
     assert kube.status["trainer"]["reason"] == "2 of 4 pods: the queue has room for these"
     kube.tick(1001)
     trains(kube, 41, 0, 40)
     assert size(kube) == (2, 2, "2")
-    kube.admission = Admission(True, "RoomFound", "all pods of the run have room", room=4)
+    kube.admission = Admission(True, "RoomFound", "there is room for all pods of the run", room=4)
     room.pods = 4
     trains(kube, 60, 0, 60)
     kube.tick(5)

@@ -87,7 +87,7 @@ def test_a_killed_orchestrator_is_restarted_beside_its_engines_and_nothing_is_lo
     kube.report(6, total_steps=12, resumed=6)
     kube.tick()
     assert kube.status["checkpoint"]["stepsLostTotal"] == 0
-    assert "attempt 2 has found 6 answers, and asks the rest" in kube.messages
+    assert "attempt 2 found 6 answers and requests the rest" in kube.messages
     before = len(kube.writes)
     assert not kube.do(kube.decide()), kube.writes[before:]
 
@@ -153,7 +153,7 @@ def test_orchestrator_makes_the_tiny_model_and_reports_a_failure(tiny: dict[str,
     status = kube.pod("orchestrator")["status"]
     status["initContainerStatuses"] = [{"name": container, "restartCount": 0, "state": {"running": {}}}]
     kube.tick()
-    assert kube.condition("PodsReady")["message"] == "orchestrator: the init container is making the tiny model"
+    assert kube.condition("PodsReady")["message"] == "orchestrator: the init container is creating the tiny model"
     end = {"exitCode": 74, "reason": "Error", "message": "cannot write to /data/run", "finishedAt": rfc3339(kube.now)}
     status = kube.pod("orchestrator")["status"]
     status |= {"phase": "Failed"}

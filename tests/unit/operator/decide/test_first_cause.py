@@ -86,7 +86,7 @@ def test_a_number_that_the_volume_knows_is_left_out_at_once() -> None:
     kube = Kube(SPEC | {"failurePolicy": {"maxRestarts": 0}})
     kube.settle()
     kube.exit(
-        "trainer", 11, message="RLRUN_ATTEMPT is 1, but /data/run/attempts holds attempt 6 already; the next is 7"
+        "trainer", 11, message="RLRUN_ATTEMPT is 1, but /data/run/attempts already contains attempt 6; the next is 7"
     )
     kube.tick()
     kube.start(step=45, resumed=40)

@@ -136,7 +136,7 @@ def test_a_refusal_is_told_once_and_harms_nothing() -> None:
     ("text", "fix"),
     [
         ("exceeded quota: disk, requested: requests.storage=100Gi", "free some of the namespace's quota"),
-        ('admission webhook "x" denied the request: no', "until whoever refuses it allows it"),
+        ('admission webhook "x" denied the request: no', "change the policy or webhook that refuses it"),
         ('User "sa" cannot patch resource "persistentvolumeclaims"', "a helm upgrade of its chart grants it"),
         (
             "maximum storage usage per PersistentVolumeClaim is 150Gi, but request is 200Gi",

@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from rlrun.api.status import ExcludedNode, RLRunStatus
-from rlrun_operator.failures.node_exclusion import EXCLUDED_SECONDS, NEEDED_AFTER_SECONDS, avoided_nodes, used_again
+from rlrun_operator.failures.node_exclusion import (
+    EXCLUDED_SECONDS,
+    NEEDED_AFTER_SECONDS,
+    avoided_nodes,
+    lift_older_exclusions,
+)
 from rlrun_operator.names import Ref
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
@@ -37,7 +42,7 @@ def waiting(nodes: list[dict[str, Any]] | None, spec: dict[str, Any] | None = No
 
 @pytest.mark.parametrize(
     ("nodes", "told"),
-    [([node("node-1", "Unknown")], "does not answer since 2023-11-14T22:13:20Z"), ([node("node-2")], "does not exist any more")],
+    [([node("node-1", "Unknown")], "has not answered since 2023-11-14T22:13:20Z"), ([node("node-2")], "no longer exists")],
 )  # fmt: skip
 def test_pods_of_a_node_that_does_not_answer_are_removed_by_force_when_it_is_time(
     nodes: list[dict[str, Any]], told: str
@@ -63,14 +68,14 @@ def test_a_slow_pod_of_a_node_that_answers_is_never_removed_by_force() -> None:
     kube = waiting([node("node-1")])
     kube.tick(100_000)
     assert not [write for write in kube.writes if write.startswith("force")]
-    assert "takes its time to end on node node-1, which answers" in kube.status["message"]
+    assert "is slow to end on node node-1, which answers" in kube.status["message"]
 
 
 def test_without_the_right_to_read_nodes_the_message_says_what_a_person_can_do() -> None:
     kube = waiting(None)
     kube.tick(100_000)
     assert not [write for write in kube.writes if write.startswith("force")]
-    assert "whether node node-1 answers is not known (readNodes" in kube.status["message"]
+    assert "the state of node node-1 is unknown (readNodes" in kube.status["message"]
     assert "kubectl delete pod run-trainer-0 --force" in kube.status["message"]
 
 
@@ -81,7 +86,10 @@ def test_without_that_right_the_word_of_the_node_controller_is_taken_after_the_g
     kube.tick()
     kube.tick(80)
     assert not [write for write in kube.writes if write.startswith("force")], "60 s, and 30 s of grace"
-    assert "node node-1, which was given up (DeletionByTaintManager); removed by force at" in kube.status["message"]
+    assert (
+        "node node-1, which Kubernetes has given up (DeletionByTaintManager); it is deleted by force at"
+        in kube.status["message"]
+    )
     kube.tick(10)
     assert [write for write in kube.writes if write.startswith("force")] == ["force Pod run-trainer-0"]
 
@@ -266,16 +274,16 @@ def status_with(until: float, reason: str = "failed here: Killed, Killed") -> RL
 def test_annotation_ends_earlier_exclusions_and_no_later_one() -> None:
     earlier, later = status_with(EPOCH + EXCLUDED_SECONDS), status_with(EPOCH + 100 + EXCLUDED_SECONDS)
     asked = rfc3339(EPOCH + 50)
-    assert used_again(earlier, asked, EPOCH + 60).excluded_nodes is None
-    assert used_again(later, asked, EPOCH + 160) == later
-    assert used_again(later, rfc3339(EPOCH + 1e6), EPOCH + 90) == later, "a time in the future counts as now"
-    assert used_again(earlier, None, EPOCH + 60) == earlier
+    assert lift_older_exclusions(earlier, asked, EPOCH + 60).excluded_nodes is None
+    assert lift_older_exclusions(later, asked, EPOCH + 160) == later
+    assert lift_older_exclusions(later, rfc3339(EPOCH + 1e6), EPOCH + 90) == later, "a time in the future counts as now"
+    assert lift_older_exclusions(earlier, None, EPOCH + 60) == earlier
 
 
 def test_annotation_that_is_not_a_time_is_reported_once() -> None:
-    noted = used_again(status_with(EPOCH + 1), "tomorrow", EPOCH)
+    noted = lift_older_exclusions(status_with(EPOCH + 1), "tomorrow", EPOCH)
     assert "rlrun.io/use-nodes-again-at (tomorrow) is not a time" in (noted.excluded_nodes or [])[0].reason
-    assert used_again(noted, "tomorrow", EPOCH) == noted
+    assert lift_older_exclusions(noted, "tomorrow", EPOCH) == noted
 
 
 def test_running_run_uses_nodes_again_when_it_is_annotated() -> None:

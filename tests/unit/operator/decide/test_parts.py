@@ -80,7 +80,7 @@ def test_an_update_that_is_refused_is_told() -> None:
     assert (found["status"], found["reason"]) == ("False", "Drifted")
     assert found["message"] == (
         "PodDisruptionBudget run-inference is not yet as the run needs it now; it is being put right, and refused: "
-        f"{words}; it is tried again until whoever refuses it allows it"
+        f"{words}; change the policy or webhook that refuses it; the operator retries"
     )
     kube.refused = ()
     kube.settle()

@@ -12,6 +12,7 @@ from tests.unit.operator.decide.kube import Kube
 
 POLICY = "ValidatingAdmissionPolicy 'fixed' with binding 'all' denied request: sizes are fixed"
 RIGHT = 'statefulsets.apps "run-trainer" is forbidden: User "sa" cannot patch resource "statefulsets"'
+RETRIED = "change the policy or webhook that refuses it; the operator retries"
 TRAINER, ENGINES, SERVICE = (
     Ref("StatefulSet", "run-trainer"),
     Ref("Deployment", "run-inference"),
@@ -27,15 +28,15 @@ def said(kube: Kube, kind: str = "ChildrenIntact") -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("text", "fix"),
     [
-        (POLICY, "it is tried again until whoever refuses it allows it"),
-        (RIGHT, "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again"),
+        (POLICY, RETRIED),
+        (RIGHT, "the operator's Role lacks this right: a helm upgrade of its chart grants it; the operator retries"),
         (
             'user "sa" (groups=["all"]) is attempting to grant RBAC permissions not currently held: {APIGroups:[""]}',
-            "the operator's Role lacks this right: a helm upgrade of its chart grants it; it is tried again",
+            "the operator's Role lacks this right: a helm upgrade of its chart grants it; the operator retries",
         ),
         (
             'Internal error occurred: failed calling webhook "guard": context deadline exceeded',
-            "have that webhook answer, or its configuration removed; it is tried again",
+            "repair that webhook, or remove its configuration; the operator retries",
         ),
     ],
 )
@@ -92,7 +93,7 @@ def test_a_suspension_says_what_it_waits_for() -> None:
     kube.refused = (Refusal(TRAINER, POLICY, "be scaled to 0"),)
     kube.do(kube.decide())
     assert kube.status["phase"] == "Suspending"
-    assert f"; StatefulSet run-trainer cannot be scaled to 0: {POLICY}; it is tried again" in kube.status["message"]
+    assert f"; StatefulSet run-trainer cannot be scaled to 0: {POLICY}; {RETRIED}" in kube.status["message"]
 
 
 def test_what_cannot_be_made_is_left_to_the_conditions_that_wait_for_it() -> None:
@@ -114,7 +115,7 @@ def test_what_cannot_be_made_and_nothing_waits_for_is_told_all_the_same() -> Non
     kube.events = events_of(kube.refused, "ns")
     kube.tick()
     assert said(kube)[:2] == ("False", "AdmissionRefused")
-    assert said(kube)[2].startswith(f"Deployment run-inference-spot cannot be made: {POLICY}; it is tried again")
+    assert said(kube)[2].startswith(f"Deployment run-inference-spot cannot be created: {POLICY}; {RETRIED}")
     kube.refused, kube.events = (), []
     kube.tick()
     assert said(kube)[:2] == ("True", "Repaired")

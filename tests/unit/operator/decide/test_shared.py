@@ -240,7 +240,7 @@ def test_an_orchestrator_that_fails_for_want_of_the_trainer_does_not_count(ready
 
 def test_a_number_that_the_guests_folder_knows_is_not_its_failure() -> None:
     _, guest = both()
-    guest.exit("orchestrator", 11, message="RLRUN_ATTEMPT is 1, but it holds attempt 4 already; the next is 5")
+    guest.exit("orchestrator", 11, message="RLRUN_ATTEMPT is 1, but it already contains attempt 4; the next is 5")
     guest.tick()
     for _ in range(5):
         guest.tick(10)

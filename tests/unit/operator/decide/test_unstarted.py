@@ -187,17 +187,17 @@ def test_report_alone_ends_nothing() -> None:
 REFERENCES = [
     (
         'pods "run-trainer-0" is forbidden: no PriorityClass with name nope was found',
-        "PriorityClass nope does not exist",
+        "PriorityClass nope, which does not exist",
         "trainer.priorityClassName",
     ),
     (
         'pods "run-trainer-0" is forbidden: pod rejected: RuntimeClass "kata" not found',
-        "RuntimeClass kata does not exist",
+        "RuntimeClass kata, which does not exist",
         "trainer.runtimeClassName",
     ),
     (
         'pods "run-trainer-0" is forbidden: error looking up service account team-a/bot: serviceaccount "bot" not found',
-        "ServiceAccount bot does not exist",
+        "ServiceAccount bot, which does not exist",
         "trainer.podTemplate",
     ),
 ]

@@ -112,17 +112,17 @@ def test_nothing_is_called_a_problem_in_the_first_two_seconds() -> None:
         ),
         ([node("b", None)], ["no node has the label nvidia.com/gpu.product at all", "placement.gpuProduct"]),
         ([node("a", gpus=4)], ["none has 8 nvidia.com/gpu (most: 4)", "trainer.gpusPerReplica"]),
-        ([node("a", taint="team-b")], ["1 node qualifies, but for the taint team-b", "trainer.tolerations"]),
+        ([node("a", taint="team-b")], ["1 node qualifies, except for the taint team-b", "trainer.tolerations"]),
         (
             [node("a", taint="node.kubernetes.io/not-ready")],
-            ["but for the taint node.kubernetes.io/not-ready", "kubectl describe node"],
+            ["except for the taint node.kubernetes.io/not-ready", "kubectl describe node"],
         ),
         (
             [node("a"), node("b", gpus=4)],
             ["1 node qualifies, but not enough of that is free", "3 Insufficient nvidia.com/gpu"],
         ),
-        ([node("a") | {"spec": {"unschedulable": True}}], ["the cluster has no node that takes pods"]),
-        ([], ["the cluster has no node"]),
+        ([node("a") | {"spec": {"unschedulable": True}}], ["the cluster has no schedulable node"]),
+        ([], ["the cluster has no schedulable node"]),
     ],
 )
 def test_a_trainer_without_nodes(nodes: list[dict[str, Any]] | None, words: list[str]) -> None:
@@ -164,7 +164,7 @@ HEAD = "0/2 nodes are available: "
             {},
             "trainer",
             "2 node(s) unavailable due to one or more pvc(s) bound to non-existent pv.",
-            ["the volume of claim run-data is not there"],
+            ["the volume of claim run-data does not exist"],
         ),
         (
             {},
@@ -176,13 +176,13 @@ HEAD = "0/2 nodes are available: "
             SPREAD,
             "inference",
             "2 node(s) didn't match pod anti-affinity rules.",
-            ["each has to be on a node of its own", "placement.spreadInference", "inference.replicas"],
+            ["each engine needs its own node", "placement.spreadInference", "inference.replicas"],
         ),
         (
             {},
             "trainer",
             "2 node(s) didn't satisfy existing pods anti-affinity rules.",
-            ["pods are there that it must not be with", "trainer.affinity"],
+            ["these nodes run pods that its anti-affinity excludes", "trainer.affinity"],
         ),
         (
             NEAR,
@@ -196,7 +196,7 @@ HEAD = "0/2 nodes are available: "
             "2 node(s) didn't match pod affinity rules.",
             ["claim run-data puts all pods on one node", "ReadWriteMany"],
         ),
-        ({}, "trainer", "2 Too many pods.", ["2 nodes qualify, but none takes it now"]),
+        ({}, "trainer", "2 Too many pods.", ["2 nodes qualify, but none accepts it now"]),
     ],
 )
 @pytest.mark.parametrize("reads_nodes", [True, False])
@@ -211,7 +211,9 @@ def test_what_else_keeps_a_pod_from_nodes_is_told_with_its_fix(
     unscheduled(kube, HEAD + text, (role,))
     kube.nodes = [node("a"), node("b")] if reads_nodes else None
     seen = [word for word in words if reads_nodes or "qualify" not in word]
-    check(kube, "Scheduled", "Unschedulable", f"{role} needs", *seen, f"the scheduler says: {HEAD}{text.rstrip('.')}")
+    check(
+        kube, "Scheduled", "Unschedulable", f"{role} needs", *seen, f"the scheduler reports: {HEAD}{text.rstrip('.')}"
+    )
 
 
 def test_a_topology_label_that_no_node_has() -> None:
@@ -268,7 +270,7 @@ def test_a_claim_that_waits_for_its_first_pod_gives_way_to_what_the_pod_waits_fo
 
 def test_a_claim_that_does_not_exist_or_has_lost_its_volume() -> None:
     kube = Kube({"storage": {"claimName": "shared"}})
-    check(kube, "StorageReady", "ClaimNotFound", "storage.claimName", "no PersistentVolumeClaim shared")
+    check(kube, "StorageReady", "ClaimNotFound", "storage.claimName", "PersistentVolumeClaim shared does not exist")
     shared = {
         "kind": "PersistentVolumeClaim",
         "metadata": {"name": "shared", "uid": "p"},
@@ -417,7 +419,7 @@ def test_a_refusal_of_engines_that_is_over_is_not_told() -> None:
             "trainer",
             'create Pod run-trainer-0 in StatefulSet run-trainer failed error: pods "run-trainer-0" already exists',
             "PodsRefused",
-            ['"run-trainer-0" already exists', "not of this run; delete it"],
+            ['"run-trainer-0" already exists', "that pod belongs to something else; delete it"],
         ),
     ],
 )
@@ -535,8 +537,8 @@ def test_what_keeps_the_next_attempt_out_is_told() -> None:
     ("kind", "name", "condition", "words"),
     [
         ("Pod", "run-orchestrator-1", "Scheduled", "orchestrator: the quota does not allow its pods"),
-        ("PersistentVolumeClaim", "run-data", "StorageReady", "claim run-data cannot be made"),
-        ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be made"),
+        ("PersistentVolumeClaim", "run-data", "StorageReady", "claim run-data cannot be created"),
+        ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be created"),
     ],
 )
 def test_what_a_quota_keeps_the_operator_itself_from_making(kind: str, name: str, condition: str, words: str) -> None:
@@ -556,8 +558,8 @@ def test_what_a_quota_keeps_the_operator_itself_from_making(kind: str, name: str
 @pytest.mark.parametrize(
     ("kind", "name", "condition", "words"),
     [
-        ("PersistentVolumeClaim", "run-data", "StorageReady", "claim run-data cannot be made"),
-        ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be made"),
+        ("PersistentVolumeClaim", "run-data", "StorageReady", "claim run-data cannot be created"),
+        ("Service", "run-trainer", "Scheduled", "Service run-trainer cannot be created"),
     ],
 )
 def test_what_a_policy_keeps_the_operator_from_making(kind: str, name: str, condition: str, words: str) -> None:
@@ -593,7 +595,7 @@ def test_a_lease_that_may_not_be_made_again_is_told(step: int | None, text: str,
     assert [apply.manifest["kind"] for apply in decision.repair] == ["Lease"], "all else goes on where it is refused"
     told = {c["type"]: c for c in decision.status["conditions"]}["Progressing"]
     assert (told["status"], told["reason"]) == ("Unknown", reason)
-    assert "Lease run-progress was deleted and cannot be made again" in told["message"]
+    assert "Lease run-progress was deleted and cannot be created again" in told["message"]
     assert text in told["message"]
     assert decision.status["message"] == told["message"]
     kube.events = []

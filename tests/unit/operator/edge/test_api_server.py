@@ -43,7 +43,7 @@ async def test_what_cannot_be_read_is_told() -> None:
         with pytest.raises(LookupError, match="403 no right"):
             await api_server_rules(client)
     async with serving(FakeApi()) as client:
-        with pytest.raises(LookupError, match="EndpointSlice default/kubernetes holds no address"):
+        with pytest.raises(LookupError, match="EndpointSlice default/kubernetes has no address"):
             await api_server_rules(client)
 
 

@@ -244,9 +244,9 @@ async def test_an_answer_that_is_no_object_is_not_taken_for_an_empty_one(body: b
     await server.start_server()
     async with aiohttp.ClientSession() as session:
         client = Client(session, str(server.make_url("")).rstrip("/"))
-        with pytest.raises(UnavailableError, match="cannot be read"):
+        with pytest.raises(UnavailableError, match="is unreadable"):
             await client.get(RLRUN, NAMESPACE, "x")
-        with pytest.raises(UnavailableError, match="cannot be read"):
+        with pytest.raises(UnavailableError, match="is unreadable"):
             _ = [item async for item in client.list(RLRUN, NAMESPACE)]
     await server.close()
 

@@ -69,7 +69,7 @@ def test_an_empty_environment_is_a_good_one() -> None:
     [
         ("RLRUN_WATCH_NAMESPACES", "team_a,b", "'team_a' is not a namespace"),
         ("RLRUN_OPERATOR_NAME", "Team A", "lower-case letters"),
-        ("RLRUN_TRAINER_IMAGE", "reg/t 1", "holds no blanks"),
+        ("RLRUN_TRAINER_IMAGE", "reg/t 1", "remove the blanks"),
         ("RLRUN_IMAGE_PULL_POLICY", "Sometimes", "Always, IfNotPresent, Never"),
         ("RLRUN_CLUSTER_DOMAIN", "http://x", "cluster.local"),
         ("RLRUN_READ_NODES", "yes", "true, false"),
@@ -248,7 +248,7 @@ async def test_a_refusal_that_no_status_can_report_is_an_event_of_the_run(monkey
         async def refused(key: tuple[str, str]) -> None:
             raise ApiError(403, "Forbidden", "rlruns is forbidden: no", "patch /apis/a/status")
 
-        monkeypatch.setattr(operator, "_look_after", refused)
+        monkeypatch.setattr(operator, "_reconcile_served", refused)
         try:
             with pytest.raises(ApiError):
                 await operator._reconcile(("ns", "a"))

@@ -149,7 +149,7 @@ def test_updates_of_checks_are_merged_and_a_contradiction_is_named() -> None:
     answer = ask(WAITS, kueue.approve(admitted(kueue=kueue))).answer
     assert (
         answer.conflict
-        == "admission check capacity gives pods of trainer nodeSelector cloud/gpu=a100, another one h100"
+        == "admission check capacity sets nodeSelector cloud/gpu=a100 for pods of trainer, another one h100"
     )
 
 
@@ -217,7 +217,7 @@ def test_a_run_that_backs_off_says_until_when() -> None:
     answer = ask(WAITS, one).answer
     assert answer.reason == "BackingOff"
     assert answer.message.endswith(
-        "took the room back once, as not all pods were ready in time; it tries again at 2026-01-01T00:01:00Z"
+        "evicted the run once, because not all pods were ready in time; it retries at 2026-01-01T00:01:00Z"
     )
 
 

@@ -183,7 +183,7 @@ async def test_a_webhook_that_is_away_neither_fails_nor_stops_a_run(bench: Bench
     assert answer is not None
     assert (answer.reason, answer.stops) == ("QueueUnavailable", False)
     assert 'failed calling webhook "mworkload.kb.io"' in answer.message
-    assert answer.message.endswith("have that webhook answer, or its configuration removed; it is tried again")
+    assert answer.message.endswith("repair that webhook, or remove its configuration; the operator retries")
     bench.api.hook = lambda verb, path, body: None
     await bench.ask(bench.run())
     bench.kueue_acts()

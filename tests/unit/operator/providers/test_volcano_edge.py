@@ -95,7 +95,7 @@ async def test_a_run_gets_one_group_and_its_pods_when_that_is_inqueue(bench: Ben
     run = bench.run()
     first = await bench.ask(run)
     assert (first.admitted, first.reason) == (False, "WaitingForTurn")
-    assert f"Volcano has not judged PodGroup {NAME} yet" in first.message
+    assert f"Volcano has not processed PodGroup {NAME} yet" in first.message
     bench.set_phase("Pending")
     await bench.ask(run)
     assert [verb for verb, path in bench.api.writes() if path.endswith("podgroups")] == ["create"]
@@ -140,7 +140,7 @@ async def test_why_volcano_does_not_take_a_group_is_in_its_event(bench: Bench) -
     assert (answer.reason, answer.message) == (
         "WaitingForResources",
         f"Volcano Queue team-a: PodGroup {NAME} is Pending: queue resource quota insufficient: insufficient nvidia.com/gpu; "
-        "it asks for 1 trainer, 1 inference, 1 orchestrator",
+        "it needs 1 trainer, 1 inference, 1 orchestrator",
     )
 
 
@@ -185,12 +185,12 @@ async def test_a_missing_right_is_told(bench: Bench) -> None:
         (
             500,
             'admission webhook "validatepodgroup.volcano.sh" denied the request: unable to find queue',
-            "it is tried again until whoever refuses it allows it",
+            "change the policy or webhook that refuses it; the operator retries",
         ),
         (
             403,
             'User "sa" cannot create resource "podgroups"',
-            "a helm upgrade of its chart grants it; it is tried again",
+            "a helm upgrade of its chart grants it; the operator retries",
         ),
     ],
 )
@@ -220,7 +220,7 @@ async def test_a_foreign_group_of_the_name_is_left_alone_and_told(bench: Bench) 
     bench.api.seed(f"{PLACE}/{NAME}", {"kind": "PodGroup", "metadata": {"labels": labels}, "spec": {"minMember": 1}})
     answer = await bench.ask(bench.run())
     assert (answer.reason, bench.group()["spec"]) == ("QueueUnavailable", {"minMember": 1})
-    assert answer.message == f"Volcano Queue team-a: PodGroup {NAME} exists and is not of this run; delete it"
+    assert answer.message == f"Volcano Queue team-a: PodGroup {NAME} exists and belongs to another owner; delete it"
 
 
 def test_the_provider_is_one_of_the_settings() -> None:

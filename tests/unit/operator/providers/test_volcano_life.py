@@ -19,7 +19,7 @@ def whole_life(life: Life) -> None:
     assert life.phase == "Queued", life.said
     assert life.said.startswith("WaitingForResources: Volcano Queue team-a: PodGroup rlrun-run-")
     assert life.said.endswith(
-        "is Pending: queue resource quota insufficient: insufficient nvidia.com/gpu; it asks for 2 trainer, 1 inference, 1 orchestrator"
+        "is Pending: queue resource quota insufficient: insufficient nvidia.com/gpu; it needs 2 trainer, 1 inference, 1 orchestrator"
     )
     assert (life.pods(), life.group_phase) == ([], "Pending")
     life.volcano.rooms = 1
@@ -152,10 +152,10 @@ def test_a_queue_that_is_missing_or_closed_is_told_by_its_name() -> None:
     life = Life()
     life.volcano.queues["team-a"] = "Closed"
     life.settle()
-    assert "Volcano Queue team-a: the Queue is Closed, and takes nothing until it is Open" in life.said
+    assert "Volcano Queue team-a: the Queue is Closed, and accepts nothing until it is Open" in life.said
     life.volcano.queues["team-a"] = ""
     life.settle()
-    assert "the Queue has no state yet (is Volcano's controller running?), and takes nothing" in life.said
+    assert "the Queue has no state yet (is Volcano's controller running?), and accepts nothing" in life.said
 
 
 def test_a_group_deleted_by_hand_is_made_again_and_costs_nothing() -> None:

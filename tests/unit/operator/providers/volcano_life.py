@@ -49,7 +49,7 @@ class Life:
         """The next step, without doing it."""
         waits = self.volcano.rooms == 0
         queue = volcano.QueueState(self.queue in self.volcano.queues, self.volcano.queues.get(self.queue, ""))
-        return volcano.next_step(self.subject(), self.group, queue=queue, told=OVERUSED if waits else "")
+        return volcano.next_step(self.subject(), self.group, queue=queue, event_text=OVERUSED if waits else "")
 
     def pass_(self) -> bool:
         """One pass of the operator; returns whether it wrote anything."""

@@ -152,7 +152,7 @@ async def test_a_quota_is_room_that_may_be_missing() -> None:
     run = cluster.run("a")
     answer = await cluster.ask(run)
     assert (answer.admitted, answer.reason) == (False, "WaitingForResources")
-    words = "quota team: requests.nvidia.com/gpu: asked 8, used 4 of 8; free some of it, or have the quota raised"
+    words = "quota team: requests.nvidia.com/gpu: requested 8, used 4 of 8; free some of it, or have the quota raised"
     assert answer.message == words
     cluster.limited = [{**quota, "spec": {"hard": hard, "scopes": ["Terminating"]}}]
     assert (await cluster.ask(run)).admitted, "it counts none of the run's pods"

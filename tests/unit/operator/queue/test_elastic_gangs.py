@@ -122,7 +122,7 @@ def test_it_waits_for_runs_that_leave_where_more_of_its_pods_fit_then() -> None:
     first = admit_runs([leaving("b", 2, 3), run()], nodes(4), RULES, QueueState(), 0.0)
     told = first.verdicts["a"]
     assert (told.admitted, told.reason) == (False, "WaitingForTurn")
-    assert "4 fit when the runs that leave are gone" in told.message
+    assert "4 fit when the leaving runs have ended" in told.message
     half = admit_runs([leaving("b", 3), run(), run("c", since=5.0)], nodes(4), RULES, first.state, 1.0)
     assert not half.verdicts["a"].admitted, "its pods do not go at the same moment"
     assert not half.verdicts["c"].admitted, "the room is kept for the run that waits for it"

@@ -62,7 +62,7 @@ def limited(*runs: Applicant, state: QueueState | None = None, **quota: float) -
 def test_a_quota_that_two_runs_share_admits_the_first_and_tells_the_second() -> None:
     verdicts = limited(run("a", pods(1, 8)), run("b", pods(1, 8), since=NOW + 1), hard=12.0).verdicts
     assert (verdicts["a"].admitted, verdicts["b"].reason) == (True, "WaitingForResources")
-    assert verdicts["b"].message.startswith(f"quota team: requests.{GPU}: asked 8, used 8 of 12")
+    assert verdicts["b"].message.startswith(f"quota team: requests.{GPU}: requested 8, used 8 of 12")
 
 
 def test_pods_of_an_admitted_run_that_do_not_exist_yet_count_in_its_quota() -> None:
@@ -81,7 +81,7 @@ def test_pods_that_exist_count_before_the_quota_reports_them() -> None:
 def test_a_gang_larger_than_its_quota_never_fits() -> None:
     verdict = limited(run("a", pods(2, 8)), hard=12.0, used=4.0).verdicts["a"]
     assert verdict.reason == "NeverFits"
-    assert f"quota team: requests.{GPU}: asked 16, used 4 of 12, even if nothing else ran" in verdict.message
+    assert f"quota team: requests.{GPU}: requested 16, used 4 of 12, even if nothing else ran" in verdict.message
 
 
 def test_no_room_is_kept_or_made_for_a_run_that_its_quota_keeps_out() -> None:
@@ -149,7 +149,7 @@ def test_a_node_that_does_not_answer_is_not_never() -> None:
 def test_roles_that_fit_alone_and_not_together_are_told_so() -> None:
     answer = plan(run("a", pods(1, 8), pods(1, 2, "inference")), rooms=(room("node-1"),)).verdicts["a"]
     assert answer.reason == "NeverFits"
-    assert "each role alone would fit" in answer.message
+    assert "each role fits by itself" in answer.message
 
 
 def test_free_gpus_in_pieces_are_no_room() -> None:
@@ -215,7 +215,7 @@ def test_a_run_whose_pods_find_no_room_gives_its_own_back() -> None:
     assert outcome.verdicts["a"].reason == "Released"
     later = plan(replace(lost, stage="waiting", pods=()), rooms=(room("node-1"), room("node-2")), state=outcome.state)
     assert later.verdicts["a"].reason == "BackingOff"
-    assert later.verdicts["a"].message.startswith("it had room and did not begin; it is tried again at ")
+    assert later.verdicts["a"].message.startswith("it had room and did not start; the queue retries at ")
 
 
 def test_a_run_whose_own_pods_still_end_is_not_late() -> None:

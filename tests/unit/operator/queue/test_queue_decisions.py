@@ -9,11 +9,11 @@ from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from tests.unit.operator.decide.kube import Kube
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 2}}
-ROOM = Admission(True, reasons.ROOM_FOUND, "all pods of the run have room")
+ROOM = Admission(True, reasons.ROOM_FOUND, "there is room for all pods of the run")
 NEED = "trainer needs 2 nodes with 8 free nvidia.com/gpu each; 1 qualifies (node-7: 3 free)"
 WAITS = Admission(False, reasons.WAITING_FOR_RESOURCES, NEED, position=2, waiting=5)
 SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
-LOSES = Admission(False, reasons.PREEMPTED, "it gives its room to run team-b/x", stops=True)
+LOSES = Admission(False, reasons.PREEMPTED, "it releases its resources to run team-b/x", stops=True)
 
 
 def queued() -> Kube:

@@ -70,5 +70,5 @@ def test_only_the_counted_roles_of_a_run_are_asked_for_charged_and_known() -> No
     quotas = Quotas({one.namespace: [quota]})
     assert quotas.lack(one) == ""
     quotas.charge(one.namespace, gang)
-    assert quotas.lack(one) == "quota high: pods: asked 2, used 2 of 3"
+    assert quotas.lack(one) == "quota high: pods: requested 2, used 2 of 3"
     assert quota.used == {}, "what a plan charges is its own"

@@ -112,5 +112,5 @@ async def test_a_run_of_a_higher_priority_waits_until_the_lower_one_has_saved_an
         await operator.work("urgent", "a")
         ends = operator.status("a")
         assert (ends["phase"], ends["reason"]) == ("Suspending", "Preempted")
-        assert "gives its room to run ns/urgent, whose priority is 10" in ends["message"]
+        assert "releases its resources to run ns/urgent, whose priority is 10" in ends["message"]
         assert (operator.status("urgent")["phase"], operator.workloads("urgent")) == ("Queued", [])

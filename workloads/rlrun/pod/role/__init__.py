@@ -1,1 +1,1 @@
-"""The role's process: its command, its output, its end and the message that explains it."""
+"""Process of the role: its command, its output, its end and the message that explains it."""

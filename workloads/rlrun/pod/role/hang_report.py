@@ -1,7 +1,7 @@
-"""Stack report of a role that was asked to stop and does not end, before the kubelet kills it.
+"""Stack report of a role that does not end after a stop request, before the kubelet kills it.
 
-The stacks of all its processes go beside its log on the run's volume, and into the container's log. Best effort: a volume that hangs costs
-nothing but the file.
+The stacks of all its processes are written next to its log on the run's volume, and to the container's log. Best effort: if the volume
+hangs, only the file is missing.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rlrun.pod.role.process import descendants
 from rlrun.pod.signals import Signals
 
 _SHOWN_BYTES = 64 * 1024
-"""Most bytes of a dump in the container's log."""
+"""Maximum bytes of a dump in the container's log."""
 _CLOSE_SECONDS = 5.0
 
 
 class StuckRole:
-    """Watches the role's end from the first signal on. A context: entered before the role starts, left when it has ended.
+    """Watcher of the role's end from the first signal on. A context: entered before the role starts, left when it has ended.
 
     Args:
-        signals: of this process.
+        signals: signals of this process.
         after: seconds from the signal to the dump.
-        file: what `RLRUN_STACKS_FILE` names in the role's environment.
-        keep: where the dump is kept.
-        output: of the role.
+        file: file that `RLRUN_STACKS_FILE` names in the role's environment.
+        keep: file that keeps the dump.
+        output: output of the role.
     """
 
     def __init__(self, signals: Signals, *, after: float, file: Path, keep: Path, output: Output) -> None:
@@ -48,27 +48,27 @@ class StuckRole:
         self._thread.join(_CLOSE_SECONDS)
 
     def _watch(self) -> None:
-        if self._ended(None, self._signals) or self._ended(self._after):
+        if self._has_ended(None, self._signals) or self._has_ended(self._after):
             return
         try:
-            why = f"the role has not ended {self._after:g} s after it was asked to stop"
-            told = stacks.request_stacks(descendants(os.getpid()), self._file, why=why)
+            why = f"the role has not ended {self._after:g} s after the stop request"
+            dump = stacks.request_stacks(descendants(os.getpid()), self._file, why=why)
         except OSError as error:
-            self._output.say(f"the stacks of the role cannot be told: {error}")
+            self._output.say(f"cannot read the stacks of the role: {error}")
             return
-        if not told:
-            self._output.say(f"{why}; none of its processes can tell what it does")
+        if not dump:
+            self._output.say(f"{why}; none of its processes reports its stacks")
             return
-        self._output.say(f"{why}; what it does is kept in {self._keep}")
-        self._output.show(told[:_SHOWN_BYTES])
+        self._output.say(f"{why}; its stacks are written to {self._keep}")
+        self._output.show(dump[:_SHOWN_BYTES])
         try:
             self._keep.parent.mkdir(parents=True, exist_ok=True)
             with self._keep.open("ab") as out:
-                out.write(told)
+                out.write(dump)
         except OSError as error:
             self._output.say(f"cannot write {self._keep}: {error.strerror}")
 
-    def _ended(self, seconds: float | None, *others: Signals) -> bool:
-        """True if the role has ended, within so many seconds or before one of the others is readable."""
+    def _has_ended(self, seconds: float | None, *others: Signals) -> bool:
+        """Return whether the role has ended, within these seconds and before one of the others is readable."""
         found, _, _ = select.select([self._ended_reader, *(other.fileno() for other in others)], [], [], seconds)
         return self._ended_reader in found

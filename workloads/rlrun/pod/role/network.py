@@ -1,4 +1,4 @@
-"""Network interface that has an address: the collectives' libraries take names, not addresses."""
+"""Name of the network interface with an address: libraries for collectives need names, not addresses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _IF_INET6 = Path("/proc/net/if_inet6")
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface with this IPv4 or IPv6 address; None when there is none (or no such address)."""
+    """Return the name of the interface with this IPv4 or IPv6 address, or None."""
     try:
         wanted = ipaddress.ip_address(address)
     except ValueError:

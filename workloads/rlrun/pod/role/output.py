@@ -1,7 +1,7 @@
-"""A role's output: passed on to the container's log as it comes, kept on the run's volume, and its end remembered.
+"""Output of a role: forwarded to the container's log, kept on the run's volume, and its end kept in memory.
 
-Best effort on the volume, which may be full or hang: a thread of its own writes, and drops what it cannot take in time, so that the
-role never waits for it.
+The volume may be full or hang. Therefore a separate thread writes to it, and drops data that it cannot write in time, so that the role
+never waits for it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rlrun.runtime.bounded_log import BoundedLog
 
 _CHUNK_BYTES = 64 * 1024
 KEPT_BYTES = 64 * 1024
-"""The end of each stream that is remembered."""
+"""Bytes at the end of each stream that are kept in memory."""
 _WAITING_CHUNKS = 1024
-"""Chunks that may wait for the volume."""
+"""Maximum number of chunks that wait for the volume."""
 CLOSE_SECONDS = 5.0
 STDOUT, STDERR = 1, 2
 
 
 class Output:
-    """Two streams and a file.
+    """Standard output and error of a role, with a log file.
 
     Args:
-        log: the file on the run's volume; None: none.
+        log: log file on the run's volume, or None.
     """
 
     def __init__(self, log: Path | None) -> None:
@@ -41,18 +41,18 @@ class Output:
             self._writer.start()
 
     def say(self, message: str) -> None:
-        """A line of this process itself."""
+        """Log a line of this process itself."""
         self._take(STDERR, f"{time.strftime('%H:%M:%S')} | INFO    | pod | {message}\n".encode(), remember=False)
 
     def show(self, text: bytes) -> None:
-        """Write to the container's log alone."""
+        """Write only to the container's log."""
         _write(STDERR, text)
 
     def pump(self, source: int, stream: int) -> None:
-        """Pass on what comes from a file descriptor until its end, in the background; the descriptor is closed then.
+        """Forward a file descriptor's data until its end, in the background; then close it.
 
         Args:
-            source: the reading end of a pipe.
+            source: reading end of a pipe.
             stream: `STDOUT` or `STDERR`.
         """
 
@@ -66,19 +66,19 @@ class Output:
         self._readers.append(thread)
 
     def end(self) -> str:
-        """The end of stderr, or of stdout when there is nothing there."""
+        """Return the end of stderr, or of stdout if stderr is empty."""
         return (self._ends[STDERR] or self._ends[STDOUT]).decode(errors="replace")
 
     def last_lines(self, count: int = 15) -> list[str]:
-        """Most informative lines of the end."""
+        """Return the most informative lines of the end."""
         return telling_lines(self.end(), count)
 
     def drain(self) -> None:
-        """Wait until the pipes have ended; for a moment only, should a process that cannot be killed hold one open."""
+        """Wait until the pipes have ended, but only shortly: an unkillable process may hold one open."""
         _join(self._readers)
 
     def close(self) -> None:
-        """Hand the last lines to the volume; for a moment only, should it hang."""
+        """Pass the last lines to the volume; waits only shortly, because the volume may hang."""
         self.drain()
         if self._log is not None:
             _put(self._chunks, None)
@@ -93,7 +93,7 @@ class Output:
 
     def _write_log(self) -> None:
         assert self._log is not None
-        file = BoundedLog(self._log)  # these bytes are in the container's log as well
+        file = BoundedLog(self._log)  # the container's log has these bytes as well
         while (chunk := self._chunks.get()) is not None:
             file.append(chunk)
 
@@ -103,7 +103,7 @@ def _write(stream: int, chunk: bytes) -> None:
         view = memoryview(chunk)
         while view:
             view = view[os.write(stream, view) :]
-    except OSError:  # nothing reads the container's log any more: the role goes on
+    except OSError:  # the container's log has no reader any more: the role continues
         pass
 
 

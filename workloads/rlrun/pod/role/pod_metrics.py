@@ -1,6 +1,6 @@
 """Prometheus metrics of a trainer's or engine's pod: use, memory and idle time of its GPUs.
 
-Without the package nvidia-ml-py, a driver or a GPU there are no series of GPUs, and no error.
+Without the package nvidia-ml-py, a driver or a GPU, the pod has no GPU series and reports no error.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ POD = MetricTable(
     MetricSpec(
         "rlrun_pod_start_timestamp_seconds",
         "gauge",
-        "When the role's container began, since the epoch",
+        "Start of the role's container, since the epoch",
         unit="timestamp",
     ),
     MetricSpec(
         "rlrun_gpu_utilization_ratio", "gauge", "Share of the last sample in which a kernel ran", _GPU, unit="ratio"
     ),
-    MetricSpec("rlrun_gpu_memory_used_bytes", "gauge", "Memory of the GPU in use, by all processes", _GPU, "bytes"),
+    MetricSpec("rlrun_gpu_memory_used_bytes", "gauge", "Used memory of the GPU, by all processes", _GPU, "bytes"),
     MetricSpec("rlrun_gpu_memory_size_bytes", "gauge", "Memory of the GPU", _GPU, "bytes"),
     MetricSpec(
-        "rlrun_gpu_idle_seconds_total", "counter", "Time in which the GPU computed next to nothing", _GPU, "seconds"
+        "rlrun_gpu_idle_seconds_total", "counter", "Time in which the GPU computed almost nothing", _GPU, "seconds"
     ),
 )
-"""Every metric of a pod of trainers or engines; run, role and attempt are labels of the scraped pod."""
+"""Metrics of a trainer or engine pod; run, role and attempt are labels of the scraped pod."""
 
 
 class PodMetrics:
     """Metrics of this pod, sampled in a thread until `close`.
 
     Args:
-        gpus: makes the source of samples; called in the thread, since a driver may take seconds to answer.
+        gpus: factory of the source of samples; called in the thread, because a driver may take seconds to answer.
         clock: steady seconds.
     """
 
@@ -58,17 +58,17 @@ class PodMetrics:
         source = gpus()
         before = self._clock()
         while source is not None and not self._closed.wait(SAMPLE_SECONDS):
-            with suppress(Exception):  # a broken driver costs the curves alone
+            with suppress(Exception):  # a broken driver costs only the metrics
                 samples, now = source.sample(), self._clock()
                 self.note(samples, now - before)
                 before = now
 
     def note(self, samples: Sequence[Sample], seconds: float) -> None:
-        """Take a sample in.
+        """Record a sample.
 
         Args:
-            samples: of each GPU.
-            seconds: since the sample before.
+            samples: sample of each GPU.
+            seconds: seconds since the previous sample.
         """
         idle = dict(self._idle)
         for gpu, sample in enumerate(samples):
@@ -77,19 +77,19 @@ class PodMetrics:
         self._samples, self._idle = samples, idle
 
     def text(self) -> bytes:
-        """Metrics as Prometheus text."""
+        """Return the metrics as Prometheus text."""
         return generate_latest(self._registry)
 
     def close(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         self._closed.set()
 
     def describe(self) -> Sequence[Metric]:
-        """Names are those of `POD`."""
+        """Return no descriptions: the names are those of `POD`."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """All series, for a registry."""
+        """Yield all series for a registry."""
         families = {spec.name: POD.family(spec.name) for spec in POD}
         families["rlrun_pod_start_timestamp_seconds"].add_metric([], self._began)
         for gpu, sample in enumerate(self._samples):

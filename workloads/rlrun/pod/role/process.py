@@ -1,4 +1,4 @@
-"""The role's process, and the duties of a container's first process: pass signals on, collect orphans, leave nothing running."""
+"""Process of the role, and the duties of a container's first process: forward signals, collect orphans, leave no process running."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlrun.pod.signals import SIGNALLED, Signals
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
 KILL_SECONDS = 10.0
-"""Longest wait for killed processes to end; one inside a hanging file system cannot."""
+"""Maximum wait for killed processes to end; a process inside a hanging file system cannot end."""
 
 
 @dataclass(frozen=True)
@@ -27,29 +27,30 @@ class Launch:
 
     command: Sequence[str]
     env: Mapping[str, str]
-    """Its whole environment."""
+    """Complete environment of the process."""
     output: Output
-    """Gets what it prints."""
+    """Receiver of its output."""
 
 
 def run_process(main: Launch, *beside: Launch, signals: Signals) -> tuple[int, Launch]:
-    """Start processes, each in a session of its own, wait until one of them ends, and end everything that is left.
+    """Start processes, each in its own session, wait until one of them ends, and end all others.
 
     Args:
-        main: the process that signals are passed on to.
-        beside: those that live as long as it, or end it by their own end.
-        signals: are passed on.
+        main: process that receives forwarded signals.
+        beside: processes that end with it, or whose end ends it.
+        signals: signals to forward.
 
     Returns:
-        The exit code of the one that ended first, 128 + n when signal n ended it; and which one it was.
+        Exit code of the first process that ended, 128 + n if signal n ended it; and which process it was.
     """
-    # What a child leaves behind becomes ours, also where this is not the first process of a PID namespace.
+    # Orphans of a child become children of this process, even if it is not the first process of a PID namespace.
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Each child has its own session, so that a kill of its group reaches the processes that it started.
     children = {child.pid: (child, launch) for launch in (*beside, main) for child in (_start(launch),)}
     main_pid = list(children)[-1]
     signals.forward_to(main_pid)
     first, code = _wait(set(children), signals)
-    children[first][0].returncode = code  # it is collected: Popen must not wait for it again
+    children[first][0].returncode = code  # it has been collected: Popen must not wait for it again
     kill_descendants()
     for child, launch in children.values():
         child.returncode = code if child.returncode is None else child.returncode
@@ -74,9 +75,9 @@ def _start(launch: Launch) -> subprocess.Popen[bytes]:
 
 
 def _wait(pids: set[int], signals: Signals) -> tuple[int, int]:
-    """Collect children until one of `pids` is among them, whose group is killed; returns it and its exit code, -n after signal n."""
+    """Collect children until one of `pids` ends, and kill its group. Returns its pid and exit code, -n for signal n."""
     while True:
-        # Looked at before it is collected: until then neither the pid nor the group's id can belong to another process.
+        # Observe it before collecting it: until then neither the pid nor the group id can be reused.
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert found is not None
         if found.si_pid in pids:
@@ -89,7 +90,7 @@ def _wait(pids: set[int], signals: Signals) -> tuple[int, int]:
 
 
 def kill_descendants() -> None:
-    """Kill and collect every process that this one has started or inherited."""
+    """Kill and collect every process that this process has started or inherited."""
     deadline = time.monotonic() + KILL_SECONDS
     while (left := children(os.getpid())) and time.monotonic() < deadline:
         for pid in left:
@@ -102,12 +103,12 @@ def kill_descendants() -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Pids of a process's children, zombies included."""
+    """Return the pids of a process's children, including zombies."""
     return [pid for pid, its_parent in _parents().items() if its_parent == parent]
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Pids of a process's children and theirs, ascending, zombies included."""
+    """Return the pids of a process's descendants, ascending, including zombies."""
     parents, found, last = _parents(), set[int](), {ancestor}
     while last := {pid for pid, parent in parents.items() if parent in last} - found:
         found |= last
@@ -115,11 +116,11 @@ def descendants(ancestor: int) -> list[int]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of every process."""
+    """Return the parent of every process."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with suppress(OSError):  # gone meanwhile
-                # The name, in parentheses, may hold anything: state and parent follow the last one.
+            with suppress(OSError):  # it has ended since
+                # The name, in parentheses, may contain anything: state and parent follow the last parenthesis.
                 found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     return found

@@ -20,24 +20,24 @@ from rlrun.trainer.ranks.launch import Nodes, torchrun_command
 
 _CPU_IMAGES = "images for CPUs (`make images ACCELERATOR=cpu` builds them)"
 EVERYWHERE = "0.0.0.0"
-"""In a pod every role listens on all addresses: probes and the other roles come from outside; keys and network policies guard it."""
+"""In a pod every role listens on all addresses: probes and the other roles are outside; keys and network policies protect it."""
 EVERYWHERE6 = "::"
-"""The same where pods have IPv6 addresses; a listener on it takes IPv4, too."""
+"""The same for pods with IPv6 addresses; such a listener also accepts IPv4."""
 
 
 def everywhere(pod_ip: str | None) -> str:
-    """Address to listen on; `pod_ip`: of the pod, None where it is not known."""
+    """Return the address to listen on; `pod_ip`: address of the pod, or None if unknown."""
     return EVERYWHERE6 if pod_ip is not None and ":" in pod_ip else EVERYWHERE
 
 
 def config_in_pod(config: RunConfig, *, restart: bool, pod_ip: str | None = None) -> RunConfig:
-    """The configuration as this pod's process reads it.
+    """Return the configuration for this pod's process.
 
     Args:
-        config: of the run.
-        restart: earlier attempts of this very run have begun. `checkpoint.resume` says where the run starts; from then on it goes on from
-            its newest checkpoint, else policy Never would forbid every restart and policy Step would undo it. `fromRun` stays: until there
-            is such a checkpoint it says where to begin.
+        config: configuration of the run.
+        restart: whether earlier attempts of this run have started. `checkpoint.resume` determines only the first start; later the run
+            continues from its newest checkpoint, because policy Never would forbid every restart and policy Step would undo it. `fromRun`
+            stays: it determines the start until there is such a checkpoint.
         pod_ip: address of the pod.
     """
     here = {"host": everywhere(pod_ip)}
@@ -57,16 +57,16 @@ def config_in_pod(config: RunConfig, *, restart: bool, pod_ip: str | None = None
 
 
 def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: Path) -> list[str]:
-    """The command line of a role's process.
+    """Return the command line of a role's process.
 
     Args:
-        role: which role.
-        pod: the container.
-        config: of the run.
-        config_file: what the process reads.
+        role: the role.
+        pod: settings of the container.
+        config: configuration of the run.
+        config_file: file that the process reads.
 
     Raises:
-        RoleError: the pod is no member of the trainer's group, or its image has an engine for other machines.
+        RoleError: the pod does not belong to the trainer's group, or its image has an engine for other machines.
     """
     if role == "trainer":
         check_membership(pod, config)
@@ -84,30 +84,30 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
 
 
 def model_command(config_file: Path) -> list[str]:
-    """The command line that makes the tiny model."""
+    """Return the command line that creates the tiny model."""
     return config_command("rlrun.trainer.modeling.tiny_model", config_file)
 
 
 def config_command(module: str, config_file: Path) -> list[str]:
-    """The command line of a module that reads the run's configuration."""
+    """Return the command line of a module that reads the run's configuration."""
     return module_command(module, ["--config", str(config_file)])
 
 
 @dataclass(frozen=True)
 class Programs:
-    """Command lines of a container's processes; an image with roles of its own has others (`rlrun.pod.main.main`)."""
+    """Command lines of a container's processes; an image with its own roles replaces them (`rlrun.pod.main.main`)."""
 
     role: Callable[[Role, PodSettings, RunConfig, Path], list[str]] = role_command
-    """As `role_command`."""
+    """Function like `role_command`."""
     model: Callable[[Path], list[str]] = model_command
-    """As `model_command`."""
+    """Function like `model_command`."""
 
 
 def check_membership(pod: PodSettings, config: RunConfig) -> None:
     """Check that a trainer's pod belongs to its group.
 
     Raises:
-        RoleError: the group has another number of pods, or this one is beyond it.
+        RoleError: the group has another number of pods, or this pod is outside of it.
     """
     if pod.nodes != config.trainer.replicas:
         raise RoleError(
@@ -115,14 +115,14 @@ def check_membership(pod: PodSettings, config: RunConfig) -> None:
             exit_codes.CONFIGURATION,
         )
     if pod.ordinal >= pod.nodes:
-        raise RoleError(f"{pod.pod_name} is beyond the trainer's {pod.nodes} pods", exit_codes.CONFIGURATION)
+        raise RoleError(f"{pod.pod_name} does not belong to the trainer's {pod.nodes} pods", exit_codes.CONFIGURATION)
 
 
 def check_engine(gpus_per_replica: int) -> None:
-    """Check that the image's engine computes on what the pod has.
+    """Check that the image's engine fits the pod's hardware.
 
     Raises:
-        RoleError: it is the build for GPUs and the pod has none, or the other way round; in the words of `rlrun local`.
+        RoleError: it is the build for GPUs and the pod has none, or vice versa; the message is that of `rlrun local`.
     """
     wrong = extras.wrong_engine(gpus_per_replica)
     if wrong is None:
@@ -133,21 +133,21 @@ def check_engine(gpus_per_replica: int) -> None:
 
 
 def role_environment(role: Role, pod: PodSettings, env: Mapping[str, str], errors: Path) -> dict[str, str]:
-    """The environment of a role's process.
+    """Return the environment of a role's process.
 
     Args:
-        role: which role.
-        pod: the container.
-        env: of this process; what it sets stays.
+        role: the role.
+        pod: settings of the container.
+        env: environment of this process; it overrides the defaults.
         errors: folder of this start's `error.json`.
     """
     defaults = {
-        "OMP_NUM_THREADS": "1",  # the processes of a pod share its cores; more threads only fight
+        "OMP_NUM_THREADS": "1",  # the processes of a pod share its cores; more threads would only compete
         **ROLE_ENVIRONMENT,
-        # The image's user has no entry in /etc/passwd, which getpass.getuser() of torch and vLLM wants without these.
+        # The image's user has no entry in /etc/passwd; without these, getpass.getuser() in torch and vLLM fails.
         "USER": "rlrun",
         "LOGNAME": "rlrun",
-        # No module comes from a folder that code in this container can write: neither the working directory nor the home's site-packages.
+        # Never import from a folder that code in this container can write: neither the working directory nor the home's site-packages.
         SAFE_PATH_VARIABLE: "1",
         "PYTHONNOUSERSITE": "1",
     }

@@ -1,4 +1,4 @@
-"""Reason of a role's failure, in a few words, where the operator finds them: the container's termination message."""
+"""Short reason of a role's failure for the operator: the container's termination message."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MAX_BYTES = 2048
 def failure_text(
     code: int, *, said: str | None, full: str | None, lines: Sequence[str], symptom: Symptom | None = None
 ) -> str:
-    """The message. One that means something to the failure policy begins with its word (`rlrun.diagnostics.symptoms`).
+    """Return the message. If it has a meaning for the failure policy, it starts with its tag (`rlrun.diagnostics.symptoms`).
 
     Args:
-        code: the exit code; 128 + n for signal n.
-        said: the role's own message, if it left one.
-        full: the run's folder when its volume is full: roles then fail in any way.
-        lines: the end of its output.
-        symptom: the one that says most in its output.
+        code: exit code; 128 + n for signal n.
+        said: message of the role, or None.
+        full: folder of the run if its volume is full, because roles then fail in arbitrary ways.
+        lines: end of its output.
+        symptom: most informative symptom in its output.
     """
     if said is not None:
         known = symptom_of(said)
@@ -31,17 +31,19 @@ def failure_text(
     head = describe_end(code)
     if full is not None:
         return cut(
-            tag_message(STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); make space")
+            tag_message(
+                STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); free space on it"
+            )
         )
     if not lines:
-        return cut(f"{head} without a word")
+        return cut(f"{head}, without output")
     if symptom is not None:
         head = tag_message(symptom.reason, f"{head}: {symptom}")
     return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
 
 
 def cut(text: str, *, keep_end: bool = False) -> str:
-    """At most `MAX_BYTES` of UTF-8; of what is too long the head's first line and the end are kept, or the beginning."""
+    """Return at most `MAX_BYTES` of UTF-8: the beginning of a longer text, or its first line and its end."""
     text = printable(text, lines=True)
     data = text.encode()
     if len(data) <= MAX_BYTES:
@@ -54,6 +56,6 @@ def cut(text: str, *, keep_end: bool = False) -> str:
 
 
 def write_termination_message(path: Path, text: str) -> None:
-    """Best effort: outside a container there is no such file."""
+    """Write the message; outside of a container the file does not exist, and errors are ignored."""
     with suppress(OSError), path.open("w") as file:
         file.write(text)

@@ -1,7 +1,8 @@
-"""A trainer's process is started once per pod.
+"""Mark by which a trainer's process is started once per pod.
 
-A StatefulSet's containers are always started again. But a group that lost one of its processes is over: the operator replaces all of its
-pods, with a new attempt. So the first start leaves a mark in the pod, and a container that finds it holds still until the pod is deleted.
+Kubernetes always restarts the containers of a StatefulSet. But a group that lost a process cannot continue: the operator replaces all of
+its pods, with a new attempt. Therefore the first start leaves a mark in the pod, and a container that finds it idles until the pod is
+deleted.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ MARK = "started"
 
 
 def is_first_start(state: Path, attempt: int) -> bool:
-    """True if this is the first start of a trainer's container in this pod; leaves the mark if so.
+    """Return whether this is the first start of a trainer's container in this pod, and leave the mark if so.
 
     Args:
-        state: a volume that lives as long as the pod.
-        attempt: kept in the mark, for people.
+        state: volume with the lifetime of the pod.
+        attempt: number to write into the mark; informational.
 
     Raises:
-        RoleError: the mark cannot be written: nothing is started that could not be distinguished from a second start.
+        RoleError: the mark cannot be written, so that a second start could not be recognized.
     """
     try:
         state.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Folders that a pod's containers mount from the run's volume.
 
-The kubelet would make a missing one as root, which not every volume lets write, and with the rights of the volume's own folder.
+The kubelet would create missing ones as root, which some volumes refuse, and with the permissions of the volume's root folder.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from rlrun.protocol.files.volume_faults import RefusedError, may_pass, trouble_o
 from rlrun.runtime import exit_codes
 
 VOLUME_POLL_SECONDS = 5.0
-"""Time between two looks at a volume that refuses to write."""
+"""Seconds between two checks of a volume that refuses writes."""
 
 
 def make_folders(paths: Sequence[Path], *, say: Callable[[str], None], signals: Signals) -> None:
-    """Make the folders that the pod's containers mount, as their user; on a volume that is full or read-only wait until it is not.
+    """Create the folders that the pod's containers mount, as their user; wait while the volume is full or read-only.
 
     Raises:
-        RoleError: one cannot be made.
-        StoppedError: a signal came.
+        RoleError: a folder cannot be created.
+        StoppedError: a signal arrived.
     """
 
     def make() -> None:
@@ -37,19 +37,19 @@ def make_folders(paths: Sequence[Path], *, say: Callable[[str], None], signals: 
                 trouble = trouble_of(error, path.parent)
                 if trouble is None:
                     raise RoleError(
-                        f"cannot make {path} as user {os.getuid()}: {error.strerror}", exit_codes.STORAGE
+                        f"cannot create {path} as user {os.getuid()}: {error.strerror}", exit_codes.STORAGE
                     ) from error
-                raise RefusedError(f"cannot make {path}: {trouble.text}; {trouble.remedy}", trouble) from error
+                raise RefusedError(f"cannot create {path}: {trouble.text}; {trouble.remedy}", trouble) from error
 
     until_it_passes(make, say=say, signals=signals)
 
 
 def until_it_passes(write: Callable[[], None], *, say: Callable[[str], None], signals: Signals) -> None:
-    """Call `write` until the run's volume is not what refuses it.
+    """Call `write` until the run's volume no longer refuses it.
 
     Raises:
-        RoleError: it never will: of `write`.
-        StoppedError: a signal came.
+        RoleError: `write` failed for another reason.
+        StoppedError: a signal arrived.
     """
 
     def problem() -> str | None:

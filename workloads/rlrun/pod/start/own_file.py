@@ -1,7 +1,7 @@
-"""Wait for the configuration file that this pod was made for.
+"""Wait for the configuration file that belongs to this pod.
 
-One ConfigMap holds the file of the present attempt. A kubelet may mount it as it was a moment ago, where another pod of the run is on the
-node already, and brings a mounted file up to date within a minute or two; and a user may edit it.
+One ConfigMap holds the file of the current attempt. If another pod of the run is already on the node, a kubelet may mount an outdated
+version, which it updates within a minute or two; and a user may edit the ConfigMap.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlrun.pod.signals import Signals
 from rlrun.pod.start.waits import wait_until
 
 DEADLINE_SECONDS = 300.0
-"""A kubelet looks after mounted files every 60 to 90 s, and its cache may be another minute old."""
+"""Maximum wait: a kubelet updates mounted files every 60 to 90 s, and its cache may be another minute old."""
 
 
 def wait_for_own_file(
@@ -26,23 +26,23 @@ def wait_for_own_file(
     signals: Signals,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> None:
-    """Return once the file is the one that the pod's template names, or at once where it names none, as those of earlier releases.
+    """Return once the file is the one that the pod's template names; at once for pods of earlier releases, which name none.
 
     Args:
-        pod: names it.
-        role: command of the container: `model` reads what the others of its pod do.
-        say: called with what is waited for.
-        signals: end the wait.
-        deadline_seconds: longest wait.
+        pod: settings with the name of the file and its mark.
+        role: command of the container; `model` reads the part of its pod's role.
+        say: callback that logs the wait.
+        signals: signals that end the wait.
+        deadline_seconds: maximum wait.
 
     Raises:
-        RoleError: it is still another one; a restart may help.
-        StoppedError: a signal came.
+        RoleError: it is still another file; a restart may help.
+        StoppedError: a signal arrived.
     """
     if pod.config_mark is not None:
         wait_until(
             lambda: _problem(pod, role),
-            what="the configuration that this pod was made for",
+            what="the configuration of this pod",
             say=say,
             signals=signals,
             deadline_seconds=deadline_seconds,
@@ -53,10 +53,10 @@ def _problem(pod: PodSettings, role: str) -> str | None:
     try:
         found = file_mark(json.loads(pod.config.read_bytes()), role)
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        return f"{pod.config} cannot be read: {error}"
+        return f"cannot read {pod.config}: {error}"
     if found == pod.config_mark:
         return None
     return (
-        f"{pod.config} is of another attempt, or was edited (mark {found}, not {pod.config_mark}); it comes from the run's ConfigMap, "
-        "which the operator renders: leave that to it, and edit the RLRun"
+        f"{pod.config} belongs to another attempt, or was edited (mark {found}, not {pod.config_mark}); the operator renders it into the "
+        "run's ConfigMap: edit the RLRun instead"
     )

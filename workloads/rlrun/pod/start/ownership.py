@@ -1,10 +1,10 @@
-"""The run's folder on the shared volume: whether this run may use it, and its `run.json`. Only the trainer's first pod writes that.
+"""Claim of the run's folder on the shared volume: whether this run may use it, and its `run.json`. Only the trainer's first pod writes it.
 
-    no run.json                  a new run: write it
-    same uid                     the run goes on; its configuration may have changed, name and model not
-    another uid                  an earlier run of this name left it: policy Never refuses, the others go on with it
+    no run.json                  new run: write it
+    same uid                     continued run: its configuration may have changed, but not name and model
+    another uid                  left by an earlier run of this name: policy Never refuses it, the other policies continue it
 
-Other pods may have written logs before, so a folder that is not empty says nothing.
+Other pods may have written logs before, so a folder that is not empty proves nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_same_run, check_writable, keep_config, recorded_run
 from rlrun.runtime import exit_codes
 
-_REMEDY = "give the RLRun another metadata.name, another spec.storage (claim or subPath), or delete that folder from the volume"
+_REMEDY = "change the RLRun's metadata.name or spec.storage (claim or subPath), or delete that folder from the volume"
 
 
 def claim_folder(paths: RunPaths, config: RunConfig, attempt: int, *, say: Callable[[str], None]) -> None:
-    """See that the folder may be used, and write its `run.json`, which the attempt keeps a copy of.
+    """Check that the run may use the folder, write its `run.json`, and keep a copy for the attempt.
 
     Args:
-        paths: of the run.
-        config: of the run, as the operator resolved it.
-        attempt: that is about to begin.
-        say: called with what is found.
+        paths: paths of the run.
+        config: configuration of the run, resolved by the operator.
+        attempt: number of the attempt that is about to start.
+        say: callback that logs decisions.
 
     Raises:
-        RoleError: the folder is another run's, or cannot be written.
+        RoleError: the folder belongs to another run, or is not writable.
     """
     check_writable(paths.root, remedy="use a larger volume (spec.storage)")
     before, now = recorded_run(paths), config.trainer
@@ -44,14 +44,14 @@ def claim_folder(paths: RunPaths, config: RunConfig, attempt: int, *, say: Calla
         if before.uid != now.uid:
             if now.checkpoint.resume.policy == "Never":
                 raise RoleError(
-                    f"spec.checkpoint.resume.policy is Never, but {paths.root} holds a run of uid {before.uid} (this one is {now.uid}); "
-                    f"set the policy to Latest to go on with it, or {_REMEDY}",
+                    f"spec.checkpoint.resume.policy is Never, but {paths.root} contains a run with UID {before.uid} (here: {now.uid}); "
+                    f"set the policy to Latest to continue it, or {_REMEDY}",
                     exit_codes.CONFIGURATION,
                 )
-            say(f"{paths.root} holds a run of the same name, uid {before.uid}: going on with it")
+            say(f"{paths.root} contains a run of the same name with UID {before.uid}: continuing it")
     same = before is not None and paths.run_json.read_bytes() == document
     if before is not None and not same:
-        say("run.json is written anew: the configuration, or the run that uses the folder, is another one")
+        say("replacing run.json: the configuration, or the run that uses the folder, has changed")
     with storage_errors(paths.root):
         if not same:
             write_bytes(paths.run_json, document)
@@ -61,21 +61,21 @@ def claim_folder(paths: RunPaths, config: RunConfig, attempt: int, *, say: Calla
 def claim_when_possible(
     paths: RunPaths, config: RunConfig, attempt: int, *, say: Callable[[str], None], signals: Signals
 ) -> None:
-    """Run `claim_folder`; on a volume that is full or read-only wait until it is not: starting again would not help.
+    """Run `claim_folder`; wait while the volume is full or read-only, because a restart would not help.
 
     Raises:
-        RoleError: the folder is another run's, or its volume can never be written.
-        StoppedError: a signal came.
+        RoleError: the folder belongs to another run, or its volume can never be written.
+        StoppedError: a signal arrived.
     """
 
     until_it_passes(lambda: claim_folder(paths, config, attempt, say=say), say=say, signals=signals)
 
 
 def has_begun(paths: RunPaths, uid: str) -> bool:
-    """True if an attempt of this very run has begun.
+    """Return whether an attempt of this run has started.
 
     Raises:
-        RoleError: an attempt's file cannot be read, and no other one is of this run.
+        RoleError: an attempt's file is unreadable, and no other one belongs to this run.
     """
     damaged: Exception | None = None
     for file in map(paths.attempt_file, paths.attempts_on_disk()):
@@ -84,6 +84,6 @@ def has_begun(paths: RunPaths, uid: str) -> bool:
                 return True
         except (OSError, RoleError) as error:
             damaged = error
-    if damaged is not None:  # it may be this run's
+    if damaged is not None:  # it may belong to this run
         raise RoleError(f"{damaged}; {_REMEDY}", exit_codes.DATA) from damaged
     return False

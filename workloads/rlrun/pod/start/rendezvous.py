@@ -1,8 +1,8 @@
-"""Rendezvous of the trainer's pods before torchrun starts, and the state of each for its probe.
+"""Rendezvous of the trainer's pods before torchrun starts, and the state of each pod for its probe.
 
-Pods of a group are scheduled, pull and mount at different times; torchrun's own rendezvous would give up meanwhile, which costs a restart.
-So the first pod waits until every other one has reported, and the others report to it until it says go. A pod of another attempt is
-turned away.
+Pods of a group are scheduled, pull images and mount volumes at different times; torchrun's own rendezvous would time out, which costs a
+restart. Therefore the first pod waits until all other pods have reported, and they report to it until it starts the group. A pod of another
+attempt is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REQUEST_SECONDS = 5.0
 MAX_CONNECTIONS = 256
 PROBE_SECONDS = 1.0
-"""Time within a probe: kubelets give up after a second by default, so an answer that comes later is none."""
+"""Timeout within a probe: kubelets time out after one second by default, so a later answer is useless."""
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -48,14 +48,14 @@ class _Answers(BaseHTTPRequestHandler):
 
 
 class PodServer:
-    """A trainer pod's small server.
+    """HTTP server of a trainer pod.
 
     Args:
         host: address to bind.
-        attempt: the attempt.
-        api_key: the run's key; a pod that joins has it.
-        look: why the pod is not ready; None: it is.
-        metrics: the pod's metrics, as Prometheus text.
+        attempt: number of the attempt.
+        api_key: key of the run, which joining pods must send.
+        look: function that returns why the pod is not ready, or None.
+        metrics: function that returns the pod's metrics as Prometheus text.
 
     Raises:
         RoleError: the address cannot be bound.
@@ -89,7 +89,7 @@ class PodServer:
                 elif url.path == POD_JOIN:
                     self._join(parse_qs(url.query))
                 else:
-                    self._answer(HTTPStatus.NOT_FOUND, reason="this route is not served")
+                    self._answer(HTTPStatus.NOT_FOUND, reason="unknown route")
 
             def _join(self, query: dict[str, list[str]]) -> None:
                 if not holds_key(self.headers.get_all("Authorization", ()), api_key):
@@ -110,7 +110,7 @@ class PodServer:
         threading.Thread(target=self._server.serve_forever, name="pod", daemon=True).start()
 
     def missing(self, nodes: int) -> str | None:
-        """Other pods that have not reported, in words; None when all have."""
+        """Return a message about other pods that have not reported, or None if all have."""
         left = sorted(set(range(1, nodes)) - self.joined)
         return f"not up: {', '.join(f'-{ordinal}' for ordinal in left)}" if left else None
 
@@ -121,7 +121,7 @@ class PodServer:
 
 
 _Request = socket.socket | tuple[bytes, socket.socket]
-"""A connection, as `socketserver` has it; the tuple is a datagram's."""
+"""A connection, in the form of `socketserver`; the tuple is a datagram's."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -130,13 +130,13 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._open: dict[_Request, None] = {}
-        """Connections that are answered, each by a thread, the oldest first."""
+        """Open connections, each with a thread, oldest first."""
         super().__init__(address, handler)
 
     def process_request(self, request: _Request, client_address: object) -> None:
-        """Answer in a thread; of too many connections the oldest is closed, for an honest one takes milliseconds."""
+        """Answer in a thread. If there are too many connections, close the oldest, because a legitimate one takes milliseconds."""
         if len(self._open) >= MAX_CONNECTIONS:
-            with suppress(OSError, StopIteration, RuntimeError, KeyError):  # answered meanwhile
+            with suppress(OSError, StopIteration, RuntimeError, KeyError):  # it has just been answered
                 oldest = next(iter(self._open))
                 del self._open[oldest]
                 if isinstance(oldest, socket.socket):
@@ -149,17 +149,17 @@ class _Server(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: _Request, client_address: object) -> None:
-        """A client that breaks off or sends no HTTP is no news."""
+        """Ignore clients that disconnect or do not send HTTP."""
 
 
 def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None:
     """Report to the first pod.
 
     Returns:
-        Why the group does not start yet; None: it does.
+        Reason why the group does not start yet, or None if it starts.
 
     Raises:
-        RoleError: it refuses the key.
+        RoleError: the first pod refuses the key.
     """
     host = f"[{master}]" if ":" in master else master
     url = f"http://{host}:{POD_PORT}{POD_JOIN}?ordinal={ordinal}&attempt={attempt}"
@@ -180,7 +180,7 @@ def join(master: str, *, ordinal: int, attempt: int, api_key: str) -> str | None
 
 
 def channel_problem(port: int) -> str | None:
-    """Reason why rank 0 of this pod does not take batches yet; None: it does."""
+    """Return why rank 0 of this pod does not accept batches yet, or None if it does."""
     try:
         with _open(urllib.request.Request(f"http://127.0.0.1:{port}{TRAINER_READY}"), PROBE_SECONDS):
             return None
@@ -194,5 +194,5 @@ def channel_problem(port: int) -> str | None:
 
 
 def _open(request: urllib.request.Request, timeout: float):  # type: ignore[no-untyped-def]
-    """No proxy: an address of the cluster is never behind one."""
+    """Open a URL without a proxy: cluster addresses are never behind one."""
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=timeout)

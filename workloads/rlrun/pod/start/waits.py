@@ -1,4 +1,4 @@
-"""Waiting for what another pod does, with a deadline and a word every half minute."""
+"""Waiting for another pod, with a deadline and a log line every half minute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlrun.pod.signals import Signals
 from rlrun.protocol.files.failures import RoleError
 
 DEADLINE_SECONDS = 1800.0
-"""Images are pulled and machines are made meanwhile."""
+"""Maximum wait: images may have to be pulled and machines created."""
 REPORT_SECONDS = 30.0
 POLL_SECONDS = 0.5
 
@@ -23,19 +23,19 @@ def wait_until(
     deadline_seconds: float = DEADLINE_SECONDS,
     poll_seconds: float = POLL_SECONDS,
 ) -> None:
-    """Return as soon as `look()` is None.
+    """Return as soon as `look()` returns None.
 
     Args:
-        look: why it is not so far yet; None: it is.
-        what: what is waited for, as the end of `waiting for ...`.
-        say: called at once, and every half minute.
-        signals: end the wait.
-        deadline_seconds: longest wait.
-        poll_seconds: pause between two looks.
+        look: function that returns why the wait is not over, or None.
+        what: subject of the wait, as the end of `waiting for ...`.
+        say: callback for log lines: at once, and every half minute.
+        signals: signals that end the wait.
+        deadline_seconds: maximum wait.
+        poll_seconds: pause between two calls of `look`.
 
     Raises:
-        RoleError: it took too long; says what was missing.
-        StoppedError: a signal came.
+        RoleError: the wait took too long; the message has the last reason.
+        StoppedError: a signal arrived.
     """
     began = time.monotonic()
     reported = -REPORT_SECONDS

@@ -1,1 +1,1 @@
-"""The files on the run's volume: paths, durable writes, attempts, batches, checkpoints' manifests, failures."""
+"""Files on the run's volume: paths, durable writes, attempts, batches, manifests of checkpoints, failures."""

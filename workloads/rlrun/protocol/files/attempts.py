@@ -1,8 +1,8 @@
-"""Attempts and their lineage: which artifacts a reader may trust.
+"""Attempts and their lineage, which determines the artifacts that a reader may trust.
 
-An attempt starts from a checkpoint of an earlier one (its base) or from the model (base step 0). The lineage of an attempt is the chain
-of these bases: attempt `a` owns the steps after its base, and of each ancestor only the steps up to where the next one branched off. A
-writer puts its attempt into every name, so whatever a zombie of an older attempt still writes is outside the lineage and never read.
+An attempt starts from a checkpoint of an earlier attempt (its base) or from the model (base step 0). The lineage of an attempt is the chain
+of these bases: attempt `a` owns the steps after its base, and each ancestor owns the steps up to the next base. A writer puts its attempt
+into every name, so that files of a stale process of an older attempt are outside of the lineage and are never read.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rlrun.runtime.printable import printable
 
 @dataclass(frozen=True)
 class Segment:
-    """Steps `first..last` of the run were trained by `attempt`; `last` None: it is the current one."""
+    """Steps `first..last` of the run, trained by `attempt`; `last` is None for the current attempt."""
 
     attempt: int
     first: int
@@ -34,39 +34,39 @@ class Segment:
 
 @dataclass(frozen=True)
 class Origin:
-    """The checkpoint of another run whose parameters and optimizer a run starts with."""
+    """Checkpoint of another run with which a run starts: parameters and optimizer."""
 
     path: str
-    """The checkpoint's folder."""
+    """Folder of the checkpoint."""
     step: int
     attempt: int
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One life of the trainer group, as in `attempts/0003.json`."""
+    """One life of the trainer group, recorded in `attempts/0003.json`."""
 
     attempt: int
     base_step: int
-    """The checkpoint's step that it starts from; 0 for the model itself."""
+    """Step of the checkpoint from which it starts; 0 for the model itself."""
     base_attempt: int | None
-    """The attempt that wrote that checkpoint; None for the model itself."""
+    """Attempt that wrote that checkpoint; None for the model itself."""
     world_size: int
     lineage: tuple[Segment, ...]
-    """Ancestors first, itself last."""
+    """Segments of the ancestors, then its own."""
     config_hash: str
     started_at: float
     """Seconds since the epoch."""
     uid: str = ""
-    """The run's uid: a folder may hold attempts of an earlier run of the same name."""
+    """UID of the run: a folder may contain attempts of an earlier run of the same name."""
     origin: Origin | None = None
     """Origin of version 0 of this lineage; None: the model."""
 
     def owns(self, step: int, attempt: int) -> bool:
-        """True if an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
+        """Return whether an artifact of `step` (or policy version) written by `attempt` belongs to this lineage.
 
-        Version `n` belongs to the segment that trained step `n`; version 0, and the base version that an attempt publishes again
-        when it starts, belong to it too.
+        Version `n` belongs to the segment that trained step `n`. Version 0 belongs to it too, and so does the base version, which an
+        attempt publishes again when it starts.
         """
         for segment in self.lineage:
             if segment.attempt == attempt:
@@ -74,13 +74,13 @@ class Attempt:
         return False
 
     def owned(self, artifacts: list[Artifact]) -> list[Artifact]:
-        """Items of `artifacts` that belong to this lineage, in order."""
+        """Return the items of `artifacts` that belong to this lineage, in order."""
         return [a for a in artifacts if self.owns(a.step, a.attempt)]
 
 
 _ADAPTER = TypeAdapter(Attempt)
 RESUME_REQUIRED_VARIABLE = "RLRUN_RESUME_REQUIRED"
-"""Environment variable of the trainer, set by a launcher that was asked to resume: damaged checkpoints are an error, not a new start."""
+"""Environment variable of the trainer, set by a launcher for a required resume: damaged checkpoints are an error, not a new start."""
 
 
 def first_attempt(
@@ -92,7 +92,7 @@ def first_attempt(
     uid: str = "",
     origin: Origin | None = None,
 ) -> Attempt:
-    """An attempt that starts from the model, or from another run's checkpoint."""
+    """Return an attempt that starts from the model, or from another run's checkpoint."""
     lineage = (Segment(attempt, 1, None),)
     return Attempt(attempt, 0, None, world_size, lineage, config_hash, started_at or time.time(), uid, origin)
 
@@ -107,7 +107,7 @@ def next_attempt(
     started_at: float | None = None,
     uid: str = "",
 ) -> Attempt:
-    """An attempt that starts from the checkpoint of `base_step` that `base` wrote or inherited."""
+    """Return an attempt that starts from the checkpoint of `base_step`, which `base` wrote or inherited."""
     segments: list[Segment] = []
     owner: int | None = None
     for segment in base.lineage:
@@ -125,10 +125,10 @@ def write_attempt(paths: RunPaths, attempt: Attempt) -> None:
     """Create `attempts/<n>.json`.
 
     Raises:
-        FileExistsError: this attempt number was begun before; two groups with one number never both run.
+        FileExistsError: this attempt number is taken; two groups with one number never both run.
     """
     reach("attempt.before_write")
-    document = json.loads(json.dumps(asdict(attempt)))  # as it is read back: tuples are lists
+    document = json.loads(json.dumps(asdict(attempt)))  # the form of a read document: lists instead of tuples
     document[KEY] = document_crc32(document)
     create_json(paths.attempt_file(attempt.attempt), document, before_link="attempt.before_link")
     reach("attempt.written")
@@ -138,11 +138,11 @@ def read_attempt(path: Path) -> Attempt:
     """Read one attempt file.
 
     Raises:
-        RoleError: it is not what was written.
+        RoleError: the file is damaged.
     """
     try:
         document = json.loads(path.read_text())
-        check_document(document)  # earlier releases wrote none
+        check_document(document)  # files of earlier releases have no checksum
         return attempt_of(document)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error).splitlines() or [type(error).__name__]
@@ -151,31 +151,31 @@ def read_attempt(path: Path) -> Attempt:
 
 
 def attempt_of(document: dict[str, object]) -> Attempt:
-    """The attempt that `asdict` made a document of."""
+    """Return the attempt in a document written by `asdict`."""
     return _ADAPTER.validate_python(document)
 
 
 def check_number(paths: RunPaths, attempt: int) -> None:
-    """Refuse a number that is not above those on the disk: another group of this run lives or has lived under it.
+    """Refuse an attempt number that is not above those on disk, because another group of this run uses or used it.
 
     Raises:
-        RoleError: names the next free number.
+        RoleError: the number is taken; the message has the next free number.
     """
     newest = max(paths.attempts_on_disk(), default=0)
     if attempt <= newest:
         raise RoleError(
-            f"RLRUN_ATTEMPT is {attempt}, but {paths.attempts} holds attempt {newest} already; the next is {newest + 1}",
+            f"RLRUN_ATTEMPT is {attempt}, but {paths.attempts} already contains attempt {newest}; the next is {newest + 1}",
             exit_codes.ATTEMPT_TAKEN,
         )
 
 
 def next_number(paths: RunPaths, at_least: int = 1) -> int:
-    """1 + the highest attempt on disk, at least `at_least`."""
+    """Return 1 + the highest attempt on disk, but at least `at_least`."""
     return max([at_least, *(n + 1 for n in paths.attempts_on_disk())])
 
 
 def _trained_by(attempt: Attempt, version: int) -> int | None:
-    """The attempt that trained a policy version; 0 for the model itself, None if the lineage has no such version."""
+    """Return the attempt that trained a policy version; 0 for the model itself, None if the lineage has no such version."""
     if version == 0:
         return 0
     for segment in attempt.lineage:
@@ -185,17 +185,17 @@ def _trained_by(attempt: Attempt, version: int) -> int | None:
 
 
 def is_lost(version: int, writer: Attempt, attempt: Attempt) -> bool:
-    """True if a policy version that `writer` sampled from is another one, or none, in the lineage of `attempt`.
+    """Return whether a policy version that `writer` sampled from is different or missing in the lineage of `attempt`.
 
-    The base of an attempt fixes all versions before it, so where a version is not lost no older one is.
+    The base of an attempt fixes all versions before it: if a version is not lost, no older one is.
     """
     return writer.origin != attempt.origin or _trained_by(writer, version) != _trained_by(attempt, version)
 
 
 def earlier_attempts(paths: RunPaths, attempt: Attempt, *, log: Callable[[str], object]) -> dict[int, Attempt]:
-    """Return the earlier attempts whose files are undamaged, by number; `log` gets a line for each damaged file.
+    """Return the earlier attempts with undamaged files, by number; `log` receives a line for each damaged file.
 
-    Batches and rollouts of an attempt with a damaged file are made again.
+    Batches and rollouts of an attempt with a damaged file are produced again.
     """
     found = {}
     for number in paths.attempts_on_disk():
@@ -203,5 +203,5 @@ def earlier_attempts(paths: RunPaths, attempt: Attempt, *, log: Callable[[str], 
             try:
                 found[number] = read_attempt(paths.attempt_file(number))
             except RoleError as error:
-                log(f"nothing of attempt {number} is taken over: {error}")
+                log(f"nothing of attempt {number} is reused: {error}")
     return found

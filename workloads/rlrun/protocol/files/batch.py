@@ -1,6 +1,6 @@
-"""A packed batch on disk: the samples of one step, neutral to the number of ranks, each token with where it came from.
+"""A packed batch on disk: the samples of one step, independent of the number of ranks, with the origin of each token.
 
-`rollouts/step_00000123.a0003/samples.safetensors` holds all samples end to end, `batch.json` what is known of each sample.
+In `rollouts/step_00000123.a0003`, `samples.safetensors` contains all samples concatenated, and `batch.json` the data of each sample.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ _SCALARS: dict[str, type] = {
 
 
 class BatchError(ValueError):
-    """A batch breaks an invariant of the protocol."""
+    """Violation of an invariant of the batch format."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One training sequence: a prompt and everything after it.
+    """One training sequence: a prompt and all tokens after it.
 
-    All arrays are `[T]`. Position `j` describes token `j` given those before it, so position 0 is never trained on.
+    All arrays have shape `[T]`. Position `j` describes token `j` given the tokens before it, so position 0 is never trained on.
     """
 
     input_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.bool_]
-    """True on tokens that the policy sampled and that are trained on."""
+    """True on sampled tokens that are trained on."""
     logprobs: npt.NDArray[np.float32]
-    """Log-probability that the token was sampled with; 0 outside the mask."""
+    """Log-probability of the token at sampling time; 0 outside of the mask."""
     versions: npt.NDArray[np.int32]
-    """Policy version that sampled the token; -1 outside the mask."""
+    """Policy version that sampled the token; -1 outside of the mask."""
     advantages: npt.NDArray[np.float32]
-    """Advantage per token; 0 outside the mask."""
+    """Advantage per token; 0 outside of the mask."""
     temperature: float
-    """Softmax temperature that the tokens were sampled with."""
+    """Softmax temperature of the sampling."""
     environment: str
     task_id: str
     group: int
@@ -70,19 +70,19 @@ class Sample:
     rollout: int
     """Number of the rollout within its group."""
     dispatch_version: int
-    """Policy version that the engine held when the group was dispatched."""
+    """Policy version of the engine when the group was dispatched."""
     reward: float
     truncated: bool = False
-    """True if a limit of tokens ended its last answer, so that its last loss token is not the end of the episode."""
+    """Whether a token limit ended its last answer, so that its last loss token is not the end of the episode."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     def check(self) -> None:
-        """Refuse a sample whose columns do not belong together.
+        """Check that the columns of the sample are consistent.
 
         Raises:
-            BatchError: names the column.
+            BatchError: a column is wrong; the message names it.
         """
         length = len(self.input_ids)
         for name in _COLUMNS:
@@ -94,11 +94,11 @@ class Sample:
         if self.loss_mask[0]:
             raise BatchError("loss_mask[0] is true, but the first token is never predicted")
         if not np.isfinite(self.logprobs).all():
-            raise BatchError("logprobs has a value that is not finite")
+            raise BatchError("logprobs contains a value that is not finite")
         if not np.isfinite(self.advantages).all():
-            raise BatchError("advantages has a value that is not finite")
+            raise BatchError("advantages contains a value that is not finite")
         if (self.logprobs[self.loss_mask] > 1e-3).any():
-            raise BatchError("logprobs has a positive value")
+            raise BatchError("logprobs contains a positive value")
         if (self.versions[self.loss_mask] < 0).any():
             raise BatchError("a trained token has no policy version")
         if not math.isfinite(self.reward):
@@ -114,26 +114,26 @@ class Validation:
     path: str
     """Folder of a batch of step 0."""
     before: bool = False
-    """Measure the policy that the step starts from."""
+    """Whether to measure the policy before the step."""
     after: bool = False
-    """Measure the policy that the step makes."""
+    """Whether to measure the policy after the step."""
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """A group that was given up: a run that takes a batch over gives it up too, instead of sampling it again."""
+    """A discarded group: a run that reuses the batch also discards it, instead of sampling it again."""
 
     group: int
     reason: str
     mean_reward: float | None
-    """None when it failed."""
+    """Mean reward of the group; None if it failed."""
     next_group: int
-    """The lowest number that was not dispatched then."""
+    """Lowest group number that had not been dispatched at that time."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Inputs of a rollout's advantage, as they were when the batch was made."""
+    """Inputs of a rollout's advantage when the batch was built."""
 
     group: int
     """Number of the group within the run."""
@@ -141,13 +141,13 @@ class Outcome:
     """Number of the rollout within its group."""
     environment: str
     reward: float
-    """The reward that the advantage is made of: the environment's, less the overlong penalty."""
+    """Reward used for the advantage: the environment's reward minus the overlong penalty."""
     tokens: int
-    """Tokens that the policy sampled, of all sequences."""
+    """Sampled tokens of all sequences."""
     turns: int
-    """Replies with a token."""
+    """Replies with at least one token."""
     masked: str | None = None
-    """The filter that took the loss from its tokens, such as `overlongMask`; None: they are trained on."""
+    """Filter that excluded its tokens from the loss, such as `overlongMask`, or None."""
 
 
 @dataclass(frozen=True)
@@ -158,26 +158,26 @@ class Batch:
     attempt: int
     samples: tuple[Sample, ...]
     total_steps: int | None = None
-    """Steps of the run as far as the data reaches; None: `maxSteps`."""
+    """Steps of the run that the data allows; None: `maxSteps`."""
     last: bool = False
-    """True if the data ends with this step."""
+    """Whether the data ends with this step."""
     validation: Validation | None = None
     """Measurement to make around the step."""
     dropped: tuple[Dropped, ...] = ()
-    """Groups that were given up since the batch before, in that order."""
+    """Groups discarded since the previous batch, in order."""
     tasks: tuple[tuple[int, int], ...] = ()
     """Number of each group and index of its task in the environment's list; empty in supervised fine-tuning."""
     outcomes: tuple[Outcome, ...] = ()
-    """Inputs of the advantages, in the order of the samples; empty in supervised fine-tuning, and in batches that older releases wrote."""
+    """Inputs of the advantages, in the order of the samples; empty in supervised fine-tuning and in batches of older releases."""
 
     @property
     def tokens(self) -> int:
-        """All tokens, prompts included."""
+        """Number of all tokens, including prompts."""
         return sum(len(sample) for sample in self.samples)
 
     @property
     def loss_tokens(self) -> int:
-        """Tokens inside the loss mask: the denominator of the global token mean."""
+        """Number of tokens inside the loss mask: the denominator of the global token mean."""
         return int(sum(sample.loss_mask.sum() for sample in self.samples))
 
     @property
@@ -187,11 +187,11 @@ class Batch:
 
 
 def write_batch(path: Path, batch: Batch) -> None:
-    """Write a batch, durable and whole, to its folder.
+    """Write a complete batch durably to its folder.
 
     Raises:
-        BatchError: a sample breaks an invariant; nothing is written.
-        OSError: the volume refuses (full, read-only); nothing is left under the final name.
+        BatchError: a sample violates an invariant; nothing is written.
+        OSError: the volume refuses the write (full, read-only); nothing stays under the final name.
     """
     if not batch.samples:
         raise BatchError("a batch needs at least one sample")
@@ -213,7 +213,9 @@ def write_batch(path: Path, batch: Batch) -> None:
         "samples": [
             {"length": len(s)}
             | {name: kind(getattr(s, name)) for name, kind in _SCALARS.items()}
-            | ({"truncated": True} if s.truncated else {})  # left out otherwise: older releases read the batch too
+            | (
+                {"truncated": True} if s.truncated else {}
+            )  # omitted if False, because older releases read the batch too
             for s in batch.samples
         ],
     }
@@ -241,8 +243,8 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
     """Read a batch.
 
     Args:
-        path: its folder.
-        indices: read only these samples (the others are left out of `samples`); default: all.
+        path: folder of the batch.
+        indices: samples to read (`samples` then contains only these); None: all.
 
     Raises:
         BatchError: the folder is missing, incomplete or of another format.
@@ -251,7 +253,9 @@ def read_batch(path: Path, *, indices: Sequence[int] | None = None) -> Batch:
         return _read_arrays(path, indices)
     except KeyError as error:
         raise BatchError(f"cannot read the batch in {path}: it has no {error}") from None
-    except Exception as error:  # of any kind: the file chooses, and another run's orchestrator may have written it
+    except (
+        Exception
+    ) as error:  # any type: the content determines it, and another run's orchestrator may have written the file
         reason = str(error).splitlines() or [type(error).__name__]
         raise BatchError(printable(f"cannot read the batch in {path}: {reason[0]}")) from None
 
@@ -261,8 +265,8 @@ def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:
     if document["format_version"] != FORMAT_VERSION:
         raise BatchError(f"it has format {document['format_version']!s:.40}, this version reads {FORMAT_VERSION}")
     content = (path / "samples.safetensors").read_bytes()
-    if check_document(document) and zlib.crc32(content) != document["samples_crc32"]:  # earlier releases wrote none
-        raise BatchError("samples.safetensors has another checksum than when it was written")
+    if check_document(document) and zlib.crc32(content) != document["samples_crc32"]:  # earlier releases: no checksum
+        raise BatchError("the checksum of samples.safetensors differs from batch.json")
     columns = load(content)
     entries = document["samples"]
     validation = Validation(**document["validation"]) if "validation" in document else None
@@ -272,7 +276,7 @@ def _read_arrays(path: Path, indices: Sequence[int] | None) -> Batch:
     ends = np.cumsum([entry["length"] for entry in entries])
     for name in _COLUMNS:
         if columns[name].shape != (ends[-1],):
-            raise BatchError(f"{name} has shape {columns[name].shape}, batch.json tells of {ends[-1]} tokens")
+            raise BatchError(f"{name} has shape {columns[name].shape}, but batch.json declares {ends[-1]} tokens")
     samples = []
     for index in range(len(entries)) if indices is None else indices:
         entry = dict(entries[index])

@@ -1,6 +1,6 @@
-"""The checkpoint manifest: a checkpoint exists when its `manifest.json` exists.
+"""Manifest of a checkpoint: a checkpoint exists if its `manifest.json` exists.
 
-It is written last, by the trainer's rank 0, after all ranks' shards and the orchestrator's part are durable.
+The trainer's rank 0 writes it last, after the shards of all ranks and the orchestrator's part are durable.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ ORCHESTRATOR_PART = "orchestrator"
 FORMAT_VERSION = 2
 _CHUNK_BYTES = 1 << 20
 _PATH_CHARACTERS = 256
-"""Longest path of a file in a checkpoint; ours have some 20."""
+"""Maximum length of a file's path in a checkpoint; real paths have about 20 characters."""
 _READERS = 8
-"""Files that are read at the same time: one reader alone does not fill a network volume's link."""
+"""Number of files read concurrently: a single reader does not saturate a network volume."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FileEntry:
     """One file of a checkpoint."""
 
     path: str
-    """Relative to the checkpoint's folder."""
+    """Path relative to the checkpoint's folder."""
     size: int
     """Size in bytes."""
     crc32: int
@@ -58,9 +58,9 @@ class Manifest:
     """Seconds since the epoch."""
     format_version: int = FORMAT_VERSION
     lineage: tuple[Segment, ...] = ()
-    """Lineage of the attempt that wrote it, which replaces a damaged file of that attempt; empty in those of earlier releases."""
+    """Lineage of the attempt that wrote it, which replaces a damaged file of that attempt; empty in manifests of earlier releases."""
     origin: Origin | None = None
-    """As in the attempt's file."""
+    """Origin of the attempt, as in its file."""
 
 
 _ADAPTER = TypeAdapter(Manifest)
@@ -71,7 +71,7 @@ class ManifestError(ValueError):
 
 
 def file_checksum(path: Path) -> int:
-    """CRC-32 of a file's content."""
+    """Return the CRC-32 of a file's content."""
     value = 0
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
@@ -80,26 +80,26 @@ def file_checksum(path: Path) -> int:
 
 
 def describe_part(checkpoint: Path, part: Path) -> list[FileEntry]:
-    """The entries of all files below `part`, a folder inside `checkpoint`; one that is being written is none of them."""
+    """Return the entries of all files below `part`, a folder inside `checkpoint`; unfinished files are skipped."""
     files = sorted(path for path in part.rglob("*") if path.suffix != TMP_SUFFIX and path.is_file())
     return [FileEntry(str(p.relative_to(checkpoint)), p.stat().st_size, file_checksum(p)) for p in files]
 
 
 def flush_trainer_part(checkpoint: Path) -> None:
-    """Flush the shards and their names. The orchestrator writes and flushes its own part in the same folder, at the same time."""
+    """Flush the shards and their names. The orchestrator writes and flushes its own part of the folder concurrently."""
     fsync_tree(checkpoint / TRAINER_PART)
     fsync_path(checkpoint)
 
 
 def remove_trainer_part(checkpoint: Path) -> None:
-    """Remove the shards, and the folder where nothing else is in it: the orchestrator may be writing its part, or have written it."""
+    """Remove the shards, and the folder if it is then empty: the orchestrator may be writing its part, or have written it."""
     shutil.rmtree(checkpoint / TRAINER_PART, ignore_errors=True)
     with suppress(OSError):
         checkpoint.rmdir()
 
 
 def write_manifest(checkpoint: Path, manifest: Manifest) -> None:
-    """Make the checkpoint complete."""
+    """Write the manifest, which makes the checkpoint complete."""
     document = asdict(manifest)
     reach("checkpoint.manifest.before_write")
     write_json(
@@ -114,20 +114,22 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest.
 
     Raises:
-        ManifestError: it is missing, is not what was written, or is of another format.
+        ManifestError: it is missing, damaged or of another format.
     """
     try:
         document = json.loads((checkpoint / MANIFEST).read_text())
         written = document["format_version"]
         if written != FORMAT_VERSION:
             raise ManifestError(
-                f"{checkpoint / MANIFEST} has format {written!s:.40}, this version reads {FORMAT_VERSION}"
+                f"{checkpoint / MANIFEST} has format {written!s:.40}, but this version reads {FORMAT_VERSION}"
             )
         if document.pop("crc32") != document_crc32(document):
-            raise ManifestError(f"{checkpoint / MANIFEST} is damaged: it has another checksum than when it was written")
+            raise ManifestError(f"{checkpoint / MANIFEST} is damaged: its checksum is wrong")
         manifest = _ADAPTER.validate_python(document)
         if outside := next((entry.path for entry in manifest.files if not _is_inside(entry.path)), None):
-            raise ManifestError(f"{checkpoint / MANIFEST} names {outside[:80]!r}, which is no file of the checkpoint")
+            raise ManifestError(
+                f"{checkpoint / MANIFEST} names {outside[:80]!r}, which is not a file of the checkpoint"
+            )
         return manifest
     except ManifestError:
         raise
@@ -144,33 +146,33 @@ def _is_inside(path: str) -> bool:
 
 
 def verify_files(checkpoint: Path, manifest: Manifest) -> None:
-    """Compare every file with its entry, several at a time.
+    """Compare every file with its entry, several files at a time.
 
     Raises:
-        ManifestError: a file is missing, has another size or another checksum; names it.
+        ManifestError: a file is missing, or its size or checksum differs; the message names it.
     """
     check_sizes(checkpoint, manifest.files)
     check_sums(checkpoint, manifest.files)
 
 
 def check_sums(checkpoint: Path, files: Sequence[FileEntry]) -> None:
-    """Compare every file's checksum with its entry, several at a time.
+    """Compare the checksum of every file with its entry, several files at a time.
 
     Raises:
-        ManifestError: a file has another checksum; names it.
+        ManifestError: a checksum differs; the message names the file.
     """
     with ThreadPoolExecutor(_READERS) as readers:
         found = readers.map(lambda entry: file_checksum(checkpoint / entry.path), files)
         for entry, value in zip(files, found, strict=True):
             if value != entry.crc32:
-                raise ManifestError(f"{checkpoint.name}: {entry.path} has another checksum than when it was written")
+                raise ManifestError(f"{checkpoint.name}: the checksum of {entry.path} differs from the manifest")
 
 
 def check_sizes(checkpoint: Path, files: Iterable[FileEntry]) -> None:
-    """Compare every file's size with its entry.
+    """Compare the size of every file with its entry.
 
     Raises:
-        ManifestError: a file is missing or has another size; names it.
+        ManifestError: a file is missing or its size differs; the message names it.
     """
     for entry in files:
         path = checkpoint / entry.path
@@ -181,19 +183,19 @@ def check_sizes(checkpoint: Path, files: Iterable[FileEntry]) -> None:
 
 
 def complete_checkpoints(paths: RunPaths) -> list[Artifact]:
-    """All checkpoints with a manifest, of any attempt, in order of step and attempt."""
+    """Return all checkpoints with a manifest, of any attempt, in order of step and attempt."""
     return [a for a in paths.checkpoints_on_disk() if (a.path / MANIFEST).is_file()]
 
 
 def newest_attempt(paths: RunPaths, log: Callable[[str], object]) -> Attempt | None:
-    """Return the newest attempt whose lineage is known; None if there is none, and then there is no checkpoint of one either.
+    """Return the newest attempt with a known lineage, or None; without one the run has no checkpoint either.
 
-    An attempt's file says which steps of which attempts are the run's. If it is damaged, a manifest of that attempt replaces it. An attempt
-    without a complete checkpoint has trained nothing that is kept: the one before it is used.
+    An attempt's file records which steps of which attempts belong to the run. If it is damaged, a manifest of that attempt replaces it. If
+    that attempt has no complete checkpoint, none of its training was kept, so the attempt before it is used.
 
     Args:
         paths: folder of the run.
-        log: gets a warning for each damaged file, with its consequence.
+        log: receives a warning for each damaged file, with its consequence.
 
     Raises:
         RoleError: an attempt's file is damaged, and its complete checkpoints, of an earlier release, do not record its lineage.
@@ -206,7 +208,7 @@ def newest_attempt(paths: RunPaths, log: Callable[[str], object]) -> Attempt | N
             return read_attempt(file)
         except RoleError:
             own = [checkpoint for checkpoint in complete if checkpoint.attempt == number]
-            recorded = _recorded(own)
+            recorded = _recorded_attempt(own)
             if own and recorded is None:
                 raise
             if recorded is not None:
@@ -218,8 +220,8 @@ def newest_attempt(paths: RunPaths, log: Callable[[str], object]) -> Attempt | N
     return None
 
 
-def _recorded(checkpoints: Sequence[Artifact]) -> tuple[Artifact, Attempt] | None:
-    """The newest of an attempt's checkpoints whose manifest records its lineage, and the attempt."""
+def _recorded_attempt(checkpoints: Sequence[Artifact]) -> tuple[Artifact, Attempt] | None:
+    """Return the newest of an attempt's checkpoints whose manifest records its lineage, and the attempt."""
     for checkpoint in reversed(checkpoints):
         with suppress(ManifestError):
             manifest = read_manifest(checkpoint.path)

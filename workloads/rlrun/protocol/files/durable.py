@@ -1,6 +1,6 @@
-"""Durable writes: files fsynced, then renamed, then the directory fsynced.
+"""Durable writes: fsync the file, rename it, then fsync the directory.
 
-A reader that sees a final name therefore sees whole content, whenever the writer or the machine died.
+A reader that sees a final name therefore sees the complete content, even if the writer or the machine has crashed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def fsync_tree(folder: Path) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents, where they are not there, durable: each name is flushed to the folder that it is in."""
+    """Create a folder and its missing parents durably: each new name is flushed to its parent folder."""
     if path.is_dir():
         return
     make_folder(path.parent)
@@ -48,10 +48,10 @@ def make_folder(path: Path) -> None:
 
 
 def make_private_folder(path: Path) -> bool:
-    """Create a folder, durable, that only its user can open; missing parents are as the user's mask makes them.
+    """Create a folder durably that only its user can open; missing parents follow the user's umask.
 
     Returns:
-        False if the folder was there before and others can open it.
+        False if the folder existed and other users can open it.
     """
     make_folder(path.parent)
     try:
@@ -63,12 +63,12 @@ def make_private_folder(path: Path) -> bool:
 
 
 def write_bytes(path: Path, content: bytes, *, before_rename: str | None = None) -> None:
-    """Replace `path` with `content` in one step; a reader sees the old content or the new, never a part.
+    """Replace `path` with `content` atomically: a reader sees the old content or the new content, never a part.
 
     Args:
-        path: the file.
-        content: all of it.
-        before_rename: the fault point (`fault_points`) at which all is durable but the name.
+        path: file to replace.
+        content: complete new content.
+        before_rename: fault point (`fault_points`) at which everything except the name is durable.
     """
     write_chunks(path, (content,), before_rename=before_rename)
 
@@ -86,28 +86,28 @@ def write_chunks(path: Path, chunks: Iterable[bytes], *, before_rename: str | No
             reach(before_rename)
         temporary.replace(path)
     except BaseException:
-        with suppress(OSError):  # the volume may refuse this, too; the first error explains more
+        with suppress(OSError):  # the volume may refuse this too; the first error explains more
             temporary.unlink(missing_ok=True)
         raise
     fsync_path(path.parent)
 
 
 def write_json(path: Path, document: object, *, before_rename: str | None = None) -> None:
-    """Replace `path` with `document` as JSON, in one step; see `write_bytes`."""
+    """Replace `path` with `document` as JSON, atomically; see `write_bytes`."""
     write_bytes(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode(), before_rename=before_rename)
 
 
 def create_json(path: Path, document: object, *, before_link: str | None = None) -> None:
     """Write `document` to a path that must not exist yet; `before_link` is a fault point as in `write_bytes`.
 
-    A try that failed after its name appeared, because the volume refused the last flush, is completed by the next one.
+    If a call fails after the name exists, because the volume refuses the last flush, a repeated call completes it.
 
     Raises:
         FileExistsError: another writer was first; two writers with different documents never both succeed.
     """
     make_folder(path.parent)
     content = json.dumps(document, indent=1, sort_keys=True)
-    # A random name, not the process id: in containers two writers of one volume often have the same one.
+    # A random name instead of the process id: in containers, two writers of one volume often have the same id.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(8)}{TMP_SUFFIX}")
     try:
         with temporary.open("x") as file:
@@ -125,17 +125,17 @@ def create_json(path: Path, document: object, *, before_link: str | None = None)
 
 def _link_own(temporary: Path, path: Path, content: str) -> None:
     try:
-        os.link(temporary, path)  # as exclusive as O_EXCL, and never seen half-written
+        os.link(temporary, path)  # as exclusive as O_EXCL, and readers never see a partial file
     except FileExistsError:
         if path.read_text() != content:
             raise
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with everything in it, if it exists.
+    """Remove a folder with its content, if it exists.
 
     Raises:
-        OSError: the volume refuses. An ignored refusal shows later, as a `FileExistsError` that does not name the volume.
+        OSError: the volume refuses. An ignored refusal would appear later as a `FileExistsError` that does not name the volume.
     """
     with suppress(FileNotFoundError):
         shutil.rmtree(path)
@@ -143,14 +143,14 @@ def remove_folder(path: Path) -> None:
 
 @contextmanager
 def new_folder(path: Path, *, before_rename: str | None = None) -> Iterator[Path]:
-    """Fill a temporary folder that becomes `path`, durable and whole, when the block ends without an error.
+    """Fill a temporary folder that becomes `path`, durable and complete, if the block ends without an error.
 
-    An older folder at `path` is replaced: within one attempt there is one writer, and it writes the same thing again. `before_rename` is
-    a fault point as in `write_bytes`.
+    An older folder at `path` is replaced: an attempt has one writer, which writes the same content again. `before_rename` is a fault
+    point as in `write_bytes`.
     """
     make_folder(path.parent)
     temporary = path.with_name(path.name + TMP_SUFFIX)
-    remove_folder(temporary)  # of a try that the volume refused
+    remove_folder(temporary)  # left by a refused write
     temporary.mkdir()
     try:
         yield temporary
@@ -164,7 +164,8 @@ def new_folder(path: Path, *, before_rename: str | None = None) -> Iterator[Path
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Make the durable folder `temporary` become `path`, in place of an older one. At no moment is `path` a part of a folder."""
+    """Rename the durable folder `temporary` to `path` and replace an older one. `path` is never a partial folder."""
+    # Two renames: a reader between them finds no folder at `path`, but never a partial one.
     older = path.with_name(f"{path.name}.old{TMP_SUFFIX}")
     remove_folder(older)
     if path.exists():
@@ -172,7 +173,7 @@ def put_in_place(temporary: Path, path: Path) -> None:
     try:
         temporary.rename(path)
     except OSError:
-        with suppress(OSError):  # readers keep the older one, if the volume allows that
+        with suppress(OSError):  # readers keep the older one if the volume allows the rename
             older.rename(path)
         raise
     fsync_path(path.parent)
@@ -180,34 +181,34 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 def link_files(source: Path, target: Path, *, leave_out: Container[str] = ()) -> None:
-    """Put every file of the folder `source` into the folder `target` too: as a hard link, which costs no space and outlives a deletion of
-    the first name, or as a copy where the volume has no links."""
+    """Link every file of the folder `source` into the folder `target`: as a hard link, which needs no space and survives the deletion of
+    the first name, or as a copy if the volume has no links."""
     for file in sorted(source.iterdir()):
         if file.name in leave_out or not file.is_file():
             continue
         try:
             os.link(file.resolve(), target / file.name)
-        except OSError:  # a file system without links: those that cannot write either fail in the copy
+        except OSError:  # a file system without links; if the volume refuses writes, the copy fails too
             shutil.copyfile(file, target / file.name)
 
 
 class ChecksumError(ValueError):
-    """Error for a document that is not what was written."""
+    """Error for a document whose checksum is wrong."""
 
 
 def document_crc32(document: object) -> int:
-    """CRC-32 of the content of a JSON document without its key `crc32`."""
+    """Return the CRC-32 of a JSON document without its key `crc32`."""
     return zlib.crc32(json.dumps(document, sort_keys=True).encode())
 
 
 def check_document(document: dict[str, object]) -> bool:
-    """Remove the key `crc32` and compare it; False if the document has none, as those of earlier releases.
+    """Remove the key `crc32` and compare it. Returns False if the document, of an earlier release, has none.
 
     Raises:
-        ChecksumError: it is not what was written.
+        ChecksumError: the checksum is wrong.
     """
     if KEY not in document:
         return False
     if document.pop(KEY) != document_crc32(document):
-        raise ChecksumError("it has another checksum than when it was written")
+        raise ChecksumError("its checksum is wrong")
     return True

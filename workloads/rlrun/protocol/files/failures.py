@@ -1,4 +1,4 @@
-"""Failure of a role: one line for a person, an exit code, and a file for its launcher."""
+"""Failure of a role: a one-line message, an exit code, and a file for its launcher."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from rlrun.runtime.printable import printable
 
 ERROR_FILE = "error.json"
 ERROR_DIR_VARIABLE = "RLRUN_ERROR_DIR"
-"""Environment variable: a second folder for `error.json`, private to the process's starter. Unlike the role's log folder it is empty at
-the start, is shared with no other pod of the role, and takes the message when the run's volume is full."""
+"""Environment variable: second folder for `error.json`, private to the process's launcher. Unlike the role's log folder it is empty at
+the start, is not shared with other pods of the role, and is writable when the run's volume is full."""
 FULL_BYTES = 1024 * 1024
-"""With less space than this a volume is full: roles then fail in any way, and can leave no word on that very volume."""
+"""Free bytes below which a volume counts as full: roles then fail in arbitrary ways, and cannot write their message to that volume."""
 _REFUSALS = {
     errno.ENOSPC: "the volume is full (No space left on device)",
     errno.EDQUOT: "the quota is used up",
@@ -33,21 +33,21 @@ _REFUSALS = {
     errno.ETIMEDOUT: "the volume does not answer (Connection timed out)",
 }
 FAILING = frozenset({errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
-"""Numbers of a volume that cannot do what it is asked, for a read or a write; the others are of one that takes no more."""
+"""Error numbers of a failing volume, for reads and writes; the other numbers mean that it only refuses writes."""
 _IN_TEXT = re.compile(r"\[Errno (\d+)\]|\(os error (\d+)\)")
-"""Error numbers in the text of libraries that are not Python's own: torch's writers, safetensors."""
+"""Error numbers in error texts of other libraries: torch's writers, safetensors."""
 
 ROLE_ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-"""Environment of every role's processes: what they print is there when they die, and a crash of native code shows where Python was."""
+"""Environment of every role's processes: their output is complete when they die, and a crash of native code prints Python's stack."""
 
 
 class RoleError(Exception):
-    """Ends a role without a traceback.
+    """Error that ends a role without a traceback.
 
     Args:
-        message: what was wrong and what to do, on one line.
+        message: cause and fix, on one line.
         code: exit code of `rlrun.runtime.exit_codes`.
-        follows: from the loss of another process of the role, whose own message says more.
+        follows: whether the error only follows from the loss of another process of the role, whose own message says more.
     """
 
     def __init__(self, message: str, code: int = exit_codes.FAILURE, *, follows: bool = False) -> None:
@@ -57,9 +57,9 @@ class RoleError(Exception):
 
 @contextmanager
 def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
-    """Turn a volume's refusal or failure into a `RoleError` that names `folder`; other errors pass.
+    """Convert a volume's refusal or failure into a `RoleError` that names `folder`; other errors pass.
 
-    Libraries wrap errors of their writers, so the chain of causes is searched too.
+    Libraries wrap the errors of their writers, so the chain of causes is searched too.
     """
     try:
         yield
@@ -69,21 +69,21 @@ def storage_errors(folder: Path, doing: str = "write") -> Iterator[None]:
         number = refusal_number(error)
         if number is None:
             raise
-        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; {volume_remedy(number)} and start again"
+        message = f"cannot {doing} in {folder}: {_REFUSALS[number]}; {volume_remedy(number)} and start the run again"
         raise RoleError(message, exit_codes.STORAGE) from error
 
 
 def volume_remedy(number: int | None) -> str:
-    """Fix for a volume that refused with this number."""
+    """Return the fix for a volume with this error number."""
     if number in FAILING:
-        return "repair the storage, or the way to it,"
+        return "repair the storage, or the connection to it,"
     return "make it writable" if number == errno.EROFS else "make space"
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Exit code of a role that the error ends: that of storage if the volume is behind it, so that it does not count against the run.
+    """Return the exit code for a role that this error ends: the code of storage if the volume caused it, so that it does not count.
 
-    A connection that timed out is the volume's only if the error names a file: sockets time out with the same number.
+    A timed-out connection counts as the volume's only if the error names a file, because sockets time out with the same number.
     """
     number = refusal_number(error)
     if number is not None and (number != errno.ETIMEDOUT or _names_file(error)):
@@ -100,7 +100,8 @@ def _names_file(error: BaseException | None) -> bool:
 
 
 def refusal_number(error: BaseException) -> int | None:
-    """The number of a volume's refusal or failure (a key of `_REFUSALS`) behind the error; None: something else is wrong."""
+    """Return the number of a volume's refusal or failure (a key of `_REFUSALS`) that caused the error, or None for another cause."""
+    # Search causes, contexts and torch's failures of other ranks; chains may be circular.
     seen: set[int] = set()
     pending: list[BaseException | None] = [error]
     while pending:
@@ -109,8 +110,8 @@ def refusal_number(error: BaseException) -> int | None:
             continue
         seen.add(id(current))
         number = current.errno if isinstance(current, OSError) else None
-        if number is None and (told := _IN_TEXT.search(str(current))):
-            number = int(told[1] or told[2])
+        if number is None and (match := _IN_TEXT.search(str(current))):
+            number = int(match[1] or match[2])
         if number in _REFUSALS:
             return number
         pending += [current.__cause__, current.__context__]
@@ -121,9 +122,10 @@ def refusal_number(error: BaseException) -> int | None:
 
 
 def telling_lines(text: str, count: int = 15) -> list[str]:
-    """At most `count` lines of a log's end that say why a process ended.
+    """Return at most `count` lines from the end of a log that explain why a process ended.
 
-    The first of a crash (its latest call), those up to the line that says most (torchrun and other ranks go on after it), or the last.
+    These are the first lines of a crash (with its latest call), else the lines up to the most informative one (torchrun and other ranks
+    print more after it), else the last lines.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     crash = crash_lines(lines)
@@ -136,7 +138,7 @@ def telling_lines(text: str, count: int = 15) -> list[str]:
 
 
 def volume_is_full(root: Path) -> bool:
-    """True if nothing can be written to the volume of `root` any more; False when that is unknown."""
+    """Return whether the volume of `root` is full; False if that is unknown."""
     try:
         return shutil.disk_usage(root).free < FULL_BYTES
     except OSError:
@@ -146,11 +148,11 @@ def volume_is_full(root: Path) -> bool:
 def write_error(folder: Path | None, role: Role, error: RoleError) -> None:
     """Write `error.json` in the role's log folder and in the folder of `RLRUN_ERROR_DIR`.
 
-    The first process of a role that fails is the cause: a later one never replaces it, but for an error that only follows from it.
+    The first process of a role that fails is the cause: a later one replaces its error only if that error just follows from another.
 
     Args:
-        folder: the role's log folder; None when it is not known (yet).
-        role: which role failed.
+        folder: log folder of the role, or None if it is not known yet.
+        role: failed role.
         error: message and exit code.
     """
     document: dict[str, str | int] = {
@@ -162,9 +164,7 @@ def write_error(folder: Path | None, role: Role, error: RoleError) -> None:
     private = os.environ.get(ERROR_DIR_VARIABLE)
     for place in (folder, Path(private) if private else None):
         if place is not None:
-            with suppress(
-                OSError
-            ):  # written already by another one, or the volume is full: the log and the exit code remain
+            with suppress(OSError):  # another process was first, or the volume is full: log and exit code remain
                 _write_first(place / ERROR_FILE, document)
 
 
@@ -172,17 +172,17 @@ def _write_first(path: Path, document: dict[str, str | int]) -> None:
     try:
         create_json(path, document)
     except FileExistsError:
-        told = read_error(path.parent)
-        if document["follows"] or told is None or not told.follows:
+        earlier = read_error(path.parent)
+        if document["follows"] or earlier is None or not earlier.follows:
             raise
         write_json(path, document)
 
 
 def read_error(folder: Path) -> RoleError | None:
-    """The error that ended the role, if it left one."""
+    """Return the error that ended the role, or None if it left none."""
     try:
         document = json.loads((folder / ERROR_FILE).read_text())
-        follows = bool(document.get("follows", False))  # files of older releases have none
+        follows = bool(document.get("follows", False))  # absent in files of older releases
         return RoleError(str(document["message"]), int(document["exit_code"]), follows=follows)
     except (OSError, ValueError, KeyError):
         return None

@@ -1,4 +1,4 @@
-"""Record of a fork, `fork.json` in the new run's folder: the run and the step that it was forked from, and what was changed."""
+"""Record of a fork, `fork.json` in the new run's folder: the source run, its step, and the changed fields."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pydantic import TypeAdapter, ValidationError
 
 @dataclass(frozen=True)
 class ForkedFrom:
-    """Beginning of a forked run."""
+    """Origin of a forked run."""
 
     run: str
     """Name of the other run."""
     uid: str
     step: int
     attempt: int
-    """The attempt that wrote the checkpoint."""
+    """Attempt that wrote the checkpoint."""
     folder: str
-    """The other run's folder, when it was forked."""
+    """Folder of the other run at the time of the fork."""
     changed: tuple[str, ...] = ()
     """Fields that differ from the other run's manifest, each with both values."""
 
@@ -29,12 +29,12 @@ _ADAPTER = TypeAdapter(ForkedFrom)
 
 
 def fork_document(fork: ForkedFrom) -> str:
-    """Content of the file."""
+    """Return the content of the file."""
     return json.dumps({"forkedFrom": asdict(fork)}, indent=1) + "\n"
 
 
 def read_fork(path: Path) -> ForkedFrom | None:
-    """The record in a run's folder; None: the run is no fork, or something else has damaged it."""
+    """Return the record in a run's folder, or None if the run is not a fork or the file is damaged."""
     try:
         return fork_of(path.read_bytes())
     except OSError:
@@ -42,7 +42,7 @@ def read_fork(path: Path) -> ForkedFrom | None:
 
 
 def fork_of(content: bytes) -> ForkedFrom | None:
-    """The record that `fork_document` made a document of; None: it is damaged."""
+    """Return the record in a document of `fork_document`, or None if it is damaged."""
     try:
         return _ADAPTER.validate_python(json.loads(content)["forkedFrom"])
     except (ValueError, KeyError, TypeError, RecursionError, ValidationError):

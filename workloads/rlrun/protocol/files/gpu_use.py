@@ -1,4 +1,4 @@
-"""Use of the GPUs of one role, as a launcher's record has it, and as metrics of pods do."""
+"""GPU use of one role, in the launcher's record and in the metrics of pods."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GpuUse:
-    """GPUs of one role at one moment."""
+    """GPU use of one role at one time."""
 
     gpus: int
-    """GPUs that were measured."""
+    """Number of measured GPUs."""
     utilization: float | None
-    """Share of the last sample in which a kernel ran, mean over the GPUs; None: they do not say, as slices of one do not."""
+    """Share of the last sample in which a kernel ran, mean over the GPUs; None: not reported, for example by MIG slices."""
     used_bytes: int
-    """Memory in use, of all of them."""
+    """Used memory of all of them."""
     size_bytes: int
-    """Memory of all of them."""
+    """Memory size of all of them."""
     idle: float | None = None
-    """Share of the attempt's time so far in which they computed next to nothing; None: they do not say."""
+    """Share of the attempt's time in which they computed almost nothing; None: not reported."""
     of: int = 0
-    """GPUs of the role, where not all were measured."""
+    """Number of the role's GPUs, if not all were measured."""
 
 
 def use_document(use: GpuUse) -> dict[str, Any]:
-    """A use as JSON has it."""
+    """Return a use as a JSON document."""
     return asdict(use)
 
 
 def read_use(found: object) -> GpuUse | None:
-    """The use in a document, which anybody may have written; None: there is none."""
+    """Return the use in an untrusted document, or None if it has none."""
     if not isinstance(found, Mapping):
         return None
     gpus, used, size = (_read_count(found.get(name)) for name in ("gpus", "used_bytes", "size_bytes"))
@@ -42,7 +42,7 @@ def read_use(found: object) -> GpuUse | None:
 
 
 def mean_share(shares: Sequence[float]) -> float | None:
-    """Mean of shares; None: there is none."""
+    """Return the mean of shares, or None if there are none."""
     return sum(shares) / len(shares) if shares else None
 
 

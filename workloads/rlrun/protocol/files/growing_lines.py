@@ -1,4 +1,4 @@
-"""Reader of JSONL files that grow, such as `metrics.jsonl`: each whole line once."""
+"""Reader of growing JSONL files such as `metrics.jsonl`: it returns each complete line once."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 
 class Lines:
-    """Whole lines of a JSONL file that grows, or is replaced by another. A line that is not JSON is left out."""
+    """Complete lines of a JSONL file that grows or is replaced. Lines that are not JSON are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset, self._last = 0, b""
-        """Position at which reading goes on, and the line that ends there: another one is of another file."""
+        """Position at which the next read starts, and the line that ends there: a different line means another file."""
 
     @property
     def offset(self) -> int:
-        """Bytes of the file that were read."""
+        """Number of bytes read so far."""
         return self._offset
 
     def new(self, most: int | None = None) -> tuple[bool, list[dict[str, object]]]:
-        """True if reading has begun at the start of the file, and the whole lines that are new since the call before.
+        """Return whether the read started at the beginning of the file, and the complete lines since the previous call.
 
         Args:
-            most: bytes to read at most, or one line if that is longer; call again until nothing comes. None: all.
+            most: maximum bytes to read, or one line if that is longer; call again until nothing comes. None: all.
         """
         try:
             with self._path.open("rb") as file:

@@ -1,7 +1,7 @@
-"""Roles that are started one by one, from files written by hand: what such a file leaves out, and one identity for all roles of a folder.
+"""Roles that are started one by one, with hand-written files: default values of omitted fields, and one identity for all roles of a folder.
 
-The first role that starts in a folder writes the run's name and uid there, and the others take them. Files that a launcher rendered say
-all of this themselves, and are taken as they are.
+The first role that starts in a folder writes the run's name and UID there, and the others use them. Files rendered by a launcher contain
+all fields and are used unchanged.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rlrun.runtime import exit_codes
 
 RoleT = TypeVar("RoleT", bound=RoleConfig)
 Identity = tuple[str, str]
-"""A run's name and uid."""
+"""Name and UID of a run."""
 DEFAULT_NAME = "rl"
-"""Name of a run whose files say neither name nor folder; `rl`'s too."""
+"""Name of a run whose files contain neither name nor folder; also the default of `rl`."""
 UNCLAIMED = "00000000-0000-0000-0000-000000000000"
-"""uid of a run that has none yet."""
+"""UID of a run that has none yet."""
 DEFAULTS: dict[str, object] = {
     "max_steps": MAX_STEPS,
     "seq_len": SEQ_LEN,
@@ -40,8 +40,8 @@ DEFAULTS: dict[str, object] = {
     "checkpoint": {},
     "weight_sync": {},
 }
-"""Fields that a file written by hand may leave out, as in a manifest. No defaults of the models: a rendered file says all of it, and
-its format has a mark (decision 52)."""
+"""Fields that a hand-written file may omit, as in a manifest. They are not defaults of the models, because a rendered file contains all of
+them and its format has a hash (decision 52)."""
 _EXAMPLES = {
     "model": 'model = {name = "Qwen/Qwen3-0.6B"}',
     "environments": 'environments = [{id = "reverse-text", group_size = 8}]',
@@ -50,10 +50,10 @@ _EXAMPLES = {
 
 
 def derived_states(model: type[RoleConfig]) -> dict[str, str]:
-    """Words of a help page about fields that the model requires and a file written by hand may leave out, by Python names."""
+    """Return help texts for fields that the model requires but a hand-written file may omit, by Python names."""
     of_folder = {
-        "name": f"that of output_dir, or {DEFAULT_NAME}",
-        "uid": "that of the folder's run",
+        "name": f"the name in output_dir, or {DEFAULT_NAME}",
+        "uid": "the UID of the folder's run",
         "output_dir": "runs/<name>",
         "max_model_len": "seq_len",
         "micro_batch_tokens": "seq_len, at least 4096",
@@ -66,15 +66,15 @@ def derived_states(model: type[RoleConfig]) -> dict[str, str]:
 
 
 def default_folder(name: str) -> str:
-    """Folder of a run that names none, in the working directory."""
+    """Return the folder of a run that names none, relative to the working directory."""
     return str(Path("runs") / name)
 
 
 def read_identity(paths: RunPaths) -> Identity | None:
-    """Name and uid of the run in a folder, as `claim_identity` or a launcher wrote them; None: the folder is nobody's.
+    """Return name and UID of the run in a folder, written by `claim_identity` or a launcher, or None for an unused folder.
 
     Raises:
-        RoleError: what is written there is damaged.
+        RoleError: the record is damaged.
     """
     if (recorded := recorded_run(paths)) is not None:
         return recorded.name, recorded.uid
@@ -88,11 +88,11 @@ def read_identity(paths: RunPaths) -> Identity | None:
 
 
 def complete_role_file(model: type[RoleConfig], layer: Layer) -> None:
-    """Fill in what a role's file left out and follows from the rest; what has no default becomes one problem with an example.
+    """Fill in omitted fields of a role's file that follow from other fields; fields without a default become one problem with an example.
 
     Args:
-        model: the role's configuration.
-        layer: all that its sources say, by Python names; changed in place. A uid that is not known yet is `UNCLAIMED`.
+        model: configuration class of the role.
+        layer: values of all sources, by Python names; changed in place. An unknown UID becomes `UNCLAIMED`.
 
     Raises:
         RoleError: the folder's record of its run is damaged.
@@ -111,11 +111,11 @@ def complete_role_file(model: type[RoleConfig], layer: Layer) -> None:
 
 
 def claim_identity(config: RoleT) -> RoleT:
-    """The configuration with the uid of its folder's run; the first role to come makes it.
+    """Return the configuration with the UID of its folder's run; the first role creates it.
 
     Raises:
-        RoleError: another run has the folder.
-        OSError: nothing can be written there.
+        RoleError: the folder belongs to another run.
+        OSError: the volume refuses the write.
     """
     if config.uid != UNCLAIMED:
         return config
@@ -126,7 +126,7 @@ def claim_identity(config: RoleT) -> RoleT:
             mine = (config.name, str(uuid.uuid4()))
             create_json(paths.identity, {"name": mine[0], "uid": mine[1]})
             identity = mine
-        except FileExistsError:  # another role came first
+        except FileExistsError:  # another role was first
             identity = read_identity(paths)
     assert identity is not None
     if identity[0] != config.name:
@@ -138,11 +138,11 @@ def _identify_run(layer: Layer) -> None:
     values = layer.values
     given = {key: values[key] for key in ("name", "uid", "output_dir") if isinstance(values.get(key), str)}
     if any(key in values and key not in given for key in ("name", "uid", "output_dir")):
-        return  # something is wrong, which the model says
+        return  # a value is invalid, which the model reports
     folder = Path(given.get("output_dir") or default_folder(given.get("name", DEFAULT_NAME))).absolute()
     recorded = read_identity(RunPaths(folder)) if len(given) < 3 else None
     derived = (_name_of(folder), UNCLAIMED) if recorded is None else recorded
-    values["output_dir"] = str(folder)  # whole: the roles compare each other's paths, and may be started elsewhere
+    values["output_dir"] = str(folder)  # absolute: roles compare each other's paths, and may start in other directories
     values.setdefault("name", derived[0])
     values.setdefault("uid", derived[1])
     for at, key in enumerate(("name", "uid")):
@@ -153,11 +153,11 @@ def _identify_run(layer: Layer) -> None:
 
 
 def _other_run_error(there: str, here: str, folder: Path | str) -> str:
-    return f"got {here!r}, but the run in {folder} is {there!r}; write that, or choose another output_dir"
+    return f"got {here!r}, but the run in {folder} is {there!r}; set that value, or choose another output_dir"
 
 
 def _name_of(folder: Path) -> str:
-    """A run's name, RFC 1035, made of its folder's."""
+    """Return a run's name by RFC 1035 from the name of its folder."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.name.lower()).strip("-")[:40].rstrip("-")
     return name if re.match(r"[a-z]", name) else f"{DEFAULT_NAME}-{name}"[:40].rstrip("-")
 
@@ -177,7 +177,7 @@ def _request_claim(model: type[RoleConfig], layer: Layer) -> None:
         Problem(
             origin.source,
             ", ".join(missing),
-            f"required, but not set, and without a default; write for example {example}",
+            f"required, but not set, and without a default; add for example {example}",
             origin.line,
         )
     )

@@ -1,7 +1,7 @@
-"""Record of a run on one machine, in its folder: what a cluster has in the progress Lease, and who runs it.
+"""Record of a run on one machine, in its folder: the content of a cluster's progress Lease, and the launcher process.
 
-`rlrun local` is the one writer. The record is for people: it is replaced in one step, but not flushed to the disk, and a volume that
-refuses it stops no run. It holds no secret.
+Only `rlrun local` writes it. The record is informational: it is replaced atomically but not flushed to disk, and a volume that refuses it
+does not stop the run. It contains no secret.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from rlrun.protocol.files.paths import TMP_SUFFIX
 
 State = Literal["Running", "Complete", "Interrupted", "Failed"]
 BEAT_SECONDS = 2.0
-"""Time between two records of a run that goes on."""
+"""Seconds between two records of an active run."""
 LAUNCH_MANIFEST, LAUNCH_LOG = "launch.yaml", "launch.log"
-"""Files in a run's folder that a start in the background writes before the launcher: its manifest, and what the launcher prints."""
+"""Files in a run's folder that a background start writes before the launcher: its manifest, and the launcher's output."""
 LOST_SECONDS = 30.0
-"""A record that says Running and is older than this was left by a launcher that is gone, wherever that ran."""
+"""Age after which a record with state Running belongs to a dead launcher, on any machine."""
 
 
 @dataclass(frozen=True)
 class LauncherRecord:
-    """State of a run on one machine at one moment. Unknown fields of newer releases are dropped when it is read."""
+    """State of a run on one machine at one time. Unknown fields of newer releases are dropped when it is read."""
 
     name: str
-    """The run's name."""
+    """Name of the run."""
     attempt: int
     command: str
-    """Command that goes on with the run."""
+    """Command that continues the run."""
     pid: int
     host: str
     started_ticks: int | None
-    """Start of the process, in ticks since the boot: a pid is given again, both together are not. None: not known."""
+    """Start of the process in ticks since the boot, which makes a reused pid recognizable. None: unknown."""
     state: State = "Running"
     began: float = 0.0
     """Start of the attempt, in seconds since the epoch."""
     time: float = 0.0
-    """When this was written, in seconds since the epoch."""
+    """Time of this record, in seconds since the epoch."""
     progress: Mapping[str, Any] = field(default_factory=dict)
-    """The orchestrator's progress (`rlrun.orchestrator.progress.server.Progress`), as it last answered; empty: it never has."""
+    """Last answer of the orchestrator's progress server (`rlrun.orchestrator.progress.server.Progress`); empty: no answer yet."""
     progress_time: float = 0.0
-    """When it last answered, in seconds since the epoch."""
+    """Time of that answer, in seconds since the epoch."""
     failed_role: str | None = None
     """Name of the process that ended the attempt, such as `trainer` or `inference-1`."""
     gpus: Mapping[str, int] = field(default_factory=dict)
-    """GPUs of each role; those that both use are the trainer's. Empty: none, or not known."""
+    """GPUs of each role; GPUs that both use count for the trainer. Empty: none, or unknown."""
     gpu_use: Mapping[str, Any] = field(default_factory=dict)
-    """Use of each role's GPUs (`gpu_use.GpuUse`), as NVML showed it last; empty: there is no NVML, or no GPU."""
+    """Last GPU use of each role (`gpu_use.GpuUse`) from NVML; empty: no NVML, or no GPU."""
     exit_code: int | None = None
-    """Exit code of that process, as `subprocess` has it: -n is signal n."""
+    """Exit code of that process, in the form of `subprocess`: -n is signal n."""
 
     def alive(self, now: float) -> bool:
-        """True if the launcher that wrote this still runs the attempt."""
+        """Return whether the launcher of this record still runs the attempt."""
         if self.state != "Running":
             return False
         if self.host == socket.gethostname():
@@ -67,7 +67,7 @@ class LauncherRecord:
 
 
 def started_ticks(pid: int) -> int | None:
-    """Start of a process in ticks since the boot; None: there is none, or it is a zombie. Linux only (/proc)."""
+    """Return the start of a process in ticks since the boot, or None if it does not exist or is a zombie. Linux only (/proc)."""
     try:
         after_name = Path("/proc", str(pid), "stat").read_text(errors="replace").rpartition(")")[2].split()
         return None if after_name[0] == "Z" else int(after_name[19])
@@ -76,14 +76,14 @@ def started_ticks(pid: int) -> int | None:
 
 
 def new_record(name: str, attempt: int, command: str, gpus: Mapping[str, int] | None = None) -> LauncherRecord:
-    """Record of an attempt that this process begins now."""
+    """Return the record of an attempt that this process starts now."""
     now, pid = time.time(), os.getpid()
     host, ticks = socket.gethostname(), started_ticks(pid)
     return LauncherRecord(name, attempt, command, pid, host, ticks, began=now, time=now, gpus=gpus or {})
 
 
 def write_record(path: Path, record: LauncherRecord) -> bool:
-    """Replace the record; False if the volume refuses it."""
+    """Replace the record. Returns False if the volume refuses it."""
     temporary = path.with_name(path.name + TMP_SUFFIX)
     try:
         temporary.write_text(json.dumps(asdict(record), indent=1, sort_keys=True) + "\n")
@@ -94,7 +94,7 @@ def write_record(path: Path, record: LauncherRecord) -> bool:
 
 
 def read_record(path: Path) -> LauncherRecord | None:
-    """The record in a run's folder; None: there is none, or something else has damaged it."""
+    """Return the record in a run's folder, or None if it is missing or damaged."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError):

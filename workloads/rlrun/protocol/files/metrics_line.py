@@ -1,4 +1,4 @@
-"""A line of a run's `metrics.jsonl`, which the orchestrator writes and everything that shows a run reads."""
+"""Lines of a run's `metrics.jsonl`, which the orchestrator writes and all views of a run read."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlrun.protocol.files.durable import write_chunks
 
 _CHUNK_BYTES = 128 * 1024
 FURTHEST = "furthest_step"
-"""In the line of a step that was trained before, and lost by a restart: the highest step that was."""
+"""Key in the line of a step that was trained before and lost by a restart: the highest trained step."""
 MetricsLine = dict[str, float]
-"""A step's metrics by name, with `step`, `attempt` and `time`."""
+"""Metrics of a step by name, with `step`, `attempt` and `time`."""
 
 
 def metrics_lines(path: Path) -> Iterator[tuple[bytes, MetricsLine | None]]:
-    """Yield the lines of a run's `metrics.jsonl`, one at a time: with its newline, and parsed or None if it is damaged.
+    """Yield the lines of a run's `metrics.jsonl`, one at a time: raw with its newline, and parsed, or None for a damaged line.
 
-    The end of a line that a killed writer left is not among them. Memory stays that of one line: a long run has 1 GB of them.
+    An incomplete last line of a killed writer is skipped. Only one line is in memory at a time: a long run has 1 GB of them.
     """
     if not path.is_file():
         return
@@ -29,9 +29,9 @@ def metrics_lines(path: Path) -> Iterator[tuple[bytes, MetricsLine | None]]:
 
 
 def read_metrics(path: Path) -> tuple[list[MetricsLine], list[bytes]]:
-    """Read a run's `metrics.jsonl` into memory: the lines of steps, and damaged lines as they are; see `metrics_lines`.
+    """Read a run's `metrics.jsonl` into memory: parsed lines of steps, and raw damaged lines; see `metrics_lines`.
 
-    A run continues without damaged lines: metrics are for people.
+    A run continues without damaged lines, because it does not depend on its metrics.
     """
     found: list[MetricsLine] = []
     damaged: list[bytes] = []
@@ -44,15 +44,15 @@ def read_metrics(path: Path) -> tuple[list[MetricsLine], list[bytes]]:
 
 
 def keep_metrics(path: Path, *, through: int, prefix: int | None = None) -> None:
-    """Replace a run's `metrics.jsonl` by its undamaged lines of steps up to `through`, in one step and with the memory of one line.
+    """Reduce a run's `metrics.jsonl` to its undamaged lines of steps up to `through`, atomically and with the memory of one line.
 
     Args:
-        path: the file.
-        through: last step that is kept.
-        prefix: bytes of these lines if they are the first of the file, which are then not parsed again; None: unknown.
+        path: file to reduce.
+        through: last step to keep.
+        prefix: number of bytes of these lines if they are at the start of the file, which avoids a second parse; None: unknown.
 
     Raises:
-        OSError: the volume refuses; the file is as it was.
+        OSError: the volume refuses the write; the file is unchanged.
     """
     if prefix is not None:
         write_chunks(path, _first_bytes(path, prefix))
@@ -79,11 +79,11 @@ def _parse_line(line: bytes) -> MetricsLine | None:
 
 
 def missing_answers(line: Mapping[str, float], prefix: str) -> str:
-    """Note that belongs to a held-out mean of which answers are missing, such as ` (partial: 4 of 6 answers in time, ...)`; else empty.
+    """Return a note about missing answers of a held-out mean, such as ` (partial: 4 of 6 answers in time, ...)`, or an empty string.
 
     Args:
-        line: metrics.
-        prefix: of the evaluation's names, such as `eval/gsm8k/`.
+        line: metrics of a step.
+        prefix: prefix of the evaluation's metrics, such as `eval/gsm8k/`.
     """
     done, late, failed = (line.get(prefix + name) or 0 for name in ("answers", "timeouts", "errors"))
     if not late and not failed:

@@ -1,4 +1,4 @@
-"""Every path of a run, from its folder. No other module joins a path of the file protocol.
+"""All paths of a run, relative to its folder. No other module builds a path of the file protocol.
 
 A name that ends in `.a0003` was written by attempt 3; readers accept only attempts of the current lineage (`attempts`).
 """
@@ -15,7 +15,7 @@ COMPLETE = "COMPLETE"
 TMP_SUFFIX = ".tmp"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-"""The two files of a version that is an adapter, in PEFT's format."""
+"""The two files of an adapter version, in PEFT's format."""
 _STEP = re.compile(r"^step_(\d{8})\.a(\d{4,})$")
 _WEIGHTS = re.compile(r"^v(\d{8})\.a(\d{4,})$")
 _DELTA = re.compile(r"^d(\d{8})\.a(\d{4,})$")
@@ -26,7 +26,7 @@ _SEGMENT = re.compile(r"^segment_(\d{8})\.a(\d{4,})$")
 
 @dataclass(frozen=True, order=True)
 class Artifact:
-    """A folder that an attempt wrote for a step (or a policy version)."""
+    """Folder that an attempt wrote for a step (or a policy version)."""
 
     step: int
     attempt: int
@@ -35,7 +35,7 @@ class Artifact:
 
 @dataclass(frozen=True, order=True)
 class JournalSegment:
-    """A file of the journal."""
+    """File of the journal."""
 
     attempt: int
     number: int
@@ -51,24 +51,24 @@ def _list_artifacts(folder: Path, pattern: re.Pattern[str]) -> list[Artifact]:
 
 
 def artifacts_in_steps(folder: Path) -> list[Artifact]:
-    """All `step_*` folders of `folder` without `.tmp`, such as the batches of another run, in order of step and attempt."""
+    """Return all complete `step_*` folders of `folder` (without `.tmp`), such as batches of another run, by step and attempt."""
     return _list_artifacts(folder, _STEP)
 
 
 @dataclass(frozen=True)
 class RunPaths:
-    """The layout of one run's folder."""
+    """Layout of a run's folder."""
 
     root: Path
 
     @property
     def run_json(self) -> Path:
-        """The resolved configuration of all roles."""
+        """Resolved configuration of all roles."""
         return self.root / "run.json"
 
     @property
     def identity(self) -> Path:
-        """Name and uid of a run whose roles are started one by one; see `protocol.files.identity`."""
+        """Name and UID of a run whose roles are started one by one; see `protocol.files.identity`."""
         return self.root / "identity.json"
 
     @property
@@ -78,22 +78,22 @@ class RunPaths:
 
     @property
     def manifest(self) -> Path:
-        """Manifest of the values that the user of `rlrun local` has set; `rlrun fork` begins with it."""
+        """Manifest with the values that the user of `rlrun local` set; `rlrun fork` starts from it."""
         return self.root / "manifest.yaml"
 
     @property
     def fork(self) -> Path:
-        """The run and step that this run was forked from; see `protocol.files.forked`."""
+        """Run and step from which this run was forked; see `protocol.files.forked`."""
         return self.root / "fork.json"
 
     @property
     def model(self) -> Path:
-        """The tiny model, when the manifest asks for one."""
+        """Tiny model, if the manifest requests one."""
         return self.root / "model"
 
     @property
     def revisions(self) -> Path:
-        """The commits of the hub's repositories that the run reads; see `rlrun.hub.revisions`."""
+        """Commits of the hub repositories that the run reads; see `rlrun.hub.revisions`."""
         return self.root / "revisions"
 
     @property
@@ -128,7 +128,7 @@ class RunPaths:
 
     @property
     def traces(self) -> Path:
-        """Rollouts for people."""
+        """Rollouts in a readable form."""
         return self.root / "traces"
 
     @property
@@ -146,7 +146,7 @@ class RunPaths:
         return self.attempts / f"{attempt:04d}.json"
 
     def attempt_config(self, attempt: int) -> Path:
-        """`attempts/0003.config.json`: `run.json` as it was when the attempt began."""
+        """`attempts/0003.config.json`: `run.json` at the start of the attempt."""
         return self.attempts / f"{attempt:04d}.config.json"
 
     def batch(self, step: int, attempt: int) -> Path:
@@ -158,7 +158,7 @@ class RunPaths:
         return self.journal / f"segment_{number:08d}.a{attempt:04d}"
 
     def validation(self, attempt: int) -> Path:
-        """`rollouts/validation.a0003`: the held-out samples of supervised fine-tuning."""
+        """`rollouts/validation.a0003`: held-out samples of supervised fine-tuning."""
         return self.rollouts / f"validation.a{attempt:04d}"
 
     def version(self, version: int, attempt: int) -> Path:
@@ -166,7 +166,7 @@ class RunPaths:
         return self.weights / f"v{version:08d}.a{attempt:04d}"
 
     def delta(self, version: int, attempt: int) -> Path:
-        """`weights/d00000123.a0003`: what differs from the version before, for engines alone."""
+        """`weights/d00000123.a0003`: difference from the previous version, for engines only."""
         return self.weights / f"d{version:08d}.a{attempt:04d}"
 
     def checkpoint(self, step: int, attempt: int) -> Path:
@@ -174,15 +174,15 @@ class RunPaths:
         return self.checkpoints / f"step_{step:08d}.a{attempt:04d}"
 
     def export(self, step: int, attempt: int) -> Path:
-        """`exports/step_00000120.a0003`: the model after that step."""
+        """`exports/step_00000120.a0003`: model after that step."""
         return self.exports / f"step_{step:08d}.a{attempt:04d}"
 
     def trace(self, step: int) -> Path:
-        """`traces/step_00000123.jsonl`: the groups trained on in this step."""
+        """`traces/step_00000123.jsonl`: groups that were trained on in this step."""
         return self.traces / f"step_{step:08d}.jsonl"
 
     def evaluation_trace(self, version: int) -> Path:
-        """`traces/eval_00000120.jsonl`: the held-out answers of a policy version."""
+        """`traces/eval_00000120.jsonl`: held-out answers of a policy version."""
         return self.traces / f"eval_{version:08d}.jsonl"
 
     def logs(self, attempt: int, role: Role) -> Path:
@@ -190,36 +190,36 @@ class RunPaths:
         return self.root / "logs" / f"attempt_{attempt:04d}" / role
 
     def batches_on_disk(self) -> list[Artifact]:
-        """All batch folders without `.tmp`, of any attempt, in order of step and attempt."""
+        """Return all complete batch folders (without `.tmp`), of any attempt, in order of step and attempt."""
         return _list_artifacts(self.rollouts, _STEP)
 
     def journal_on_disk(self) -> list[JournalSegment]:
-        """All files of the journal, of any attempt, in the order in which they were written."""
+        """Return all files of the journal, of any attempt, in the order in which they were written."""
         if not self.journal.is_dir():
             return []
         found = [(_SEGMENT.match(path.name), path) for path in self.journal.iterdir()]
         return sorted(JournalSegment(int(m[2]), int(m[1]), path) for m, path in found if m is not None)
 
     def versions_on_disk(self) -> list[Artifact]:
-        """All weight folders with `COMPLETE`, of any attempt, in order of version and attempt."""
+        """Return all weight folders with `COMPLETE`, of any attempt, in order of version and attempt."""
         return [a for a in _list_artifacts(self.weights, _WEIGHTS) if (a.path / COMPLETE).exists()]
 
     def deltas_on_disk(self) -> list[Artifact]:
-        """All folders of what differs, with `COMPLETE`, of any attempt, in order of version and attempt."""
+        """Return all delta folders with `COMPLETE`, of any attempt, in order of version and attempt."""
         return [a for a in _list_artifacts(self.weights, _DELTA) if (a.path / COMPLETE).exists()]
 
     def checkpoints_on_disk(self) -> list[Artifact]:
-        """All checkpoint folders, complete or not, of any attempt, in order of step and attempt."""
+        """Return all checkpoint folders, complete or not, of any attempt, in order of step and attempt."""
         return _list_artifacts(self.checkpoints, _STEP)
 
     def traced_steps(self) -> list[int]:
-        """Steps with a trace, ascending."""
+        """Return the steps with a trace, ascending."""
         if not self.traces.is_dir():
             return []
         return sorted(int(m[1]) for m in (_TRACE.match(path.name) for path in self.traces.iterdir()) if m is not None)
 
     def attempts_on_disk(self) -> list[int]:
-        """Numbers of the attempts that began, ascending."""
+        """Return the numbers of the started attempts, ascending."""
         if not self.attempts.is_dir():
             return []
         return sorted(int(m[1]) for m in (_ATTEMPT.match(p.name) for p in self.attempts.iterdir()) if m is not None)

@@ -1,9 +1,9 @@
-"""Code that a run's folder names runs only if its user started that run here, or trusts the folder with a flag.
+"""Trust in code that a run's folder names: it runs only if its user started that run on this machine, or passes a flag.
 
-`run.json`, the kept manifest and the recorded commits of a folder come from the author of the folder. A launcher of this machine notes each
-run that it starts in its user's cache, as the name of an empty file: the digest of the folder's path, the run's uid and all code that the
-run names. A copy of the folder, another path and other code have another digest. The owner of the files proves nothing: whoever unpacks
-an archive owns its files.
+`run.json`, the kept manifest and the recorded commits come from the author of a folder. Therefore a launcher records each run that it
+starts in its user's cache, as an empty file whose name is a digest of the folder's path, the run's UID and all code that the run names. A
+copy of the folder, another path or other code has another digest. File ownership proves nothing, because the user who unpacks an archive
+owns its files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
 FLAG = "--trust-recorded-code"
-"""Option of every command that can run code which a run's folder names."""
+"""Option of every command that can run code named by a run's folder."""
 HELP = "run code that the run's folder names (import paths, interpreters, the model's own code); needed unless you started the run here"
 
 
@@ -36,11 +36,11 @@ def check_recorded_code(
     Args:
         root: folder of the run.
         code: code that the folder names and the command would run.
-        trusted: True if the caller trusts the folder.
+        trusted: whether the caller trusts the folder.
         variables: environment variables, which name the user's cache.
 
     Raises:
-        RoleError: the caller does not trust the folder, and did not start the run; names fields, values, folder and flag.
+        RoleError: the caller neither trusts the folder nor started the run; the message has fields, values, folder and flag.
     """
     if not code or trusted or is_own_run(root, variables):
         return
@@ -52,7 +52,7 @@ def check_recorded_code(
 
 
 def note_started_run(root: Path, config: RunConfig, variables: Mapping[str, str] = os.environ) -> None:
-    """Note in the user's cache that this user has started a run in a folder of this machine; without a cache nothing is noted."""
+    """Record in the user's cache that this user started a run in a folder of this machine; without a cache nothing is recorded."""
     with suppress(OSError, RuntimeError):
         folder = _notes_folder(variables)
         folder.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def note_started_run(root: Path, config: RunConfig, variables: Mapping[str, str]
 
 
 def is_own_run(root: Path, variables: Mapping[str, str] = os.environ) -> bool:
-    """True if this user has started the run in a folder on this machine, with the code that its configuration names now."""
+    """Return whether this user started the run in a folder on this machine, with the code that its configuration names now."""
     with suppress(OSError, RuntimeError, ConfigError):
         config = load_file(RunConfig, RunPaths(root).run_json)
         return (_notes_folder(variables) / _code_name(root, config)).is_file()

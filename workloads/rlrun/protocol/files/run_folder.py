@@ -1,4 +1,4 @@
-"""Checks of a run's folder: writable, and of the same run. The same rules on one machine and in a cluster."""
+"""Checks of a run's folder: it is writable, and it belongs to the same run. The rules are the same on one machine and in a cluster."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlrun.protocol.files.volume_faults import RefusedError, show_size, trouble_
 from rlrun.runtime import exit_codes
 
 MIN_FREE_BYTES = 64 * 1024 * 1024
-"""Below this much space on the run's volume nothing useful can be written."""
+"""Minimum free bytes on the run's volume at the start of a run."""
 
 
 def check_writable(root: Path, *, remedy: str, private: bool = False) -> None:
-    """Make the folder, and see that something can be written into it.
+    """Create the folder, and check that it is writable.
 
     Args:
-        root: the run's folder.
-        remedy: what else than making space helps, as the end of `make space or ...`.
+        root: folder of the run.
+        remedy: alternative to freeing space, as the end of `free space or ...`.
         private: whether a new folder is closed to other users.
 
     Raises:
-        RoleError: it cannot be written, or its volume is full.
+        RoleError: it is not writable, or its volume is full.
     """
     try:
         (make_private_folder if private else make_folder)(root)
@@ -48,7 +48,7 @@ def check_writable(root: Path, *, remedy: str, private: bool = False) -> None:
 
 
 def recorded_run(paths: RunPaths) -> TrainerConfig | None:
-    """The trainer's part of the folder's `run.json`; None when there is none.
+    """Return the trainer's section of the folder's `run.json`, or None if there is none.
 
     Raises:
         RoleError: the file is damaged.
@@ -62,15 +62,15 @@ def recorded_run(paths: RunPaths) -> TrainerConfig | None:
 
 
 def keep_config(paths: RunPaths, attempt: int, document: bytes) -> None:
-    """Keep the configuration of an attempt beside its file: `run.json` is the newest attempt's alone.
+    """Keep the configuration of an attempt next to its file, because `run.json` always belongs to the newest attempt.
 
     Args:
-        paths: of the run.
-        attempt: that is about to begin; another start of it may bring another configuration, which then counts.
+        paths: paths of the run.
+        attempt: attempt that is about to start; a repeated start with another configuration replaces it.
         document: content of `run.json`.
 
     Raises:
-        OSError: the volume refuses to write.
+        OSError: the volume refuses the write.
     """
     file = paths.attempt_config(attempt)
     if not file.is_file() or file.read_bytes() != document:
@@ -78,20 +78,20 @@ def keep_config(paths: RunPaths, attempt: int, document: bytes) -> None:
 
 
 def check_same_run(before: TrainerConfig, now: TrainerConfig, *, remedy: str) -> None:
-    """Refuse a change of a run's identity when it goes on in its folder: the name and the model. All else may change.
+    """Refuse a change of a run's name or model when it continues in its folder. All other fields may change.
 
     Args:
-        before: of the folder's `run.json`.
-        now: of the run that wants the folder.
-        remedy: what to do about it.
+        before: trainer section of the folder's `run.json`.
+        now: trainer section of the run that would use the folder.
+        remedy: fix for the user.
 
     Raises:
-        RoleError: names what differs.
+        RoleError: name or model differ; the message names the field.
     """
     for field, label in (("name", "metadata.name"), ("model", "spec.model")):
         if getattr(before, field) != getattr(now, field):
             raise RoleError(
-                f"{label} is another one than that of the run in {before.output_dir}: {_show_path(getattr(before, field))} there, "
+                f"{label} differs from the run in {before.output_dir}: {_show_path(getattr(before, field))} there, "
                 f"{_show_path(getattr(now, field))} here; {remedy}",
                 exit_codes.CONFIGURATION,
             )

@@ -1,7 +1,7 @@
-"""The run's volume as a role finds it: full, read-only, failing or silent; who waits for it, and how a write is tried again.
+"""State of the run's volume for a role: full, read-only, failing or slow; who waits for it, and how writes are retried.
 
-What a run cannot go on without is written with `insist`: it waits until there is space again. A write that hangs is in a thread of its own:
-a caller that asks for the `trouble` waits for no file.
+Data that a run cannot continue without is written with `insist`, which waits until there is space again. Writes that may hang run in their
+own threads, so that a caller of `trouble` never waits for a file.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rlrun.runtime import exit_codes
 StorageReason = Literal["StorageFull", "StorageReadOnly", "StorageFailing", "StorageSlow"]
 STORAGE_REASONS: tuple[StorageReason, ...] = get_args(StorageReason)
 SLOW_SECONDS = 30.0
-"""A single request to the volume that takes longer is reported: a healthy one answers in milliseconds, a busy one in seconds."""
+"""Seconds after which a single request to the volume is reported: a healthy volume answers in milliseconds, a busy one in seconds."""
 LOOK_SECONDS = 5.0
-"""Time between two looks at the volume."""
+"""Seconds between two checks of the volume."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 3.0
-"""Before a refused write is tried again: doubled each time, up to the longest. A run stands still that long after its volume is of use."""
+"""Pauses before a refused write is retried, doubled up to the longest: a run stays idle for at most this long after its volume recovers."""
 FAILING_SECONDS = 600.0
-"""Longest wait for a volume that fails, where the run waits. Then the role ends: a new pod mounts it anew, which repairs stale handles."""
+"""Maximum wait of a run for a failing volume. Then the role ends: a new pod mounts the volume again, which repairs stale handles."""
 _LOOKING = "look at it"
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Trouble:
-    """Trouble of the volume, for a person."""
+    """Problem of the volume, with its message."""
 
     reason: StorageReason
     text: str
-    """Text on one line; it does not change while the trouble stays the same."""
+    """Message on one line; it does not change while the problem stays the same."""
     blocks: bool = True
-    """True if the run waits for it; otherwise a checkpoint alone does, and training goes on."""
+    """Whether the run waits for it; otherwise only a checkpoint waits, and training continues."""
 
     @property
     def remedy(self) -> str:
@@ -54,7 +54,7 @@ class Trouble:
 
 
 class RefusedError(RoleError):
-    """The volume refused a write; nothing of it was left behind, and it may be tried again."""
+    """Refused write of the volume; no partial data is left, so the write may be retried."""
 
     def __init__(self, message: str, trouble: Trouble) -> None:
         super().__init__(message, exit_codes.STORAGE)
@@ -62,21 +62,21 @@ class RefusedError(RoleError):
 
 
 def may_pass(error: RoleError) -> bool:
-    """True if a refusal passes when there is space again; a missing permission does not."""
+    """Return whether a refusal ends when there is space again; a missing permission does not."""
     return isinstance(error, RefusedError) or refusal_number(error) is not None
 
 
 def retry_pauses() -> Iterator[float]:
-    """Seconds to wait before each new try, without an end."""
+    """Yield the seconds to wait before each retry, without end."""
     for tries in itertools.count(1):
         yield backoff(tries, first=FIRST_PAUSE_SECONDS, longest=LONGEST_PAUSE_SECONDS)
 
 
 def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
-    """Trouble of the volume of `folder` behind an error; None when the volume is not to blame.
+    """Return the problem of the volume of `folder` that caused an error, or None if the volume did not cause it.
 
-    Some libraries report a failed write without a number, and a half-written folder that cannot be removed is in the way of the next try
-    with another number. On a volume that takes no writes that is the cause.
+    Some libraries report a failed write without a number, and an undeletable partial folder makes the next try fail with another number.
+    On a volume that refuses writes, that is the cause.
     """
     number = refusal_number(error)
     if number is None:
@@ -91,11 +91,11 @@ def trouble_of(error: BaseException, folder: Path) -> Trouble | None:
 
 
 def trouble_at(folder: Path, *, least: int) -> Trouble | None:
-    """Trouble of the volume of `folder` without a write; None: it is fine, or unknown.
+    """Return the problem of the volume of `folder`, without a write, or None if it has none or its state is unknown.
 
     Args:
-        folder: on the volume; it need not exist.
-        least: with fewer free bytes than this the volume is full.
+        folder: path on the volume; it need not exist.
+        least: free bytes below which the volume counts as full.
     """
     state = _volume_statistics(folder)
     if state is None:
@@ -109,11 +109,11 @@ def trouble_at(folder: Path, *, least: int) -> Trouble | None:
 
 
 class Volume:
-    """A process's view of the volume that its run's folder is on. Any thread may call any method.
+    """A process's view of the volume of its run's folder. Thread-safe.
 
     Args:
-        root: the run's folder.
-        say: called when a write is refused for the first time, and when it is taken after all.
+        root: folder of the run.
+        say: callback when a write is refused for the first time, and when it succeeds afterwards.
         clock: seconds, monotonic.
     """
 
@@ -126,29 +126,29 @@ class Volume:
     ) -> None:
         self.root, self._say = root, say
         self.least = FULL_BYTES
-        """Free bytes below which the volume is called full, though no write has failed."""
+        """Free bytes below which the volume counts as full even before a write fails."""
         self.space: tuple[int, int] | None = None
-        """Free bytes and all bytes at the last look; None: not known."""
+        """Free bytes and total bytes at the last check; None: unknown."""
         self._clock = clock
         self._lock = threading.Lock()
         self._uses: dict[object, tuple[str, float]] = {}
         self._refused: dict[str, tuple[Trouble, str]] = {}
         self._failing: dict[str, float] = {}
-        """Since when a volume fails that the run waits for, by what it fails to do."""
+        """Start of each failure of the volume for which the run waits, by operation."""
         self._closed = threading.Event()
 
     # ---- writing
 
     def attempt(self, doing: str, act: Callable[[], _T], *, blocks: bool = True) -> _T:
-        """Result of `act`.
+        """Return the result of `act`.
 
         Args:
-            doing: what it does, as the end of `cannot ...`.
-            act: writes; what it has begun when it fails, it removes.
+            doing: description of the operation, as the end of `cannot ...`.
+            act: function that writes; on failure it must remove its partial data.
             blocks: whether the run waits for it.
 
         Raises:
-            RefusedError: the volume refused.
+            RefusedError: the volume refused the write.
             RoleError: the volume has failed for `FAILING_SECONDS`, and the run waits for it.
         """
         with self.using(doing):
@@ -169,7 +169,7 @@ class Volume:
     def insist(
         self, doing: str, act: Callable[[], _T], *, blocks: bool = True, wait: Callable[[float], object] = time.sleep
     ) -> _T:
-        """Repeat `attempt` until the volume takes it; what `wait` raises ends that, and so does a `RoleError` of `attempt`."""
+        """Repeat `attempt` until it succeeds; an exception of `wait`, or a `RoleError` of `attempt`, ends the loop."""
         for pause in retry_pauses():
             with suppress(RefusedError):
                 return self.attempt(doing, act, blocks=blocks)
@@ -185,7 +185,7 @@ class Volume:
 
     @contextmanager
     def using(self, doing: str) -> Iterator[None]:
-        """Record that this thread waits for the volume, for the block."""
+        """Record that this thread waits for the volume during the block."""
         key = object()
         with self._lock:
             self._uses[key] = doing, self._clock()
@@ -196,25 +196,25 @@ class Volume:
                 del self._uses[key]
 
     def refuse(self, doing: str, trouble: Trouble) -> None:
-        """Record that the volume has refused this; `trouble` reports it until it is accepted."""
+        """Record that the volume refused this operation; `trouble` reports it until it is accepted."""
         with self._lock:
             known = self._refused.get(doing)
             self._refused[doing] = trouble, _now_text() if known is None else known[1]
         if known is None and doing != _LOOKING:
-            self._say(f"cannot {doing}: {trouble.text}; it is tried again")
+            self._say(f"cannot {doing}: {trouble.text}; the role retries")
 
     def accept(self, doing: str) -> None:
-        """Record that the volume has taken this, or that it is no longer wanted."""
+        """Record that the operation succeeded, or is no longer needed."""
         with self._lock:
             known = self._refused.pop(doing, None)
             self._failing.pop(doing, None)
         if known is not None and doing != _LOOKING:
-            self._say(f"the volume is of use again (could not {doing} since {known[1]})")
+            self._say(f"the volume works again (could not {doing} since {known[1]})")
 
-    # ---- telling
+    # ---- reporting
 
     def trouble(self) -> Trouble | None:
-        """Present trouble: first what the run waits for. Looks at no file."""
+        """Return the current problem, first one that blocks the run. Reads no file."""
         now = self._clock()
         with self._lock:
             refused = sorted(self._refused.items(), key=lambda item: (item[0] == _LOOKING, not item[1][0].blocks))
@@ -227,10 +227,10 @@ class Volume:
             return _trouble_message(doing, Trouble("StorageSlow", "the volume does not answer"), _now_text(seconds))
         return _trouble_message(refused[0][0], *refused[0][1]) if refused else None
 
-    # ---- looking
+    # ---- checking
 
     def look(self) -> None:
-        """Ask the volume how it is; may hang as long as the volume does."""
+        """Check the volume; may hang as long as the volume does."""
         with self.using(_LOOKING):
             trouble = trouble_at(self.root, least=self.least)
             state = _volume_statistics(self.root)
@@ -242,7 +242,7 @@ class Volume:
             self.refuse(_LOOKING, replace(trouble, blocks=self.least > FULL_BYTES))
 
     def watch(self) -> None:
-        """Look now and then, in a thread, until `close`."""
+        """Check the volume periodically in a thread, until `close`."""
 
         def run() -> None:
             while True:
@@ -253,13 +253,13 @@ class Volume:
         threading.Thread(target=run, name="volume", daemon=True).start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop the periodic checks."""
         self._closed.set()
 
 
 @contextmanager
 def watch_volume(volume: Volume) -> Iterator[None]:
-    """Look at the volume now and then during the block."""
+    """Check the volume periodically during the block."""
     volume.watch()
     try:
         yield
@@ -300,7 +300,7 @@ def _free_bytes(state: os.statvfs_result | None) -> str:
 
 
 def show_size(count: int) -> str:
-    """Bytes for a person, with at most two significant digits after the first unit: `12 MiB`, `9.5 GiB`."""
+    """Return a size as text, with at most two significant digits after the first unit: `12 MiB`, `9.5 GiB`."""
     value, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -1,1 +1,1 @@
-"""The messages between the roles: routes, ports, keys, documents, and columns of tokens."""
+"""Messages between the roles: routes, ports, keys, documents, and token columns."""

@@ -1,23 +1,23 @@
 """Annotations of a run's progress Lease: the orchestrator writes them, the operator reads them into the status.
 
-All values are strings. What is not known (yet) is absent.
+All values are strings. Unknown values are absent.
 """
 
 from __future__ import annotations
 
 RENEW_SECONDS = 20.0
-"""Longest time between two renewals of the Lease. Its readers allow for one that is lost."""
+"""Maximum seconds between two renewals of the Lease. Its readers tolerate one lost renewal."""
 
 STEP = "rlrun.io/step"
 """The last trained step."""
 TOTAL_STEPS = "rlrun.io/total-steps"
 """Steps of the whole run."""
 POLICY_VERSION = "rlrun.io/policy-version"
-"""The newest policy version that an engine holds."""
+"""Newest policy version of any engine."""
 CHECKPOINT_STEP = "rlrun.io/checkpoint-step"
 """Step of the newest complete checkpoint."""
 RESUMED_FROM_STEP = "rlrun.io/resumed-from-step"
-"""Step of the checkpoint that this attempt started from; absent when it started from the model."""
+"""Step of the checkpoint from which this attempt started; absent if it started from the model."""
 REWARD = "rlrun.io/reward"
 """Mean reward of the last trained step."""
 TOKENS_PER_SECOND = "rlrun.io/tokens-per-second"
@@ -27,43 +27,43 @@ STALENESS_MEAN = "rlrun.io/staleness-mean"
 ETA_SECONDS = "rlrun.io/eta-seconds"
 """Estimated seconds to the last step."""
 ATTEMPT = "rlrun.io/attempt"
-"""The attempt that reports."""
+"""Number of the reporting attempt."""
 WAITING_ON = "rlrun.io/waiting-on"
-"""Work that the next step waits for, in words."""
+"""Work that the next step waits for, as a phrase."""
 WAITING_ON_ROLE = "rlrun.io/waiting-on-role"
-"""Role whose work that is: trainer, inference or orchestrator (which environments are part of)."""
+"""Role that does this work: trainer, inference or orchestrator (which includes environments)."""
 WAITING_ON_PHASE = "rlrun.io/waiting-on-phase"
 """Activity of that role, in one or two stable words."""
 WAITING_ON_SINCE = "rlrun.io/waiting-on-since"
-"""Time since which (RFC 3339), by the orchestrator's clock; for people."""
+"""Start of the wait (RFC 3339), by the orchestrator's clock; informational."""
 ACTIVITY = "rlrun.io/activity"
-"""Grows with what a step is made of (rollouts that are kept, micro-batches, a version handed over, a checkpoint): each step has a bounded
-number of such moves, so that a run that goes round in circles does not seem to get on."""
+"""Counter of the events that make up a step (kept rollouts, micro-batches, a delivered version, a checkpoint). Each step has a bounded
+number of them, so that a run in an endless loop does not appear to make progress."""
 STORAGE = "rlrun.io/storage"
-"""Trouble of the volume: the reason of a condition, a colon and words."""
+"""Problem of the volume: reason of a condition, colon and message."""
 RESULTS = "rlrun.io/results"
-"""Measures of an evaluation: a line per policy and environment."""
+"""Results of an evaluation: a line per policy and environment."""
 RESULTS_MAX = 64
-"""Lines; all of them are on the volume."""
+"""Maximum number of lines; the volume has all results."""
 RESULT_MAX = 512
 """Characters of a line."""
 ENGINES = "rlrun.io/engines"
 """Load of the engines over the last steps, as JSON: `engine_load.EngineLoad`."""
 ENGINES_DRAINED = "rlrun.io/engines-drained"
-"""Addresses of engines that get no more requests and have none, apart by spaces; empty: there is none. Absent: who reports drains none."""
+"""Space-separated addresses of engines without current or future requests; empty: none. Absent: the orchestrator does not drain engines."""
 DRAINED_MAX = 64
 """Addresses."""
 ENGINES_WANTED = "rlrun.io/engines-wanted"
-"""Number of engines that the operator wants. The operator writes it, and the orchestrator reads it in the answer to its renewals, and
-drains engines beyond."""
+"""Number of engines that the operator wants. The operator writes it; the orchestrator reads it in the answers to its renewals, and drains
+surplus engines."""
 ENGINES_SPOT = "rlrun.io/engines-spot"
-"""Number of those that are to be on interruptible nodes, then the addresses of the engines there, apart by spaces. Written and read
-likewise: the others beyond the rest are drained, and of these those beyond this number."""
+"""Number of wanted engines on interruptible nodes, then the addresses of the engines there, separated by spaces. Written and read in the
+same way: surplus engines are drained separately for interruptible and other nodes."""
 ENGINES_WINDOW = "rlrun.io/engines-window"
-"""Seconds that a report of the load is to cover; written and read likewise."""
+"""Seconds that a report of the load should cover; written and read in the same way."""
 
 TRAINED = "rlrun.io/trained"
-"""Tokens and samples that the run has trained, apart by a space; steps that restarts have lost are left out. Absent: none."""
+"""Trained tokens and samples of the run, separated by a space, without steps that restarts lost. Absent: none."""
 START_SECONDS = "rlrun.io/start-seconds"
 """Seconds of the attempt's start by phase, as JSON (`start_times`), once its first step is trained."""
 

@@ -1,8 +1,8 @@
-"""Keys in a request's headers: the run's own, and those of its guests.
+"""Keys in the headers of requests: the run's own key, and those of its guests.
 
-A guest (`trainer.sharedWith`) has a key like any run. When it joins, the trainer confirms the digest of that key with a proof that only the
-host's key can make, so that trainer and engines know a guest by what it sends, without a list. Proof and digest are no secrets: they open
-nothing without the guest's key, and neither reveals anything about the host's.
+A guest (`trainer.sharedWith`) has its own key, like any run. When it joins, the trainer confirms the digest of that key with a proof that
+requires the host's key. Trainer and engines can then identify a guest by its requests, without a list. Proof and digest are not secret:
+they are useless without the guest's key, and reveal nothing about the host's key.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ _SCHEME, _GUEST = b"bearer", b"guest"
 
 
 def key_digest(key: str) -> str:
-    """SHA-256 of a key, in hexadecimal digits."""
+    """Return the SHA-256 of a key, in hexadecimal digits."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
 def guest_proof(api_key: str, guest: str, digest: str) -> str:
-    """Confirmation that a key is of a guest.
+    """Return the proof that a key belongs to a guest.
 
     Args:
-        api_key: of the run that has the trainer.
-        guest: name of the other one.
-        digest: of the guest's own key (`key_digest`).
+        api_key: key of the run with the trainer.
+        guest: name of the guest.
+        digest: digest of the guest's own key (`key_digest`).
     """
     return hmac.new(api_key.encode(), f"rlrun guest {guest} {digest}".encode(), hashlib.sha256).hexdigest()
 
 
 def guest_key(guest: str, key: str, proof: str) -> str:
-    """Key with which a guest asks its host's trainer and engines: name, own key and proof in one."""
+    """Return the key that a guest sends to its host's trainer and engines: name, own key and proof in one."""
     return f"{_GUEST.decode()}.{guest}.{key}.{proof}"
 
 
 def calling_guest(authorization: Sequence[str | bytes], api_key: str) -> str | None:
-    """Name of the guest whose key a request carries; the empty name: the key is the run's own; None: it is neither.
+    """Return the name of the guest whose key a request contains; an empty name for the run's own key; None for neither.
 
     Args:
-        authorization: as in `holds_key`.
-        api_key: of the run that is asked.
+        authorization: values as in `holds_key`.
+        api_key: key of the run that received the request.
     """
     if holds_key(authorization, api_key):
         return ""
@@ -61,17 +61,17 @@ def calling_guest(authorization: Sequence[str | bytes], api_key: str) -> str | N
 
 
 def holds_key(authorization: Sequence[str | bytes], api_key: str) -> bool:
-    """True if a request carries the run's key.
+    """Return whether a request contains the run's key.
 
     Args:
-        authorization: all values of its `Authorization` header, as text or as the bytes that came; any text is taken, also one that no
-            encoding can hold.
-        api_key: the run's key.
+        authorization: all values of its `Authorization` header, as text or as received bytes; any text is accepted, even if no encoding
+            can represent it.
+        api_key: key of the run.
     """
     if len(authorization) != 1:
         return False
     scheme, given = _given_key(authorization[0])
-    # Digests have equal lengths: the comparison reveals nothing about the key, not even how long it is.
+    # Digests have equal lengths, so the comparison does not reveal the length of the key.
     digests = (hashlib.sha256(part).digest() for part in (given, api_key.encode()))
     return scheme.lower() == _SCHEME and hmac.compare_digest(*digests)
 

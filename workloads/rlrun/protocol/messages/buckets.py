@@ -1,7 +1,7 @@
-"""Buckets that a version of the weights travels in: which tensor lies where, which rank sends it, and what that costs. Pure.
+"""Buckets in which a version of the weights is sent: the place of each tensor, the sending rank, and the costs. Pure.
 
-Both ends compute the same buckets from the list of tensors, so only that list is sent. A bucket is the body of a safetensors file: what an
-engine receives it loads like a published folder.
+Both sides compute the same buckets from the list of tensors, so that only this list is sent. A bucket is the body of a safetensors file: an
+engine loads received buckets like a published folder.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from rlrun.config.base import Config
 
 BUCKET_BYTES = 256 * 1024**2
-"""Bound of a bucket: large enough for the full speed of a link, small enough to be whole on a rank."""
+"""Maximum size of a bucket: large enough for the full speed of a link, small enough to be complete in a rank's memory."""
 MAX_ROOTS = 8
-"""Most ranks of the trainer that send: each has a group with all engines, and each group costs memory."""
+"""Maximum number of sending trainer ranks: each has a group with all engines, and each group costs memory."""
 _SAFETENSORS = {
     "float64": ("F64", 8),
     "float32": ("F32", 4),
@@ -42,17 +42,17 @@ class TensorInfo(Config):
     dtype: str
     """torch's name of the number format, such as `bfloat16`."""
     shape: list[int]
-    """Whole, not of a shard."""
+    """Full shape, not that of a shard."""
 
     @property
     def size(self) -> int:
-        """Bytes.
+        """Size in bytes.
 
         Raises:
-            ValueError: no file can hold the number format.
+            ValueError: safetensors files do not support the number format.
         """
         if self.dtype not in _SAFETENSORS:
-            raise ValueError(f"{self.name} is of type {self.dtype}, which safetensors files do not hold")
+            raise ValueError(f"{self.name} is of type {self.dtype}, which safetensors files do not support")
         return _SAFETENSORS[self.dtype][1] * math.prod(self.shape)
 
 
@@ -62,11 +62,11 @@ class Slot:
 
     tensor: TensorInfo
     offset: int
-    """First byte."""
+    """Offset of the first byte."""
 
     @property
     def end(self) -> int:
-        """Byte after the last."""
+        """Offset after the last byte."""
         return self.offset + self.tensor.size
 
 
@@ -75,18 +75,18 @@ class Bucket:
     """Tensors that are sent together."""
 
     index: int
-    """Place in the published order."""
+    """Position in the published order."""
     root: int
-    """Number of the root that sends it."""
+    """Number of the sending root."""
     slots: tuple[Slot, ...]
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.slots[-1].end
 
     def header(self) -> bytes:
-        """Head of the safetensors file whose body the bucket is; a multiple of 8 bytes."""
+        """Return the header of the safetensors file whose body is this bucket; a multiple of 8 bytes."""
         table: dict[str, object] = {
             slot.tensor.name: {
                 "dtype": _SAFETENSORS[slot.tensor.dtype][0],
@@ -101,15 +101,15 @@ class Bucket:
 
 
 def plan_buckets(tensors: Sequence[TensorInfo], *, bucket_bytes: int = BUCKET_BYTES, roots: int = 1) -> list[Bucket]:
-    """Buckets of a version, in their published order.
+    """Return the buckets of a version, in their published order.
 
     Args:
-        tensors: in order; a bucket holds consecutive ones of the same number format.
-        bucket_bytes: most bytes of a bucket; a larger tensor is a bucket of its own.
-        roots: number of ranks that send; a bucket goes to the one that has least so far.
+        tensors: tensors in order; a bucket contains consecutive ones of the same number format.
+        bucket_bytes: maximum size of a bucket; a larger tensor gets its own bucket.
+        roots: number of sending ranks; a bucket goes to the rank with the fewest bytes so far.
 
     Raises:
-        ValueError: a tensor has a number format that files do not hold.
+        ValueError: safetensors files do not support the number format of a tensor.
     """
     runs: list[list[Slot]] = []
     for tensor in tensors:
@@ -129,30 +129,30 @@ def plan_buckets(tensors: Sequence[TensorInfo], *, bucket_bytes: int = BUCKET_BY
 
 
 def root_ranks(world_size: int) -> list[int]:
-    """Ranks of the trainer that are roots, spread over its machines; the first is rank 0."""
+    """Return the ranks of the trainer that are roots, spread over its machines; the first is rank 0."""
     count = min(world_size, MAX_ROOTS)
     return [number * world_size // count for number in range(count)]
 
 
 def version_checksum(checksums: Iterable[int]) -> int:
-    """Checksum of a version: CRC-32 of those of its buckets, in order, so that buckets in another order have another one."""
+    """Return the checksum of a version: CRC-32 over the checksums of its buckets, so that it depends on their order."""
     return zlib.crc32(b"".join(one.to_bytes(4, "little") for one in checksums))
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Arithmetic of one hand-over; nothing of it is measured."""
+    """Calculated costs of one transfer; nothing is measured."""
 
     total: int
     """Bytes of the version."""
     buckets: int
     """Number of buckets."""
     largest: int
-    """Bytes of the largest bucket: the most that is whole on a rank that does not keep it."""
+    """Size of the largest bucket in bytes: the maximum that is complete on a rank that does not keep it."""
     kept: int
-    """Bytes of one version on the root that has most of it."""
+    """Bytes of one version on the root with the largest part."""
     seconds: float
-    """Time from the first byte to the last, for any number of engines: a broadcast is passed on while it comes in."""
+    """Seconds from the first byte to the last, for any number of engines: receivers of a broadcast forward it while they receive it."""
 
 
 def estimate_hand_over(
@@ -162,13 +162,13 @@ def estimate_hand_over(
     receive_bytes_per_second: float,
     seconds_per_bucket: float = 0.0,
 ) -> Estimate:
-    """Bytes, memory and time of a hand-over.
+    """Return bytes, memory and time of a transfer.
 
     Args:
-        buckets: of the version, one or more.
-        send_bytes_per_second: of the link of one root; roots send at the same time.
-        receive_bytes_per_second: of the link of an engine.
-        seconds_per_bucket: latency of one broadcast; those of a root follow each other.
+        buckets: buckets of the version, at least one.
+        send_bytes_per_second: speed of one root's link; roots send concurrently.
+        receive_bytes_per_second: speed of an engine's link.
+        seconds_per_bucket: latency of one broadcast; those of a root are sequential.
     """
     kept: dict[int, int] = {}
     counts: dict[int, int] = {}

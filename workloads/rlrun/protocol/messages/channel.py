@@ -4,12 +4,12 @@
     GET  /rlrun/trainer/events?after=N&wait=S      -> {"attempt": a, "events": [Event, ...]}   (long poll, at most S seconds)
     POST /rlrun/trainer/batches     BatchReady     a packed batch is durable
     POST /rlrun/trainer/checkpoints OrchestratorSaved   the orchestrator's part of a checkpoint is durable
-    GET  /rlrun/trainer/ready                      -> 200 once the attempt has begun, else 503; for probes, without the key
-    POST /rlrun/trainer/shutdown                   all is done; rank 0 ends the group with exit code 0
-    POST /rlrun/trainer/stop                       the orchestrator is asked to stop: the group saves the last finished step, and ends too
+    GET  /rlrun/trainer/ready                      -> 200 once the attempt has started, else 503; for probes, without the key
+    POST /rlrun/trainer/shutdown                   the run is complete; rank 0 ends the group with exit code 0
+    POST /rlrun/trainer/stop                       the orchestrator must stop: the group saves the last finished step, and ends too
 
-News travel this way; the files are the truth after a restart. Events are numbered from 1 within an attempt and kept in memory until the
-orchestrator, which lives as long as the attempt, has asked for later ones. A run in another run's trainer has the same routes below
+Messages only announce changes; after a restart the files are authoritative. Events are numbered from 1 within an attempt and kept in memory
+until the orchestrator, which lives as long as the attempt, requests later ones. A run in another run's trainer has the same routes below
 `shared.channel_of(run)`.
 """
 
@@ -29,7 +29,7 @@ CHECKPOINTS = "/rlrun/trainer/checkpoints"
 SHUTDOWN = "/rlrun/trainer/shutdown"
 STOP = "/rlrun/trainer/stop"
 GONE = 410
-"""Status of every route of a run that this trainer does not train (any more)."""
+"""Status of every route of a run that this trainer does not train, or no longer trains."""
 
 Phase = Literal[
     "starting",
@@ -48,20 +48,20 @@ EventKind = Literal[
 
 
 class Event(Config):
-    """One piece of news from the trainer."""
+    """Event of the trainer."""
 
     seq: Annotated[int, Field(ge=1)]
     """Position in this attempt's list."""
     kind: EventKind
-    """published: version `step` is complete at `path`, or (None) in the trainer's memory alone. validated: `metrics` hold the held-out loss
-    of version `step`. trained: step `step` is done, with `metrics`. checkpoint_saved: the shards of `step` are durable, the
-    orchestrator's part is wanted in `path`/orchestrator. checkpoint_complete: its manifest exists. released: what version
-    `step` needed of the GPUs is given up, and the engines may have them. finished: the last step is trained,
+    """published: version `step` is complete at `path`, or (None) only in the trainer's memory. validated: `metrics` contain the held-out
+    loss of version `step`. trained: step `step` is done, with `metrics`. checkpoint_saved: the shards of `step` are durable, and the
+    orchestrator must write its part to `path`/orchestrator. checkpoint_complete: its manifest exists. released: version `step` no
+    longer needs the GPUs, and the engines may use them. finished: the last step is trained,
     published and saved."""
     step: Annotated[int, Field(ge=0)]
     """Step or policy version."""
     path: str | None = None
-    """Folder of what was written."""
+    """Written folder."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """Metrics of a trained step or a validated version."""
 
@@ -74,22 +74,22 @@ class RankState(Config):
     phase: Phase
     """Activity of the rank."""
     step: Annotated[int, Field(ge=0)]
-    """Step that it works for."""
+    """Step for which it works."""
     part: Annotated[int, Field(ge=0)] = 0
-    """Micro-batch as in `TrainerState`."""
+    """Micro-batch, see `TrainerState.part`."""
     since: float
     """Start of the activity, in seconds since the epoch."""
 
 
 class StorageTrouble(Config):
-    """`volume_faults.Trouble`, on its way."""
+    """Message form of `volume_faults.Trouble`."""
 
     reason: StorageReason
-    """Reason as the operator names it."""
+    """Condition reason of the operator."""
     text: str
-    """Text for a person."""
+    """Message for the user."""
     blocks: bool
-    """True if the trainer waits for the volume."""
+    """Whether the trainer waits for the volume."""
 
 
 class TrainerState(Config):
@@ -98,9 +98,9 @@ class TrainerState(Config):
     attempt: Annotated[int, Field(ge=1)]
     """Attempt of the trainer."""
     base_step: Annotated[int, Field(ge=0)]
-    """The step that it started from."""
+    """Step from which it started."""
     step: Annotated[int, Field(ge=0)]
-    """The last step that it trained."""
+    """Last trained step."""
     phase: Phase
     """Activity of the trainer."""
     phase_since: float
@@ -108,14 +108,14 @@ class TrainerState(Config):
     last_event: Annotated[int, Field(ge=0)]
     """Number of the newest event."""
     part: Annotated[int, Field(ge=0)] = 0
-    """Number of the micro-batch that the rank computes, or is about to, from 1; 0: the phase has none."""
+    """Number of the current or next micro-batch of the rank, from 1; 0: the phase has none."""
     ranks: list[RankState] = Field(default_factory=list)
-    """The other ranks, as far as they could be asked."""
+    """Other ranks, as far as they answered."""
     storage: StorageTrouble | None = None
-    """Reason why the volume is of no use where the trainer writes."""
+    """Problem of the volume to which the trainer writes."""
 
     def trouble(self) -> Trouble | None:
-        """`storage` as the roles have it."""
+        """Return `storage` in the form of the roles."""
         found = self.storage
         return None if found is None else Trouble(found.reason, found.text, found.blocks)
 
@@ -123,26 +123,26 @@ class TrainerState(Config):
 class EventList(Config):
     """Answer to a long poll."""
 
-    # pydantic-core keeps up to 16,384 short strings of all documents, and the path of each version is another one.
+    # pydantic-core caches up to 16,384 short strings of all documents; each version has another path, which would fill that cache.
     model_config = ConfigDict(cache_strings="keys")
 
     attempt: Annotated[int, Field(ge=1)]
-    """Attempt of the trainer that answers."""
+    """Attempt of the answering trainer."""
     events: list[Event]
-    """Events after the one that was asked for."""
+    """Events after the requested number."""
 
 
 class BatchReady(Config):
-    """A packed batch is durable."""
+    """Message: a packed batch is durable."""
 
     step: Annotated[int, Field(ge=1)]
-    """The step that it is for."""
+    """Step of the batch."""
     path: str
-    """Its folder."""
+    """Folder of the batch."""
 
 
 class OrchestratorSaved(Config):
-    """The orchestrator's part of a checkpoint is durable."""
+    """Message: the orchestrator's part of a checkpoint is durable."""
 
     step: Annotated[int, Field(ge=1)]
-    """The checkpoint's step."""
+    """Step of the checkpoint."""

@@ -1,11 +1,11 @@
-"""A version on the volume as what differs from the version before: a folder beside the whole ones, for engines alone.
+"""Difference of a version from the previous version, on the volume: a folder next to the complete versions, for engines only.
 
-    weights/v00000016.a0001   a whole version, a model folder that transformers and vLLM load
-    weights/d00000017.a0001   what differs from it: delta.json, root-00000.bin (of each root, its buckets' differences one after the other)
-    weights/d00000018.a0001   what differs from version 17
+    weights/v00000016.a0001   complete version, a model folder that transformers and vLLM load
+    weights/d00000017.a0001   its difference from version 16: delta.json, root-00000.bin (per root, the differences of its buckets in order)
+    weights/d00000018.a0001   difference from version 17
 
-An engine that has version 17 in its shared memory applies the last one. Any other reads the newest whole version and all differences since.
-Checksums alone say which version an engine has: after a restart a number may stand for other bits.
+An engine with version 17 in its shared memory applies only the last one. Any other engine reads the newest complete version and all
+differences since. Only checksums identify an engine's version: after a restart, a number may stand for other bits.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ class DeltaFiles(Config):
     """Content of `delta.json`."""
 
     version: int
-    """The policy version."""
+    """Policy version."""
     tensors: list[TensorInfo]
-    """Tensors of the version; with the next two fields they give the buckets."""
+    """Tensors of the version; with the next two fields they determine the buckets."""
     bucket_bytes: int
-    """Bound of one bucket, see `plan_buckets`."""
+    """Maximum size of one bucket, see `plan_buckets`."""
     roots: int
     """Number of files."""
     checksums: list[int]
-    """CRC-32 of each whole bucket of the version, in order."""
+    """CRC-32 of each complete bucket of the version, in order."""
     sizes: list[int]
-    """Bytes in the files of each bucket; see `Difference.sizes`."""
+    """Bytes of each bucket in the files; see `Difference.sizes`."""
     base: int
-    """Checksum of the version before."""
+    """Checksum of the previous version."""
     before: str | None
-    """Folder of what makes the version before from its own one before; None: there is none."""
+    """Folder with the difference that produced the previous version, or None."""
     whole_base: str | None
-    """Folder that is the version before; None: it is not written whole."""
+    """Folder with the complete previous version, or None."""
     whole: str | None
-    """Folder that is this version; None: it is not written whole."""
+    """Folder with this version completely, or None."""
 
     @property
     def checksum(self) -> int:
@@ -58,11 +58,11 @@ class DeltaFiles(Config):
         return sum(tensor.size for tensor in self.tensors)
 
     def buckets(self) -> list[Bucket]:
-        """Buckets of the version."""
+        """Return the buckets of the version."""
         return plan_buckets(self.tensors, bucket_bytes=self.bucket_bytes, roots=self.roots)
 
     def places(self) -> list[tuple[str, int]]:
-        """File and first byte of what differs in each bucket."""
+        """Return file and first byte of each bucket's difference."""
         ends = [0] * self.roots
         found = []
         for bucket in self.buckets():
@@ -72,20 +72,20 @@ class DeltaFiles(Config):
 
 
 def is_delta(folder: Path) -> bool:
-    """True if a published folder is what differs from the version before."""
+    """Return whether a published folder contains a difference from the previous version."""
     return (folder / MANIFEST).is_file()
 
 
 def root_file(root: int) -> str:
-    """Name of a root's file."""
+    """Return the name of a root's file."""
     return f"root-{root:05d}.bin"
 
 
 def read_manifest(folder: Path) -> DeltaFiles:
-    """The manifest of a folder.
+    """Return the manifest of a folder.
 
     Raises:
-        ValueError: it is missing, or damaged; says which folder.
+        ValueError: it is missing or damaged; the message names the folder.
     """
     path = folder / MANIFEST
     try:
@@ -93,7 +93,7 @@ def read_manifest(folder: Path) -> DeltaFiles:
         count = len(found.buckets())
     except (OSError, ValueError) as error:  # pydantic's are ValueErrors
         reason = str(error).splitlines()[0]
-        raise ValueError(f"{path} cannot be read, or is damaged: {reason}") from None
+        raise ValueError(f"cannot read {path}, or it is damaged: {reason}") from None
     if not len(found.checksums) == len(found.sizes) == count:
-        raise ValueError(f"{path} is damaged: it has {len(found.sizes)} sizes of {count} buckets")
+        raise ValueError(f"{path} is damaged: it has {len(found.sizes)} sizes for {count} buckets")
     return found

@@ -1,4 +1,4 @@
-"""Load of a run's engines over its last steps: what the orchestrator measures, and the operator chooses their number by."""
+"""Load of a run's engines over its last steps, measured by the orchestrator; the operator scales the engines by it."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ Mean = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class EngineLoad(BaseModel):
-    """Means over a window of whole steps, through which the number of engines that take requests was the same."""
+    """Means over a window of complete steps with a constant number of engines in use."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
     engines: Annotated[int, Field(ge=1, le=2**16)]
-    """Engines that took requests."""
+    """Number of engines in use."""
     seconds: Mean
     """Length of the window."""
     steps: Annotated[int, Field(ge=1, le=2**31)]
-    """Steps that ended in it."""
+    """Steps that ended in the window."""
     waited: Share
-    """Share of the time that the trainer waited for rollouts."""
+    """Share of the time in which the trainer waited for rollouts."""
     ahead: Share
-    """Share of the time that the orchestrator waited for the trainer: all rollouts that it may start were started."""
+    """Share of the time in which the orchestrator waited for the trainer, because it had started all allowed rollouts."""
     idle: Share
-    """Share of the engines' time that they had no request meanwhile."""
+    """Share of the engines' time without a request while the orchestrator could have started more."""
     busy: Share
-    """Share of the engines' time that they had a request."""
+    """Share of the engines' time with a request."""
     requests: Mean
     """Continuations in flight per engine."""
     waiting: Mean
-    """Continuations per engine for which none had room."""
+    """Queued continuations per engine, for lack of capacity."""
     kv: Share = 0.0
-    """Use of the KV cache of the fullest engine; 0 also where engines do not say."""
+    """Use of the KV cache of the fullest engine; 0 also if engines do not report it."""
 
     def text(self) -> str:
-        """JSON for an annotation, of a few digits."""
+        """Return JSON for an annotation, with few digits."""
         values = self.model_dump()
         return type(self)(**{name: _round_load(value) for name, value in values.items()}).model_dump_json()
 
 
 def parse_load(text: str | None) -> EngineLoad | None:
-    """The load in an annotation, which any client may have written; None: there is none that can be read."""
+    """Return the load in an annotation, or None if it is absent or invalid; any client may have written it."""
     if not text:
         return None
     try:

@@ -1,7 +1,7 @@
-"""Version of what orchestrator and engine say to each other: the engine's routes under `/rlrun`, and the folders of weights that they load.
+"""Version of the protocol between orchestrator and engine: the engine's routes under `/rlrun`, and the weight folders that it loads.
 
-Both sides check it before weights are handed over: the orchestrator in the engine's status, the engine in a header of each request.
-Images of two releases that differ in it say that they cannot work together, instead of sampling from weights that are not what they seem.
+Both sides check it before weights are transferred: the orchestrator in the engine's status, the engine in a header of each request. Images
+of two incompatible releases then report an error instead of sampling from misread weights.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import NamedTuple
 from rlrun import __version__
 
 PROTOCOL = 1
-"""Raised by every change after which one side would misunderstand the other."""
+"""Protocol version, increased by every change after which one side would misunderstand the other."""
 HEADER = "rlrun-protocol"
 """Header of the orchestrator's requests: `Speaker.header`."""
 REFUSED = 412
-"""Status of a request for other weights by a side that speaks another version."""
+"""HTTP status for a request about weights from a side with another version."""
 
 
 class Speaker(NamedTuple):
-    """One side."""
+    """Protocol version and release of one side."""
 
     protocol: int
     release: str
@@ -31,28 +31,28 @@ class Speaker(NamedTuple):
 
 
 OWN = Speaker(PROTOCOL, __version__)
-"""This side."""
+"""Version of this side."""
 BEFORE = Speaker(1, "0.1.0 or earlier")
-"""A side that says nothing about it: releases before there were versions spoke the first one."""
+"""Version of a side that does not report one: releases before the introduction of versions use the first one."""
 
 
 def of_header(text: str | None) -> Speaker:
-    """The side that sent a request."""
+    """Return the version of the side that sent a request."""
     protocol, _, release = (text or "").partition(" ")
     return Speaker(int(protocol), release or "unknown") if protocol.isascii() and protocol.isdecimal() else BEFORE
 
 
 def of_status(protocol: object, release: object) -> Speaker:
-    """The engine, by its status' `protocol` and `release`."""
+    """Return the version of an engine, from `protocol` and `release` in its status."""
     return Speaker(protocol, str(release)) if isinstance(protocol, int) else BEFORE
 
 
 def explain_mismatch(engine: Speaker, orchestrator: Speaker) -> str | None:
-    """Reason why the two cannot work together; None: they can."""
+    """Return why the two cannot work together, or None if they can."""
     if engine.protocol == orchestrator.protocol:
         return None
     return (
         f"the engine's image is of release {engine.release} (protocol {engine.protocol}), the orchestrator's of release "
         f"{orchestrator.release} (protocol {orchestrator.protocol}): use images of one release in spec.inference.image, "
-        "spec.orchestrator.image and spec.trainer.image, or leave them out for the operator's own"
+        "spec.orchestrator.image and spec.trainer.image, or remove these fields to use the operator's own images"
     )

@@ -1,10 +1,10 @@
-"""Token columns on the wire between orchestrator and engine: a small JSON head, then arrays as they are in memory.
+"""Token columns in messages between orchestrator and engine: a small JSON header, then arrays in their memory layout.
 
-JSON spends 90 bytes and a dictionary on a sampled token, these columns 8 bytes and nothing: an answer of 16 x 65,536 tokens is 8 MB
-instead of 96 MB, and reading it is a copy.
+JSON needs 90 bytes and a dictionary per sampled token, these columns need 8 bytes: an answer of 16 x 65,536 tokens has 8 MB instead of
+96 MB, and reading it is a copy.
 
 A document is `length head padding column column ...`, little-endian: `length` is that of head and padding (32 bits), the head is a JSON
-object, spaces pad it to a multiple of 4. What the columns are follows from the head, so the reader names them.
+object, spaces pad it to a multiple of 4. The head determines the columns, so the reader passes their types and lengths.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ _ITEM = 4
 
 
 class PackedError(ValueError):
-    """The bytes are no such document."""
+    """Error for bytes that are not such a document."""
 
 
 def integer_column(values: Sequence[int]) -> array[int]:
-    """A column of 32-bit integers.
+    """Return a column of 32-bit integers.
 
     Raises:
         OverflowError: a value does not fit.
-        TypeError: a value is no integer.
+        TypeError: a value is not an integer.
     """
     return values if isinstance(values, array) and values.typecode == INTEGERS else array(INTEGERS, values)
 
 
 def pack_document(head: Mapping[str, Any], columns: Sequence[Column]) -> bytes:
-    """A document; `columns` are of the types above."""
+    """Return a document; `columns` have the types above."""
     text = json.dumps(head, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ITEM)
     return b"".join([_LENGTH.pack(len(text)), text, *map(_swap_bytes, columns)])
 
 
 class Reader:
-    """One document; `column` gives its columns in order.
+    """Reader of one document; `column` returns its columns in order.
 
     Args:
-        data: the document.
+        data: bytes of the document.
 
     Raises:
-        PackedError: it has no head.
+        PackedError: it has no valid head.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -68,9 +68,9 @@ class Reader:
         try:
             head = json.loads(bytes(self._data[_LENGTH.size : self._place]))
         except (ValueError, RecursionError):
-            raise PackedError("the head is no JSON") from None
+            raise PackedError("the head is not JSON") from None
         if not isinstance(head, dict):
-            raise PackedError("the head is no JSON object")
+            raise PackedError("the head is not a JSON object")
         self.head: dict[str, Any] = head
 
     @overload
@@ -78,10 +78,10 @@ class Reader:
     @overload
     def column(self, kind: Literal["f"], count: int) -> array[float]: ...
     def column(self, kind: Literal["i", "f"], count: int) -> Column:
-        """The next column: `count` values of type code `kind`.
+        """Return the next column: `count` values of type code `kind`.
 
         Raises:
-            PackedError: there are fewer.
+            PackedError: the document has fewer values.
         """
         end = self._place + count * _ITEM
         if not isinstance(count, int) or count < 0 or end > len(self._data):
@@ -94,10 +94,10 @@ class Reader:
         return values
 
     def end(self) -> None:
-        """Check that nothing is left.
+        """Check that the document has no more data.
 
         Raises:
-            PackedError: something is.
+            PackedError: bytes follow the last column.
         """
         if self._place != len(self._data):
             raise PackedError(f"{len(self._data) - self._place} bytes follow the last column")

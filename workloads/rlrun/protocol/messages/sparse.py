@@ -1,11 +1,11 @@
-"""The difference between two versions of a bucket: where words changed, and their new bits. Pure.
+"""Difference between two versions of a bucket: the places of changed words, and their new bits. Pure.
 
-A word has two bytes whatever the number format is (one, where the number of bytes is odd), so all of it is compared by bits. A difference
-is a sequence of blocks of `BLOCK_WORDS` words. Each block has a head (coding, changed words, escapes), the places of its changed words in
-the coding that is smallest for it, and the new words. New words are copied, not added, so what is rebuilt is bit for bit the new version.
+A word has two bytes for every number format (one, if the number of bytes is odd), and all words are compared by bits. A difference is a
+sequence of blocks of `BLOCK_WORDS` words. Each block has a head (coding, changed words, escapes), the places of its changed words in the
+smallest coding for this block, and the new words. New words are copied, not added, so that the result is bit for bit the new version.
 
-    BITMAP   a bit for each word of the block
-    GAPS8    unchanged words before each changed one, in a byte; 255 stands for a number of 32 bits, all of which follow
+    BITMAP   one bit per word of the block
+    GAPS8    unchanged words before each changed one, in a byte; 255 means a number of 32 bits, all of which follow
     GAPS16   the same in two bytes, with 65,535
     WHOLE    all words of the block; no places
 """
@@ -21,14 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_WORDS = 1 << 22
-"""Words of a block: bounds what comparing needs besides the two versions, and what a thread holds at a time."""
+"""Words of a block: limits the additional memory of a comparison, and the time for which a thread blocks others."""
 _HEAD = struct.Struct("<BxxxII")
 Bytes = NDArray[np.uint8]
 """Bytes [n] of a bucket, or of its difference."""
 
 
 class DeltaError(ValueError):
-    """A difference that is damaged, or of another bucket."""
+    """Error for a difference that is damaged, or belongs to another bucket."""
 
 
 class _Coding(IntEnum):
@@ -42,12 +42,12 @@ _GAPS: dict[_Coding, np.dtype[Any]] = {_Coding.GAPS8: np.dtype("<u1"), _Coding.G
 
 
 def encode_difference(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
-    """The difference of two versions; empty if they are the same, None if it has more bytes than `most`.
+    """Return the difference of two versions; empty if they are equal, None if it has more bytes than `most`.
 
     Args:
-        base: the version that the receiver has.
-        new: the version that it is to have; as long.
-        most: bytes of a difference that is worth its work.
+        base: version that the receiver has.
+        new: version that the receiver needs; of the same length.
+        most: maximum size of a useful difference, in bytes.
     """
     found: list[bytes] = []
     size, changed = 0, False
@@ -62,14 +62,14 @@ def encode_difference(base: Bytes, new: Bytes, *, most: int) -> Bytes | None:
 
 
 def apply_difference(delta: Bytes, body: Bytes) -> None:
-    """Make the new version out of the base in place.
+    """Convert the base to the new version in place.
 
     Args:
-        delta: of `encode_difference`.
+        delta: result of `encode_difference`.
         body: the base, writable; undefined after an error.
 
     Raises:
-        DeltaError: the difference is damaged, or of another bucket; what is not noticed here, a checksum of the result notices.
+        DeltaError: the difference is damaged, or belongs to another bucket. A checksum of the result detects the remaining cases.
     """
     if not len(delta):
         return
@@ -80,7 +80,7 @@ def apply_difference(delta: Bytes, body: Bytes) -> None:
         except (ValueError, struct.error, IndexError) as error:
             raise DeltaError(f"the difference is damaged at byte {offset} of {len(content)}: {error}") from None
     if offset != len(content):
-        raise DeltaError(f"the difference has {len(content)} bytes, of which the bucket takes {offset}")
+        raise DeltaError(f"the difference has {len(content)} bytes, but the bucket uses {offset}")
 
 
 def _split_blocks(body: Bytes) -> Iterator[NDArray[np.unsignedinteger]]:
@@ -90,7 +90,7 @@ def _split_blocks(body: Bytes) -> Iterator[NDArray[np.unsignedinteger]]:
 
 
 def _encode_block(places: NDArray[np.int64], words: NDArray[np.unsignedinteger]) -> bytes:
-    """One block in the smallest coding."""
+    """Return one block in the smallest coding."""
     width, count = words.itemsize, len(places)
     if count > len(words) // 2:
         return _HEAD.pack(_Coding.WHOLE, len(words), 0) + words.tobytes()
@@ -116,7 +116,7 @@ def _escape_value(coding: _Coding) -> int:
 
 
 def _apply_block(content: bytes, offset: int, words: NDArray[np.unsignedinteger]) -> int:
-    """Apply one block; returns where the next one begins."""
+    """Apply one block and return the offset of the next one."""
     kind, count, escapes = _HEAD.unpack_from(content, offset)
     offset += _HEAD.size
     coding = _Coding(kind)

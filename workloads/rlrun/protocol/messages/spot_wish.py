@@ -1,4 +1,4 @@
-"""Number and addresses of the engines on interruptible nodes: what the operator writes into the Lease (`annotations.ENGINES_SPOT`)."""
+"""Number and addresses of engines on interruptible nodes: an annotation that the operator writes (`annotations.ENGINES_SPOT`)."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class SpotWish:
-    """Engines that are to be in use on interruptible nodes."""
+    """Wanted engines on interruptible nodes."""
 
     engines: int
     hosts: frozenset[str]
-    """Hosts of the engines that are on such nodes."""
+    """Hosts of the engines on such nodes."""
 
     @classmethod
     def read(cls, text: str) -> SpotWish:
-        """Read what the Lease says.
+        """Parse the annotation.
 
         Raises:
-            ValueError: it begins with no number.
+            ValueError: it does not start with a number.
         """
         number, *hosts = text.split() or [""]
         return cls(max(0, int(number)), frozenset(map(plain_host, hosts)))
 
     @classmethod
-    def of(cls, engines: int, hosts: Iterable[str]) -> SpotWish:
-        """The wish with each address in its one form."""
+    def from_hosts(cls, engines: int, hosts: Iterable[str]) -> SpotWish:
+        """Return the wish with each address in canonical form."""
         return cls(engines, frozenset(map(plain_host, hosts)))
 
     def text(self) -> str:
-        """Text of the Lease's annotation."""
+        """Return the text of the annotation."""
         return " ".join([str(self.engines), *sorted(self.hosts)])
 
 
 def plain_host(host: str) -> str:
-    """An address in its one form; a name as it is."""
+    """Return an address in canonical form, or a name unchanged."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

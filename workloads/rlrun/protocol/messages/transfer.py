@@ -1,9 +1,10 @@
 """Request of an engine to the trainer's rank 0 for a policy version without the volume: `POST /rlrun/trainer/transfers`.
 
-The answer says what comes, and how to join. Then every root, a rank of the trainer that keeps a part of the version, broadcasts its buckets
-in their published order, in one group of that root and all engines that asked for the version together (NCCL between GPUs, gloo between
-CPUs). Groups are kept for later versions while the same engines ask. Where one breaks, all of its engines refuse the version and keep what
-they serve; each of them asks again `alone`, until it has received a version, so that one that hangs or dies holds the others up once.
+The answer announces the transfer and how to join it. Then every root, a trainer rank with a part of the version, broadcasts its buckets in
+their published order, in one group of that root and all engines that requested the version together (NCCL between GPUs, gloo between
+CPUs). Groups are reused for later versions while the same engines request them. If a group breaks, all of its engines discard the version
+and keep serving their old one. Each of them then sends its next requests with `alone`, until a transfer succeeds, so that a hanging or dead
+engine delays the others only once.
 """
 
 from __future__ import annotations
@@ -18,37 +19,37 @@ from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets, ve
 TRANSFERS = "/rlrun/trainer/transfers"
 Backend = Literal["nccl", "gloo"]
 SECONDS = 60.0
-"""Longest wait of a group for its members, and for one bucket."""
+"""Maximum seconds that a group waits for its members, and for one bucket."""
 
 
 class NotHeldError(Exception):
-    """The version is not in the trainer's memory (any more)."""
+    """The version is not in the trainer's memory, or no longer."""
 
 
 class TransferRequest(Config):
     """Request of an engine."""
 
     version: Annotated[int, Field(ge=0)]
-    """The policy version."""
+    """Requested policy version."""
     engine: Annotated[str, Field(min_length=1, max_length=128)]
-    """Name of the engine's process, which no other has."""
+    """Unique name of the engine's process."""
     session: str | None = None
-    """The groups that the engine is in; None: in none."""
+    """Session of the groups that the engine has joined, or None."""
     alone: bool = False
-    """The engine's last transfer failed: it shares no group before one succeeds."""
+    """Whether the engine's last transfer failed: it gets its own groups until a transfer succeeds."""
     base: int | None = None
-    """Checksum of the version that the engine has in its shared memory; None: it has none, and takes whole versions alone."""
+    """Checksum of the version in the engine's shared memory; None: it has none, and needs complete versions."""
 
 
 class Joining(Config):
-    """Parameters to join the groups of a session: one for each root, of which the root is rank 0."""
+    """Parameters to join the groups of a session: one per root, which is rank 0 of it."""
 
     backend: Backend
     """Backend of the groups."""
     store_port: Annotated[int, Field(ge=1, le=65535)]
-    """Port of the store where members find each other, at the trainer's address."""
+    """Port of the store at the trainer's address where members meet."""
     members: list[str]
-    """The engines by name; the first is rank 1 in every group."""
+    """Engines by name; the first is rank 1 in every group."""
 
     @property
     def world_size(self) -> int:
@@ -57,33 +58,33 @@ class Joining(Config):
 
 
 class Difference(Config):
-    """Announcement that buckets come as differences from a version that all engines of the round have."""
+    """Announcement that buckets are sent as differences from a version that all engines of the round have."""
 
     base: int
     """Checksum of that version."""
     sizes: list[int]
-    """Bytes that come of each bucket, in order: those of a difference (`sparse`); 0: it is unchanged; all of the bucket's: it is whole."""
+    """Sent bytes per bucket, in order: the size of its difference (`sparse`); 0: unchanged; the bucket's size: complete."""
 
 
 class TransferOffer(Config):
     """Announcement of the next transfer."""
 
     version: int
-    """Policy version as asked for."""
+    """Requested policy version."""
     session: str
-    """The groups."""
+    """Session of the groups."""
     joining: Joining | None = None
-    """None: the groups that the engine named are still there."""
+    """Parameters of new groups; None: the engine's groups are still valid."""
     tensors: list[TensorInfo]
-    """Tensors in their published order; with the next two fields they give the buckets."""
+    """Tensors in their published order; with the next two fields they determine the buckets."""
     bucket_bytes: Annotated[int, Field(ge=1)]
-    """Bound of one bucket, see `plan_buckets`."""
+    """Maximum size of one bucket, see `plan_buckets`."""
     roots: Annotated[int, Field(ge=1)]
     """Number of roots."""
     checksums: list[int]
     """CRC-32 of each bucket, in order."""
     difference: Difference | None = None
-    """None: all buckets come whole."""
+    """Sizes of differences; None: all buckets are sent completely."""
 
     @property
     def size(self) -> int:
@@ -92,21 +93,21 @@ class TransferOffer(Config):
 
     @property
     def sent(self) -> int:
-        """Bytes that are sent of it."""
+        """Number of sent bytes."""
         return self.size if self.difference is None else sum(self.difference.sizes)
 
     def buckets(self) -> list[Bucket]:
-        """The buckets that come."""
+        """Return the buckets of the transfer."""
         return plan_buckets(self.tensors, bucket_bytes=self.bucket_bytes, roots=self.roots)
 
     def about(self) -> str:
-        """Size and checksum, the same in the logs of both sides."""
+        """Return size and checksum as text, identical in the logs of both sides."""
         about = f"{self.size / 2**30:.2f} GiB in {len(self.checksums)} buckets, checksum {version_checksum(self.checksums):08x}"
         if self.difference is None:
             return about
-        return f"{about}; sent as {self.sent} of {self.size} bytes, what differs from {self.difference.base:08x}"
+        return f"{about}; sent as {self.sent} of {self.size} bytes, the difference from {self.difference.base:08x}"
 
 
 def group_name(session: str, root: int) -> str:
-    """Name of one root's group in the store, the same for all of its members."""
+    """Return the name of one root's group in the store, identical for all of its members."""
     return f"transfer/{session}/{root}"

@@ -1,1 +1,1 @@
-"""Packing of samples into micro-batches, and of those onto ranks. Pure."""
+"""Packing of samples into micro-batches, and of micro-batches onto ranks. Pure."""

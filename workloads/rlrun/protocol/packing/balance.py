@@ -1,11 +1,11 @@
-"""Balance: samples are dealt to ranks so that the rank with the most work has as little as possible. Pure, exact arithmetic.
+"""Balance: distributes samples to ranks so that the largest work of a rank is as small as possible. Pure, exact arithmetic.
 
-The problem is NP-hard (it holds bin packing). Two constructions, a search and an exact search follow each other, each only while the
-result is further above a lower bound than it need be: rows dealt in equal number by the largest differencing method (Karmarkar & Karp
-1982; its balanced variant: Michiels et al. 2003), which always works; samples dealt longest first to the rank with the least work
-(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, pairs of ranks divided again
-(`pairs`) and branch and bound. So two ranks' deal of up to `FREE_SAMPLES` samples is the best that there is, to one part in
-`CLOSE`, and that of more ranks is one that no other division of two of them betters.
+The problem is NP-hard (it contains bin packing). Two constructions, a local search and an exact search follow each other, each only if the
+result is still too far above a lower bound: rows distributed in equal number by the largest differencing method (Karmarkar & Karp
+1982; its balanced variant: Michiels et al. 2003), which always succeeds; samples distributed longest first to the rank with the least work
+(Graham 1969); exchanges between the rank with the most work and the others; and, for few samples, new divisions of pairs of ranks
+(`pairs`) and branch and bound. Therefore the result for two ranks and up to `FREE_SAMPLES` samples is optimal to one part in `CLOSE`, and
+the result for more ranks cannot be improved by dividing the samples of two ranks differently.
 """
 
 from __future__ import annotations
@@ -23,55 +23,55 @@ Rows = list[list[int]]
 """Indices of the samples of each row."""
 
 CLOSE = 1000
-"""One part in so many above the lower bound is near enough to stop."""
+"""The search stops within one part in this many of the lower bound."""
 _LOOKS = 32
-"""Most exchanges with one rank that are looked at for whether they fit into rows."""
+"""Maximum number of exchanges with one rank that are tested for whether they fit into rows."""
 _NODES = 20_000
-"""Most nodes of the exact search."""
+"""Maximum number of nodes of the exact search."""
 FEW_SAMPLES = 64
-"""Most samples up to which pairs of ranks are divided again."""
+"""Maximum number of samples for which pairs of ranks are divided again."""
 _DIVISIONS = 64
-"""Most divisions of a pair that are looked at for whether they fit into rows."""
+"""Maximum number of divisions of a pair that are tested for whether they fit into rows."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Samples to deal, and the ranks to deal them to."""
+    """Samples to distribute, and the ranks that get them."""
 
     lengths: tuple[int, ...]
     """Tokens of each sample, `[N]`."""
     works: tuple[int, ...]
-    """Work of each, `[N]`; a longer sample has more, and more per token."""
+    """Work of each sample, `[N]`; a longer sample has more work, and more per token."""
     ranks: int
     rows: int
-    """Rows of each rank."""
+    """Number of rows per rank."""
     row_tokens: int
 
     @property
     def fewest(self) -> int:
-        """Samples that every rank has at least, so that no row is empty without need."""
+        """Minimum number of samples per rank, so that no row is empty without need."""
         return self.rows if len(self.works) >= self.rows * self.ranks else 0
 
     @property
     def most(self) -> int:
-        """Samples that a rank may have."""
+        """Maximum number of samples per rank."""
         return len(self.works) if self.fewest else self.rows
 
-    def of(self, rows: Rows) -> int:
-        """Work of some rows."""
+    def work_of(self, rows: Rows) -> int:
+        """Return the work of some rows."""
         return sum(self.works[s] for row in rows for s in row)
 
     def rows_for(self, samples: Sequence[int]) -> Rows | None:
-        """Rows of these samples for one rank; None if it may not have them, or none were found."""
+        """Return rows of these samples for one rank, or None if their number is not allowed or no packing was found."""
         enough = self.fewest <= len(samples) <= self.most
         return packed(samples, self.lengths, self.row_tokens, self.rows) if enough else None
 
 
 def lower_bound(load: Load) -> int:
-    """No deal gives the rank with the most work less than this.
+    """Return a lower bound of the largest work of a rank, over all distributions.
 
-    It is the largest of: the mean; for each k the work of a rank that has k + 1 of the k·ranks + 1 longest samples, as one must
-    have, filled up with the tokens for which the other ranks have no room, at the shortest sample's work per token; and `_crowded`.
+    It is the maximum of three bounds: the mean; for each k, the work of a rank with k + 1 of the k·ranks + 1 longest samples, which some
+    rank must have, plus the tokens that do not fit on the other ranks at the shortest sample's work per token; and `_crowded_bound`.
     """
     if not load.works:
         return 0
@@ -87,20 +87,20 @@ def lower_bound(load: Load) -> int:
         own = total[end] - total[end - held]
         missing = max(0, forced - (tokens[end] - tokens[end - held]))
         bound = max(bound, own + missing * works[-1] // lengths[-1])
-    return max(bound, _crowded(load, works, lengths))
+    return max(bound, _crowded_bound(load, works, lengths))
 
 
-def _crowded(load: Load, works: Sequence[int], lengths: Sequence[int]) -> int:
-    """Work that few ranks must do because the room of the others is full: no deal gives the rank with the most work less.
+def _crowded_bound(load: Load, works: Sequence[int], lengths: Sequence[int]) -> int:
+    """Return a lower bound from the work that few ranks must do because the room of the others is full.
 
     For any j < ranks, at least ranks - j ranks have none of the j longest samples. However these ranks are filled, they do no more than
-    the longest other samples that fill their room, the last one in part, as a longer sample has more work per token. The j ranks that
-    are left share the rest of all work.
+    the longest other samples that fill their room, the last one in part, because a longer sample has more work per token. The j remaining
+    ranks share the rest of all work.
 
     Args:
-        load: what is dealt.
-        works: of the samples, the longest first.
-        lengths: of the samples, the longest first.
+        load: samples and ranks.
+        works: work of the samples, longest first.
+        lengths: lengths of the samples, longest first.
     """
     bound, everything, room = 0, sum(works), load.rows * load.row_tokens
     for longest in range(1, min(load.ranks, len(works))):
@@ -116,32 +116,33 @@ def _crowded(load: Load, works: Sequence[int], lengths: Sequence[int]) -> int:
 
 
 def deal(load: Load) -> list[Rows]:
-    """The rows of each rank: at most `rows`, some of them perhaps empty though there are enough samples to fill them."""
-    found = _rows_dealt(load)
+    """Return the rows of each rank: at most `rows`, some possibly empty even if there are enough samples to fill them."""
+    # Each stage runs only while the result is too far above the bound: rows, samples, exchanges, divisions, exact search.
+    found = _deal_rows(load)
     if load.ranks == 1:
         return found
     bound = lower_bound(load)
     near = bound + bound // CLOSE
-    if _most(load, found) > near and (other := _samples_dealt(load)) is not None:
+    if _most(load, found) > near and (other := _deal_samples(load)) is not None:
         found = min(found, other, key=lambda dealt: _most(load, dealt))
     if _most(load, found) > near:
-        found = _improved(load, found, near, _best_exchange)
+        found = _improve(load, found, near, _best_exchange)
     if _most(load, found) > near and len(load.works) <= FEW_SAMPLES:
-        found = _improved(load, found, near, _best_division)
+        found = _improve(load, found, near, _best_division)
     if _most(load, found) > bound and len(load.works) <= EXACT_SAMPLES:
-        found = _searched(load, found, bound)
+        found = _search_exactly(load, found, bound)
     return found
 
 
 def _most(load: Load, dealt: Sequence[Rows]) -> int:
-    return max(load.of(own) for own in dealt)
+    return max(load.work_of(own) for own in dealt)
 
 
-def _rows_dealt(load: Load) -> list[Rows]:
+def _deal_rows(load: Load) -> list[Rows]:
     packing = packed(range(len(load.works)), load.lengths, load.row_tokens, load.rows * load.ranks)
     assert packing is not None, "the number of rows is one that was found"
     rows = split(packing, load.lengths, load.rows * load.ranks)
-    chosen = balance([load.of([row]) for row in rows], load.ranks)
+    chosen = balance([load.work_of([row]) for row in rows], load.ranks)
     return [[rows[row] for row in own] for own in chosen]
 
 
@@ -149,7 +150,7 @@ def balance(works: Sequence[int], ranks: int) -> list[list[int]]:
     """Partition items into `ranks` sets of equal size with nearly equal sums.
 
     Args:
-        works: one per item; their number is a multiple of `ranks`.
+        works: work of each item; the number of items is a multiple of `ranks`.
         ranks: number of sets.
     """
     order = sorted(range(len(works)), key=lambda i: (-works[i], i))
@@ -170,8 +171,8 @@ def balance(works: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(items) for _, items in heap[0][2]] if heap else [[] for _ in range(ranks)]
 
 
-def _samples_dealt(load: Load) -> list[Rows] | None:
-    """Each sample to the rank with the least work that has room in a row, there into the fullest row; None if one finds no room."""
+def _deal_samples(load: Load) -> list[Rows] | None:
+    """Give each sample to the rank with the least work that has room, into its fullest row with room; None if a sample finds no room."""
     dealt: list[Rows] = [[[] for _ in range(load.rows)] for _ in range(load.ranks)]
     rooms = [[(load.row_tokens, row) for row in range(load.rows)] for _ in range(load.ranks)]
     counts = [0] * load.ranks
@@ -180,7 +181,7 @@ def _samples_dealt(load: Load) -> list[Rows] | None:
     order = longest_first(range(len(load.works)), load.lengths)
     for left, sample in zip(range(len(order), 0, -1), order, strict=True):
         need = load.lengths[sample]
-        # The last samples go where rows would be empty.
+        # Reserve the last samples for rows that would otherwise be empty.
         open_to = load.fewest if left <= lacking else load.most
         passed = []
         while loads and (counts[loads[0][1]] >= open_to or rooms[loads[0][1]][-1][0] < need):
@@ -200,13 +201,13 @@ def _samples_dealt(load: Load) -> list[Rows] | None:
 
 
 Change = Callable[[Load, Rows, Rows], tuple[Rows, Rows] | None]
-"""Better rows for the rank with the most work and another one; None: there are none."""
+"""Function that returns better rows for the rank with the most work and another rank, or None."""
 
 
-def _improved(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> list[Rows]:
-    """Change the rank with the most work together with another one, as long as that lowers the larger of the two, or until all are near."""
+def _improve(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> list[Rows]:
+    """Change the rank with the most work together with another one while that lowers the larger of both, or until all are near."""
     dealt = list(dealt)
-    loads = [load.of(own) for own in dealt]
+    loads = [load.work_of(own) for own in dealt]
     while max(loads) > near:
         heavy = loads.index(max(loads))
         others = sorted((rank for rank in range(load.ranks) if rank != heavy), key=loads.__getitem__)
@@ -214,7 +215,7 @@ def _improved(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> l
             changed = change(load, dealt[heavy], dealt[light])
             if changed is not None:
                 dealt[heavy], dealt[light] = changed
-                loads[heavy], loads[light] = load.of(dealt[heavy]), load.of(dealt[light])
+                loads[heavy], loads[light] = load.work_of(dealt[heavy]), load.work_of(dealt[light])
                 break
         else:
             break
@@ -222,9 +223,9 @@ def _improved(load: Load, dealt: Sequence[Rows], near: int, change: Change) -> l
 
 
 def _best_exchange(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
-    """A sample moved, or exchanged for a shorter one: what fits and leaves the smallest difference; None if nothing lowers it."""
+    """Move a sample, or exchange it for a shorter one: the variant that fits and leaves the smallest difference, or None."""
     mine, theirs = _flat(heavy), _flat(light)
-    found = sorted(_exchanges(load, mine, theirs, load.of(heavy) - load.of(light)))
+    found = sorted(_exchanges(load, mine, theirs, load.work_of(heavy) - load.work_of(light)))
     for _, given, taken in found[:_LOOKS]:
         back = [] if taken < 0 else [taken]
         more = load.rows_for([s for s in theirs if s != taken] + [given])
@@ -239,12 +240,12 @@ def _flat(rows: Rows) -> list[int]:
 
 
 def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int) -> Iterator[tuple[int, int, int]]:
-    """Outcomes of exchanges: the difference that is left, the sample given, and the one taken, -1 for none: of those near half the gap."""
+    """Yield exchanges near half the gap: remaining difference, given sample, and taken sample (-1 for none)."""
     works = load.works
     taken = [-1, *sorted(light, key=lambda s: (works[s], s))]
     costs = [0, *(works[s] for s in taken[1:])]
     for given in heavy:
-        # The work that moves has to lie strictly between 0 and the gap, best in the middle.
+        # The moved work must be strictly between 0 and the gap, best in the middle.
         place = bisect_right(costs, works[given] - gap // 2)
         for other in range(max(0, place - 2), min(len(costs), place + 2)):
             moved = works[given] - costs[other]
@@ -253,8 +254,8 @@ def _exchanges(load: Load, heavy: Sequence[int], light: Sequence[int], gap: int)
 
 
 def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | None:
-    """The samples of both divided again: the most even way that fits, if both parts have less work than `heavy` has."""
-    most = load.of(heavy)
+    """Divide the samples of both again: the most even division that fits, if both parts have less work than `heavy`, or None."""
+    most = load.work_of(heavy)
     for samples in islice(divisions(_flat(heavy), _flat(light), load.works), _DIVISIONS):
         if max(sum(load.works[s] for s in part) for part in samples) >= most:
             return None
@@ -264,15 +265,15 @@ def _best_division(load: Load, heavy: Rows, light: Rows) -> tuple[Rows, Rows] | 
     return None
 
 
-def _searched(load: Load, dealt: list[Rows], bound: int) -> list[Rows]:
-    """Try every rank for every sample, the longest first; of ranks with samples of the same lengths only the first."""
+def _search_exactly(load: Load, dealt: list[Rows], bound: int) -> list[Rows]:
+    """Try every rank for every sample, longest first; only the first of several ranks with samples of the same lengths."""
     order = longest_first(range(len(load.works)), load.lengths)
     best, best_most = dealt, _most(load, dealt)
     own: list[list[int]] = [[] for _ in range(load.ranks)]
     loads = [0] * load.ranks
     nodes = 0
 
-    def place(position: int) -> None:
+    def place_sample(position: int) -> None:
         nonlocal best, best_most, nodes
         nodes += 1
         if nodes > _NODES or best_most <= bound:
@@ -290,9 +291,9 @@ def _searched(load: Load, dealt: list[Rows], bound: int) -> list[Rows]:
             tried.add(alike)
             own[rank].append(sample)
             loads[rank] += load.works[sample]
-            place(position + 1)
+            place_sample(position + 1)
             loads[rank] -= load.works[sample]
             own[rank].pop()
 
-    place(0)
+    place_sample(0)
     return best

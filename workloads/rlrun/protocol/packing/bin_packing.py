@@ -1,4 +1,4 @@
-"""Rows: samples put together into as few micro-batches of limited tokens as possible, or into a number of nearly equal ones. Pure."""
+"""Rows: packs samples into as few micro-batches of limited tokens as possible, or into a given number of nearly equal ones. Pure."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import heapq
 from collections.abc import Iterable, Sequence
 
 EXACT_SAMPLES = 12
-"""Up to so many samples the search for the fewest rows is exact."""
+"""Maximum number of samples for which the search for the fewest rows is exact."""
 _STEPS = 20_000
-"""Most steps of one exact search."""
+"""Maximum number of steps of one exact search."""
 _LOOKS_PER_SAMPLE = 8
-"""Most rows that are looked at per sample, on average, where the lightest ones are full."""
+"""Average maximum of rows examined per sample while the lightest rows are full."""
 
 
 def longest_first(samples: Iterable[int], lengths: Sequence[int]) -> list[int]:
-    """Indices of samples, the longest first; of equal ones the first first."""
+    """Return sample indices, longest first; equal samples keep their order."""
     return sorted(samples, key=lambda i: (-lengths[i], i))
 
 
 class _Rooms:
-    """The room in each row, as a tree of maxima, so that the first row with enough room is found in O(log rows)."""
+    """Remaining tokens of each row, as a tree of maxima that finds the first row with enough room in O(log rows)."""
 
     def __init__(self, rows: int, row_tokens: int) -> None:
         self._leaves = 1 << max(0, rows - 1).bit_length()
         self._most = [row_tokens] * (2 * self._leaves)
 
     def first(self, need: int) -> int:
-        """The first row with room for `need` tokens; there is always one, as there are as many rows as samples."""
+        """Return the first row with room for `need` tokens; it always exists, because there are as many rows as samples."""
         node = 1
         while node < self._leaves:
             node *= 2
@@ -44,7 +44,7 @@ class _Rooms:
 
 
 def first_fit_decreasing(samples: Iterable[int], lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """Pack samples into rows of at most `row_tokens` tokens: each into the first with room, the longest first."""
+    """Pack samples into rows of at most `row_tokens` tokens: longest first, each into the first row with room."""
     order = longest_first(samples, lengths)
     rooms = _Rooms(len(order), row_tokens)
     rows: list[list[int]] = []
@@ -58,26 +58,26 @@ def first_fit_decreasing(samples: Iterable[int], lengths: Sequence[int], row_tok
 
 
 def packed(samples: Sequence[int], lengths: Sequence[int], row_tokens: int, most: int) -> list[list[int]] | None:
-    """Rows for all samples, at most `most` of them; None if none were found. Exact for few samples."""
+    """Return rows for all samples, at most `most`, or None if no packing was found. Exact for few samples."""
     if sum(lengths[s] for s in samples) > most * row_tokens:
         return None
     rows = first_fit_decreasing(samples, lengths, row_tokens)
     if len(rows) <= most:
         return rows
-    return _searched(longest_first(samples, lengths), lengths, row_tokens, most) if _is_small(samples) else None
+    return _search_rows(longest_first(samples, lengths), lengths, row_tokens, most) if _is_small(samples) else None
 
 
 def _is_small(samples: Sequence[int]) -> bool:
     return len(samples) <= EXACT_SAMPLES
 
 
-def _searched(order: Sequence[int], lengths: Sequence[int], row_tokens: int, most: int) -> list[list[int]] | None:
-    """Try every row for every sample, the longest first; of rows with the same room only the first."""
+def _search_rows(order: Sequence[int], lengths: Sequence[int], row_tokens: int, most: int) -> list[list[int]] | None:
+    """Try every row for every sample, longest first; only the first of several rows with the same room."""
     rows: list[list[int]] = [[] for _ in range(most)]
     rooms = [row_tokens] * most
     steps = 0
 
-    def place(position: int) -> bool:
+    def place_sample(position: int) -> bool:
         nonlocal steps
         steps += 1
         if position == len(order):
@@ -91,19 +91,19 @@ def _searched(order: Sequence[int], lengths: Sequence[int], row_tokens: int, mos
             tried.add(room)
             rows[row].append(sample)
             rooms[row] -= lengths[sample]
-            if place(position + 1):
+            if place_sample(position + 1):
                 return True
             rooms[row] += lengths[sample]
             rows[row].pop()
         return False
 
-    return [row for row in rows if row] if place(0) else None
+    return [row for row in rows if row] if place_sample(0) else None
 
 
 def fewest_rows(lengths: Sequence[int], row_tokens: int, *, multiple: int = 1) -> int:
-    """A number of rows that hold all samples, at least 1 and few: exact for few samples, else that of first-fit-decreasing.
+    """Return a small number of rows that hold all samples, at least 1: exact for few samples, else by first-fit-decreasing.
 
-    Only whole multiples count: a smaller number within the same multiple is not looked for.
+    Only multiples of `multiple` matter: a smaller number within the same multiple is not searched for.
     """
     samples = range(len(lengths))
     found = max(1, len(first_fit_decreasing(samples, lengths, row_tokens)))
@@ -120,7 +120,7 @@ def fewest_rows(lengths: Sequence[int], row_tokens: int, *, multiple: int = 1) -
 def level(
     rows: Sequence[Sequence[int]], lengths: Sequence[int], works: Sequence[int], *, count: int, row_tokens: int
 ) -> list[list[int]]:
-    """The samples of at most `count` rows in exactly `count` rows of nearly the same work, the heaviest row first.
+    """Distribute the samples of at most `count` rows to exactly `count` rows of nearly the same work, heaviest row first.
 
     Rows are empty only if there are fewer samples than rows.
     """
@@ -136,7 +136,7 @@ def level(
 def _lightest_first(
     samples: Sequence[int], lengths: Sequence[int], works: Sequence[int], rows: int, row_tokens: int
 ) -> list[list[int]] | None:
-    """Each sample, the longest first, into the row with the least work that has room; None if one finds none, or not soon."""
+    """Put each sample, longest first, into the row with the least work that has room; None if a sample finds no room in few steps."""
     found: list[list[int]] = [[] for _ in range(rows)]
     rooms = [row_tokens] * rows
     loads = [(0, row) for row in range(rows)]
@@ -158,7 +158,7 @@ def _lightest_first(
 
 
 def split(rows: list[list[int]], lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Halve the longest rows of several samples until there are `count`; where no row can be halved, add empty ones."""
+    """Halve the longest rows of several samples until there are `count` rows; if no row can be halved, add empty ones."""
     rows = list(rows)
     while len(rows) < count:
         longest = max(

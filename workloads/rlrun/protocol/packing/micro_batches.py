@@ -1,12 +1,11 @@
-"""Packing: which samples go into which micro-batch of which rank. Pure; every rank computes the same plan from the same lengths.
+"""Packing: assigns samples to micro-batches and ranks. Pure; every rank computes the same plan from the same lengths.
 
-Samples are dealt to the ranks so that each has nearly the same work `sum(n + quadratic * n^2)` (`balance`), and those of
-a rank are packed into micro-batches, "rows", of at most `row_tokens`. All ranks have the same number of rows, the fewest that hold all
-samples, because all of them take part in every collective. The rows of a rank are level too, and heavy ones come first: row `m`
-costs every rank about the same, so that no rank waits long for another one's part of a collective.
+Samples are distributed to the ranks so that each has nearly the same work `sum(n + quadratic * n^2)` (`balance`). The samples of a rank
+are packed into micro-batches, "rows", of at most `row_tokens`. All ranks have the same number of rows, the fewest that hold all samples,
+because all of them take part in every collective. The rows of a rank are level too, and heavy ones come first: row `m` costs every rank
+about the same, so that no rank waits long for another one in a collective.
 
-Work is counted in whole numbers: sums are then exact, so that neither the order of an addition nor the processor can make two ranks
-disagree.
+Work is counted in integers: sums are exact, so that neither the order of additions nor the processor can make two ranks disagree.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rlrun.protocol.packing.balance import Load, deal
 from rlrun.protocol.packing.bin_packing import fewest_rows, level
 
 Row = tuple[int, ...]
-"""Indices of the samples that share one micro-batch; empty for one without work."""
+"""Indices of the samples that share one micro-batch; empty for a micro-batch without work."""
 
 WORK_UNITS = 1024
 """Units of work per token."""
@@ -26,22 +25,22 @@ WORK_UNITS = 1024
 
 @dataclass(frozen=True)
 class Plan:
-    """`ranks[r][m]` is micro-batch `m` of rank `r`; all ranks have the same number of them."""
+    """Assignment of samples: `ranks[r][m]` is micro-batch `m` of rank `r`; all ranks have the same number of them."""
 
     ranks: tuple[tuple[Row, ...], ...]
 
 
 def work(length: int, quadratic: float) -> int:
-    """Work of a sequence in units of 1/1024 of a token's: `length + quadratic * length^2`."""
+    """Return the work of a sequence in units of 1/1024 of a token's work: `length + quadratic * length^2`."""
     return WORK_UNITS * length + round(WORK_UNITS * quadratic * length * length)
 
 
 def plan(lengths: Sequence[int], *, row_tokens: int, ranks: int, quadratic: float = 0.0) -> Plan:
-    """Deal all samples to all ranks.
+    """Distribute all samples to all ranks.
 
     Args:
         lengths: tokens of each sample, `[N]`.
-        row_tokens: most tokens of one micro-batch.
+        row_tokens: maximum number of tokens of one micro-batch.
         ranks: data-parallel world size.
         quadratic: work of one pair of tokens (attention) relative to that of one token.
 

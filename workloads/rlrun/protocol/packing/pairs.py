@@ -1,6 +1,6 @@
-"""New division of two ranks' samples: of all ways to do so, the most even ones first. Pure, exact arithmetic.
+"""New division of two ranks' samples: yields all possible divisions, the most even ones first. Pure, exact arithmetic.
 
-Halves of the samples are enumerated apart and put together in order (Horowitz & Sahni 1974), so 2^(n/2) sums stand for 2^n divisions.
+The two halves of the samples are enumerated separately and combined in order (Horowitz & Sahni 1974): 2^(n/2) sums represent 2^n divisions.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heapreplace
 
 FREE_SAMPLES = 20
-"""Up to so many samples all divisions are looked at; of more, those of the ones with the least work, the others stay."""
+"""Maximum number of samples that are divided; of more samples, those with the least work, while the others stay."""
 
 Division = tuple[list[int], list[int]]
 
 
 def divisions(mine: Sequence[int], theirs: Sequence[int], works: Sequence[int]) -> Iterator[Division]:
-    """Divisions of all samples of two ranks, by rising difference of work.
+    """Yield divisions of all samples of two ranks, by increasing difference of work.
 
     Args:
         mine: samples of one rank.
-        theirs: of the other.
+        theirs: samples of the other rank.
         works: work of each sample.
     """
     order = sorted([*mine, *theirs], key=lambda s: (works[s], s))
     free, fixed = order[:FREE_SAMPLES], set(order[FREE_SAMPLES:])
     kept, left = [s for s in mine if s in fixed], [s for s in theirs if s in fixed]
-    # What the chosen of the free ones have to add up to, twice, so that it is a whole number.
+    # Twice the required sum of the chosen free samples, doubled so that it is an integer.
     twice = sum(works[s] for s in free) + sum(works[s] for s in left) - sum(works[s] for s in kept)
     half = len(free) // 2
     small, large = _subsets(free[:half], works), _subsets(free[half:], works)
     sums = [total for total, _ in large]
-    # Two walks per small subset, away from the best partner in either direction.
+    # Two walks per small subset, from the best partner in both directions.
     walks: list[tuple[int, int, int, int]] = []
     for index, (total, _) in enumerate(small):
         place = bisect_left(sums, -(-(twice - 2 * total) // 2))
@@ -51,7 +51,7 @@ def divisions(mine: Sequence[int], theirs: Sequence[int], works: Sequence[int]) 
 
 
 def _subsets(samples: Sequence[int], works: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """All subsets by rising work."""
+    """Return all subsets, by increasing work."""
     found: list[tuple[int, tuple[int, ...]]] = [(0, ())]
     for sample in samples:
         found += [(total + works[sample], (*chosen, sample)) for total, chosen in found]

@@ -1,1 +1,1 @@
-"""Data of the redactor, and its filter of logs: shapes of secrets, and the allow-list of configurations."""
+"""Data of the redactor, and its filter for logs: shapes of secrets, and the allow-list of configurations."""

@@ -1,4 +1,4 @@
-"""Lines of logs on their way to a terminal: without secrets, and without characters that a terminal obeys."""
+"""Filter for log lines before a terminal: removes secrets and characters that control a terminal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rlrun.runtime.printable import printable
 
 _BEGIN, _END = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY"), re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY")
 _KEY_LINES = 200
-"""Most lines of a private key: a log that was cut within one goes on to be shown."""
+"""Maximum number of lines of a private key: after that, a log that was truncated within a key is shown again."""
 
 
 class LogLines:
     """Filter of the lines of one log, in order: a private key spans lines.
 
     Args:
-        environment: variables of this process; the values of its secret variables are known secrets.
+        environment: environment variables of this process; the values of its secret variables are known secrets.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -25,7 +25,7 @@ class LogLines:
         self._within = 0
 
     def clean(self, line: str) -> str:
-        """Return a line without secrets; a line within a private key is one."""
+        """Return a line without secrets; all lines within a private key are secret."""
         if self._within:
             self._within = 0 if _END.search(line) else self._within - 1
             return redact.REMOVED

@@ -1,8 +1,8 @@
 """Shapes that only secrets have: prefixes of tokens, private keys, addresses that grant access. Data only.
 
-Each rule was written here, from the format that its issuer documents and from the rule sets that know it. `gitleaks` names the rule of the
-gitleaks project (MIT license) for the same kind; `detect-secrets` names the plugin of that project (Apache 2.0); `vendor` stands for
-the issuer's own documentation. Lengths are lower bounds: a token that grows is still recognized.
+Each rule was written for this project, from the format in its issuer's documentation and from rule sets for the same kind. `gitleaks` names
+the rule of the gitleaks project (MIT license); `detect-secrets` names the plugin of that project (Apache 2.0); `vendor` stands for
+the issuer's own documentation. Lengths are lower bounds: a longer token is still recognized.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Shape(NamedTuple):
-    """A kind of secret that is recognized by its text alone."""
+    """Kind of secret that its text alone identifies."""
 
     kind: str
     pattern: str
@@ -114,4 +114,4 @@ def _compile_shapes() -> str:
 
 
 ANY = re.compile(_compile_shapes(), re.DOTALL)
-"""Any of them."""
+"""Pattern of any of these shapes."""
