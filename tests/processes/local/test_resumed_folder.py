@@ -35,5 +35,5 @@ def test_another_model_is_another_run(tmp_path: Path, capsys: pytest.CaptureFixt
     spec = RLRunSpec.model_validate({"model": {"path": "m"}, "environments": [{"id": "arithmetic"}]})
     before = resolve_spec(spec, name="demo", uid="u", output_dir=str(tmp_path / "out")).model_dump_json()
     assert resume(tmp_path, before) == exit_codes.CONFIGURATION
-    assert "spec.model is another one" in capsys.readouterr().err
+    assert "spec.model differs from the run in" in capsys.readouterr().err
     assert (tmp_path / "out" / "run.json").read_text() == before

@@ -90,7 +90,7 @@ def test_another_model_is_another_run(root: Path) -> None:
     claim(run_config(root))
     error = refusal(run_config(root, model={"path": "other"}))
     assert error.code == exit_codes.CONFIGURATION
-    assert "spec.model is another one" in str(error)
+    assert "spec.model differs from the run in" in str(error)
     assert "path 'm' there, path 'other' here" in str(error)
     assert "metadata.name" in str(error)
 

@@ -40,7 +40,7 @@ def test_a_container_waits_until_its_own_file_is_mounted(pods: Callable[..., Pod
     assert process.stderr is not None
     line = process.stderr.readline()
     assert "waiting for the configuration of this pod" in line
-    assert "is of another attempt, or was edited" in line
+    assert "belongs to another attempt, or was edited" in line
     file.write_text(text)
     output, _ = finish(process)
     assert "the role begins" in output
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read_is_waited_for(pods: Callable[..., Pod], sign
     pod = pods()
     file = Path(pod.env["RLRUN_CONFIG"])
     file.unlink() if text is None else file.write_text(text)
-    with pytest.raises(RoleError, match="cannot be read"):
+    with pytest.raises(RoleError, match="cannot read"):
         wait(pod, "0" * 16, signals, [], role="inference")
 
 

@@ -179,7 +179,7 @@ def test_the_message_is_short_whatever_the_role_printed() -> None:
     assert len(text.encode()) <= MAX_BYTES
     assert len(failure_text(1, said="ü" * 5000, full=None, lines=[]).encode()) <= MAX_BYTES
     assert "volume of /runs/demo is full" in failure_text(135, said=None, full="/runs/demo", lines=lines)
-    assert failure_text(134, said=None, full=None, lines=[]) == "was ended by SIGABRT without a word"
+    assert failure_text(134, said=None, full=None, lines=[]) == "was ended by SIGABRT, without output"
 
 
 def test_a_wait_ends_at_its_deadline_and_says_what_was_missing(signals: Signals) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 NOTHING_FAILED = (
     "ends for another size of the trainer",
     "made again",
+    "created again",
     "asks (",
     "maxSteps has grown",
     "is not of this run",

@@ -94,7 +94,7 @@ def test_the_one_before_is_used_and_the_reason_told(tmp_path: Path, whole: Path,
     [line] = log
     assert line.startswith("cannot resume from step 4: ")
     assert Path(name).name in line
-    reason = {"truncated": "bytes instead of", "emptied": "0 bytes instead", "flipped": "another checksum"}
+    reason = {"truncated": "bytes instead of", "emptied": "0 bytes instead", "flipped": "differs from the manifest"}
     wanted = "is missing" if damage == "missing" else "is damaged" if name == "manifest.json" else reason[damage]
     assert wanted in line
 

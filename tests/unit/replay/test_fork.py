@@ -116,7 +116,7 @@ def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) ->
     with pytest.raises(ReplayError, match=r"step_00000008.a0001 has no orchestrator part"):
         fork._find_checkpoint(recorded, None)
     (recorded.paths.checkpoint(4, 1) / "trainer" / "file").write_text("y")
-    with pytest.raises(ReplayError, match=r"is unusable: .*another checksum"):
+    with pytest.raises(ReplayError, match=r"is unusable: .*differs from the manifest"):
         fork._find_checkpoint(recorded, 4)
 
 

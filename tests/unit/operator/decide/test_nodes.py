@@ -51,7 +51,7 @@ def test_pods_of_a_node_that_does_not_answer_are_removed_by_force_when_it_is_tim
     began = kube.now
     kube.tick(15)
     assert f"pod run-trainer-0 is on node node-1, which {told}" in kube.status["message"]
-    assert f"removed by force at {rfc3339(began + 60)}" in kube.status["message"]
+    assert f"deleted by force at {rfc3339(began + 60)}" in kube.status["message"]
     assert (kube.decide().wake_in, kube.decide().look_up) == (15, {"nodes"})
     kube.tick(40)
     assert (kube.status["phase"], len(kube.pods("trainer"))) == ("Restarting", 2)

@@ -572,7 +572,7 @@ def test_what_a_policy_keeps_the_operator_from_making(kind: str, name: str, cond
     assert (told["status"], told["reason"]) == ("False", "AdmissionRefused")
     assert words in told["message"]
     assert 'admission webhook "guard" denied the request: no owner' in told["message"]
-    assert "tried again" in told["message"]
+    assert "the operator retries" in told["message"]
 
 
 @pytest.mark.parametrize(
