@@ -58,18 +58,18 @@ def test_a_volume_that_refuses_for_a_while_is_waited_for(
     make_folders([tmp_path / "run"], say=said.append, signals=signals)
     assert (tmp_path / "run").is_dir()
     assert signals.pauses == [VOLUME_POLL_SECONDS] * 2
-    assert said[0].startswith(f"waiting for the run's volume since 0 s: cannot make {tmp_path / 'run'}: the volume")
+    assert said[0].startswith(f"waiting for the run's volume since 0 s: cannot create {tmp_path / 'run'}: the volume")
 
 
 def test_a_missing_right_is_an_error_at_once_that_names_the_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Path, "mkdir", refusing(errno.EACCES))
-    with pytest.raises(RoleError, match=r"cannot make .*/run as user \d+: refused") as caught:
+    with pytest.raises(RoleError, match=r"cannot create .*/run as user \d+: refused") as caught:
         make_folders([tmp_path / "run"], say=print, signals=Patience(lambda: None))
     assert caught.value.code == exit_codes.STORAGE
     assert main(["make-folders", str(tmp_path / "run")]) == exit_codes.STORAGE
-    assert "rlrun-pod: cannot make" in capsys.readouterr().err
+    assert "rlrun-pod: cannot create" in capsys.readouterr().err
 
 
 def test_a_signal_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
