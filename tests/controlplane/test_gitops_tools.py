@@ -127,7 +127,7 @@ def test_a_run_that_is_suspended_goes_on_and_completes(world: World, synced: Syn
 def test_a_run_that_nobody_serves_is_in_progress(cluster: Cluster, world: World, tools: Tools) -> None:
     synced = Synced(cluster, world, tools, run("a", managedBy="nobody"))
     assert synced.health("Unserved") == ("Progressing", "InProgress")
-    assert tools.message(world.run("a")).startswith("no operator has taken this run yet")
+    assert tools.message(world.run("a")).startswith("no operator has processed this run yet")
 
 
 def test_a_run_that_fails_is_degraded(world: World, synced: Synced) -> None:

@@ -81,7 +81,7 @@ def test_a_scale_by_hand_changes_nothing_where_the_number_follows_the_load(world
     """The API server judges no rule on the subresource."""
     world.start("a", inference={"autoscale": AUTOSCALE})
     cluster.kubectl("scale", "rlr", "a", "-n", world.namespace, "--replicas", "2")
-    words = r"spec\.inference: replicas \(2\) is the operator's choice with autoscale"
+    words = r"spec\.inference: replicas \(2\) cannot be set with autoscale"
     wait_for(
         lambda: world.condition("a", "ConfigurationValid"),
         lambda c: c["status"] == "False" and re.search(words, c["message"]) is not None,
@@ -91,5 +91,5 @@ def test_a_scale_by_hand_changes_nothing_where_the_number_follows_the_load(world
     assert (status["phase"], status["inference"]["desired"], len(engines_of(world))) == ("Running", 1, 1)
     world.edit("a", {"inference": {"replicas": None}})
     wait_for(lambda: world.condition("a", "ConfigurationValid")["status"], lambda s: s == "True", "it is valid again")
-    with pytest.raises(AssertionError, match="is the operator's choice with autoscale"):
+    with pytest.raises(AssertionError, match="cannot be set with autoscale"):
         world.edit("a", {"inference": {"replicas": 2}})

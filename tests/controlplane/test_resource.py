@@ -111,18 +111,18 @@ def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, nam
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"maxSteps": 99}, r"maxSteps \(99\) may only grow since attempt 1 began; it is 100"),
+        ({"maxSteps": 99}, r"maxSteps \(99\) may only grow since attempt 1 started; it is 100"),
         (
             {"seqLen": 4096, "seed": 3},
             r'frozen .*: \["seqLen \(4096, was 2048\)", "seed \(3, was 0\)"\]; set spec.suspend to true',
         ),
-        ({"model": {"path": "/other"}}, r'fixed .*: \["model.path"\]; another value makes another run'),
+        ({"model": {"path": "/other"}}, r'fixed .*: \["model.path"\]; changing it needs a new run'),
         ({"storage": {"claimName": "other"}, "managedBy": "b"}, r'fixed .*: \["storage", "managedBy"\]'),
         ({"storage": {"mountPath": "/mnt"}}, r'fixed .*: \["storage"\]'),
         ({"storage": {"claimTemplate": {"size": "1Ti", "storageClassName": "b"}}}, r'fixed .*: \["storage"\]'),
         (
             {"storage": {"claimTemplate": {"size": "99Gi"}}},
-            r"size: size \(99Gi\) must be at least 100Gi since attempt 1 began: a claim cannot shrink; write 100Gi or more",
+            r"size: size \(99Gi\) must be at least 100Gi since attempt 1 started: a claim cannot shrink; write 100Gi or more",
         ),
         ({"trainer": {"sharedWith": "other"}}, r'fixed .*: \["trainer.sharedWith"\]'),
         ({"environments": [{"id": "arithmetic"}]}, r'frozen .*: \["environments"\]'),
@@ -151,7 +151,7 @@ def test_everything_may_be_edited_before_the_first_attempt(cluster: Cluster, nam
 def test_a_running_run_is_frozen(cluster: Cluster, begun: str, spec: dict[str, Any], words: str) -> None:
     message = refusal(cluster, begun, "frozen", spec)
     assert re.search(words, message), message
-    assert "since attempt 1 began" in message
+    assert "since attempt 1 started" in message
 
 
 def test_run_of_which_a_role_has_not_started_may_be_edited(cluster: Cluster, namespace: str, run: str) -> None:
@@ -159,11 +159,11 @@ def test_run_of_which_a_role_has_not_started_may_be_edited(cluster: Cluster, nam
     begin(cluster, namespace, run)
     patch(cluster, namespace, run, {"status": {"unstarted": ["inference"]}}, "status")
     patch(cluster, namespace, run, {"spec": {"inference": {"image": "registry/inference:1"}, "seqLen": 4096}})
-    assert 'fixed since attempt 1 began: ["model.path"]' in refusal(
+    assert 'fixed since attempt 1 started: ["model.path"]' in refusal(
         cluster, namespace, run, {"model": {"path": "/other"}}
     )
     patch(cluster, namespace, run, {"status": {"unstarted": None}}, "status")
-    assert 'frozen since attempt 1 began: ["inference.image"]' in refusal(
+    assert 'frozen since attempt 1 started: ["inference.image"]' in refusal(
         cluster, namespace, run, {"inference": {"image": "registry/inference:2"}}
     )
 
@@ -176,13 +176,13 @@ def test_storage_may_be_edited_until_there_is_a_volume(cluster: Cluster, namespa
     patch(cluster, namespace, run, {"spec": {"storage": of_one_node}})
     patch(cluster, namespace, run, {"spec": {"storage": {"claimTemplate": None, "claimName": "other"}}})
     both = {"storage": {"claimName": "third"}, "model": {"path": "/other"}}
-    assert 'fixed since attempt 1 began: ["model.path"];' in refusal(cluster, namespace, run, both), "storage is not"
+    assert 'fixed since attempt 1 started: ["model.path"];' in refusal(cluster, namespace, run, both), "storage is not"
     patch(cluster, namespace, run, {"status": {"storage": {"volumeName": "pv-1"}}}, "status")
-    assert 'fixed since attempt 1 began: ["storage"];' in refusal(
+    assert 'fixed since attempt 1 started: ["storage"];' in refusal(
         cluster, namespace, run, {"storage": {"claimName": "a"}}
     )
     patch(cluster, namespace, run, {"status": {"unstarted": None, "storage": {"volumeName": None}}}, "status")
-    assert 'fixed since attempt 1 began: ["storage"];' in refusal(
+    assert 'fixed since attempt 1 started: ["storage"];' in refusal(
         cluster, namespace, run, {"storage": {"claimName": "a"}}
     )
 
@@ -228,6 +228,6 @@ def test_a_suspended_run_may_be_edited_but_not_made_another_one(cluster: Cluster
     edit = {"trainer": {"replicas": 2, "optimizer": {"lr": 0.1}}, "seqLen": 4096}
     assert "trainer.optimizer" in refusal(cluster, namespace, run, edit), "its pods are not gone yet"
     patch(cluster, namespace, run, {"status": {"phase": "Suspended"}}, "status")
-    assert "fixed since attempt 1 began" in refusal(cluster, namespace, run, {"model": {"path": "/other"}})
+    assert "fixed since attempt 1 started" in refusal(cluster, namespace, run, {"model": {"path": "/other"}})
     patch(cluster, namespace, run, {"spec": {**edit, "suspend": False}})
-    assert "frozen since attempt 1 began" in refusal(cluster, namespace, run, {"seqLen": 2048}), "it goes on"
+    assert "frozen since attempt 1 started" in refusal(cluster, namespace, run, {"seqLen": 2048}), "it goes on"

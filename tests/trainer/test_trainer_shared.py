@@ -258,7 +258,7 @@ def test_runs_that_cannot_join_are_told_why(make_run: Callable[[str], Run], tmp_
     wide.ask()
     refused = wide.state("Refused")
     assert refused.exit_code == exit_codes.CONFIGURATION
-    assert refused.reason == "trainer.lora.rank (8) is more than that of host (4); lower it to at most 4"
+    assert refused.reason == "trainer.lora.rank (8) is higher than the rank of host (4); lower it to at most 4"
     elsewhere = Guest(
         run, Run(RunPaths(tmp_path / "other" / "away"), run.model, run.zygote), **GUEST | {"name": "away"}
     )

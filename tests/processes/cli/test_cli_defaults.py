@@ -21,7 +21,7 @@ def test_validate_names_what_it_took_and_what_a_lock_refuses(
     out = capsys.readouterr().out
     assert "run.yaml: valid: RLRun a" in out
     assert (
-        "note: spec.trainer.image is team/trainer:1, by the defaults of ConfigMap rlrun-system/team; it is locked"
+        "note: spec.trainer.image is team/trainer:1, from the defaults in ConfigMap rlrun-system/team; it is locked"
         in out
     )
     assert validate.run(["--json", "--defaults", given, run, "--trainer.image", "mine:2"]) == 78

@@ -60,7 +60,7 @@ FOUND = [
     (11, "spec.algorithm.preset: unknown preset 'grppo' (did you mean grpo?)"),
     (11, "spec.algorithm: maxOffPolicySteps (3) must be at least maxAsyncLevel (9)"),
     (12, "spec: sampling.maxTokens (4096) must be less than seqLen (100)"),
-    (13, "spec: several environments are called 'arithmetic'"),
+    (13, "spec: several environments have the name 'arithmetic'"),
     (14, "spec.environments[0].id: unknown environment 'revrse-text' (did you mean reverse-text?)"),
     (17, "spec.environments[1].args: environment 'arithmetic': no argument 'no'"),
     (19, "spec.environments[2].groupSize: got 0, expected a whole number from 1 to 4096"),
@@ -108,16 +108,19 @@ def test_mistakes_of_every_layer_are_told_in_one_round(words: list[str], capsys:
 
 
 SINGLE = [
-    ("  model: {tiny: {}}\n", ["spec: environments is empty; task RL needs one"]),
+    ("  model: {tiny: {}}\n", ["spec: environments is empty, but task RL needs at least one; add an environment"]),
     ("  environments: [{id: reverse-text}]\n", ["spec.model: required, but not set"]),
     ("  model: {tiny: {}}\n  environments: [{}]\n", ["spec.environments[0].id: required, but not set"]),
     ("  model: {tiny: {}}\n  environments: [5]\n", ["spec.environments[0]: got 5"]),
     ("  model: {tiny: {}}\n  environments: x\n", ['spec.environments: got "x"']),
     ("  model: x\n  environments: [{id: reverse-text}]\n", ['spec.model: got "x"']),
-    ("  task: SFT\n  model: {tiny: {}}\n", ["spec: data is not set; task SFT needs it"]),
+    ("  task: SFT\n  model: {tiny: {}}\n", ["spec: data is not set, but task SFT needs it; set data"]),
     (
         "  task: SFT\n  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n",
-        ["spec: data is not set; task SFT needs it", "spec: environments is for task RL; remove it"],
+        [
+            "spec: data is not set, but task SFT needs it; set data",
+            "spec: environments needs task RL or Eval, but task is SFT; remove it",
+        ],
     ),
     (
         "  model: {tiny: {}}\n  environments: [{id: reverse-text, groupSize: 3}]\n  orchestrator: {batchSize: 99999999999999999999999}\n",
@@ -145,9 +148,9 @@ def test_no_consequence_of_a_mistake_is_told(
 
 
 UNREADABLE = [
-    ("", "holds nothing, expected exactly one RLRun"),
+    ("", "contains nothing, expected exactly one RLRun"),
     ("a: b\n---\nc: d\n", "holds 2 documents"),
-    (RUN + "  model: {tiny: {}}\n---\n" + RUN + "  model: {tiny: {}}\n", "holds 2 RLRuns (lines 1, 7)"),
+    (RUN + "  model: {tiny: {}}\n---\n" + RUN + "  model: {tiny: {}}\n", "contains 2 RLRuns (lines 1, 7)"),
     (
         "apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: no}\n",
         "run.yaml:2: kind: got 'Deployment' of 'apps/v1', expected RLRun of rlrun.io/v1alpha1",

@@ -155,7 +155,7 @@ def test_training_refuses_what_its_log_probs_would_not_be_of(tmp_path: Path, nam
     file = tmp_path / "run.yaml"
     document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "a"}, "spec": spec}
     file.write_text(json.dumps(document))
-    told = rf"{name} \({RESHAPING[name]}\) is not for training: .*; remove it \(evaluation.sampling takes it"
+    told = rf"{name} \({RESHAPING[name]}\) is not supported in training: .*; remove it or set it in evaluation.sampling"
     with pytest.raises(ConfigError, match=told):
         read_manifest(file)
 

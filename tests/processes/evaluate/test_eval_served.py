@@ -324,9 +324,9 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
         (["--client.timeout", "soon"], '--client.timeout: got "soon" (a string), expected a number greater'),
         (
             ["--client.elastic.hostname", "x"],
-            "--client.elastic.hostname: there is none: name each server in client.base_url",
+            "--client.elastic.hostname: not supported: write each server into client.base_url",
         ),
-        (["--client.type", "anthropic_messages"], "there is none: requests are OpenAI's chat completions"),
+        (["--client.type", "anthropic_messages"], "which is not supported: requests are OpenAI's chat completions"),
         (["--model.name", ""], "--model.name: got '', expected the model's name at the server"),
     ],
 )
@@ -349,4 +349,4 @@ def test_a_mistake_in_a_served_evaluation_is_one_line(
 def test_training_refuses_such_servers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = manifest(tmp_path / "run.yaml")
     assert main(["local", run, "--client.base-url", "https://api.openai.com/v1"]) == 64
-    assert "training needs token ids, log-probs and weights that can be changed" in capsys.readouterr().err
+    assert "training needs token ids, log-probs and changeable weights" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_an_objective_is_wrong_when_it_is_made() -> None:
         Objective("ppo", {"eps_low": 2.0})
     with pytest.raises(ValueError, match="aggregation_length must be given"):
         Objective(aggregation="constant_length")
-    with pytest.raises(ValueError, match="would weigh twice"):
+    with pytest.raises(ValueError, match="would apply the ratio of trainer and engine twice"):
         Objective("aipo", correction={"action": "clamp"})
 
 

@@ -56,7 +56,9 @@ def test_sapo_at_ratio_one() -> None:
 @pytest.mark.parametrize("name", ["aipo", "dppo", "ipo", "masked_is", "sft", "ref_kl", "distill"])
 def test_objective_refuses_an_unused_proximal_policy(name: str) -> None:
     for method in ("recompute", "log_linear"):
-        message = rf"proximal \({method}\) is not used by loss {name}.*; set it to inference, or choose one of the losses ppo, "
+        message = (
+            rf"proximal \({method}\) is not used by loss {name}.*; set it to inference, or use one of the losses ppo, "
+        )
         with pytest.raises(ValueError, match=message):
             Objective(name, proximal=method)
         correction = {"action": "mask"}
@@ -70,7 +72,7 @@ def test_correction_of_action_none_changes_nothing() -> None:
     found = correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, action="none")
     assert found.weights.tolist() == MASK.float().tolist()
     assert not found.dropped.any()
-    with pytest.raises(ValueError, match=r"correction: high \(3.0\) has no meaning for action none; remove it"):
+    with pytest.raises(ValueError, match=r"correction: high \(3.0\) has no effect with action none; remove it"):
         correct_mismatch(T, I, mask=MASK, sequence_lengths=LENGTHS, action="none", high=3.0)
 
 
@@ -210,10 +212,10 @@ def test_the_loss_of_a_correction_that_rejects_and_weighs() -> None:
 
 def test_weights_are_not_applied_twice() -> None:
     for name in ("aipo", "dppo", "masked_is"):
-        with pytest.raises(ValueError, match=f"weigh twice .* loss {name} does so already; use action mask"):
+        with pytest.raises(ValueError, match=f"twice, because loss {name} applies it already; use action mask"):
             loss_of(name, correction={})
     for name in ("ppo", "gspo", "cispo", "sapo"):
-        with pytest.raises(ValueError, match=f"loss {name} does so already without a proximal policy"):
+        with pytest.raises(ValueError, match=f"loss {name} applies it already without a proximal policy"):
             loss_of(name, correction={})
         assert loss_of(name, correction={}, proximal_logprobs=T) != loss_of(name, proximal_logprobs=T)
 

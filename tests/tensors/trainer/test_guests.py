@@ -77,7 +77,7 @@ def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
     found = sharing_refusal(host, config("guest", lora=LoRAConfig(rank=8, dropout=0.1)))
     assert found is not None
     assert found.startswith(
-        "trainer.lora.dropout (0.1) needs a trainer without tensor parallelism, host has parallelism.tp 2"
+        "trainer.lora.dropout (0.1) needs a trainer without tensor parallelism, but host has parallelism.tp 2"
     )
 
 
@@ -88,11 +88,11 @@ def test_a_guest_drops_no_inputs_in_a_trainer_with_tensor_parallelism() -> None:
         ({"lora": LoRAConfig(rank=4, alpha=3, dropout=0.1), "seed": 3, "seq_len": 16}, None),
         ({"shared_with": "other"}, "trainer.sharedWith is other, but this is the trainer of host; set it to host"),
         ({"shared_with": None}, "trainer.sharedWith is None"),
-        ({"lora": LoRAConfig(rank=9)}, r"trainer.lora.rank \(9\) is more than that of host \(8\); lower it"),
+        ({"lora": LoRAConfig(rank=9)}, r"trainer.lora.rank \(9\) is higher than the rank of host \(8\); lower it"),
         ({"lora": LoRAConfig(rank=8, targets=["q_proj"])}, r"trainer.lora.targets \(\['q_proj'\]\) .* host \(all\)"),
-        ({"model": ModelConfig(path="/models/other")}, "model is another one than that of host"),
-        ({"algorithm": CRITIC}, "algorithm.critic is a whole model"),
-        ({"micro_batch_tokens": 65}, r"trainer.microBatchTokens \(65\) is more than that of host \(64\)"),
+        ({"model": ModelConfig(path="/models/other")}, "model differs from the model of host"),
+        ({"algorithm": CRITIC}, "algorithm.critic is a full model"),
+        ({"micro_batch_tokens": 65}, r"trainer.microBatchTokens \(65\) is higher than the limit of host \(64\)"),
     ],
 )
 def test_a_run_that_does_not_fit_is_refused_with_field_value_and_fix(

@@ -221,10 +221,10 @@ def test_the_field_makes_it(make_model: Callable[..., nn.Module]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({}, r"optimizer\.offload \(true\) needs GPUs, and gpusPerReplica is 0; remove optimizer\.offload"),
+        ({}, r"optimizer\.offload \(true\) needs GPUs, but gpusPerReplica is 0; remove optimizer\.offload"),
         (
             {"gpusPerReplica": 1, "cpuOffload": True},
-            r"optimizer\.offload \(true\) has no meaning with cpuOffload \(true\), .*; remove one of them",
+            r"optimizer\.offload \(true\) has no effect with cpuOffload \(true\), .*; remove one of them",
         ),
     ],
 )

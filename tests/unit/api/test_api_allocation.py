@@ -61,16 +61,16 @@ def test_it_stands_for_these_fields(text: str, changes: dict[str, Any], expected
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        ("vllm:d4+fsdp:d8", {"trainer": {"parallelism": {"tp": 2}}}, "trainer.parallelism.tp (2) is 1 by allocation (vllm:d4+fsdp:d8);"),
-        ("vllm:d4+fsdp:d8", {"inference": {"gpusPerReplica": 0}}, "inference.gpusPerReplica (0) is 1 by allocation"),
-        ("vllm:d4+fsdp:d8", {"inference": {"dataParallel": 3}}, "inference.dataParallel (3) is 1 by allocation"),
+        ("vllm:d4+fsdp:d8", {"trainer": {"parallelism": {"tp": 2}}}, "trainer.parallelism.tp (2) differs from 1, its value in allocation (vllm:d4+fsdp:d8);"),
+        ("vllm:d4+fsdp:d8", {"inference": {"gpusPerReplica": 0}}, "inference.gpusPerReplica (0) differs from 1, its value in allocation"),
+        ("vllm:d4+fsdp:d8", {"inference": {"dataParallel": 3}}, "inference.dataParallel (3) differs from 1, its value in allocation"),
         ("vllm:d4+fsdp:d8", {"trainer": {"gpus_per_replica": 3}}, "trainer.gpusPerReplica (3) does not divide the 8 GPUs"),
-        ("vllm:d4+fsdp:d11", {}, "a trainer of 11 GPUs, which do not fill 2 pods of 8; change it, or set trainer.gpusPerReplica"),
-        ("vllm:d4|fsdp:d8", {}, "with '|' they are the same GPUs: change the degrees"),
-        ("vllm:d4+fsdp:d8", {"trainer": {"shared_with": "host", "lora": {}}}, "is the host's (host), with trainer.sharedWith; remove it"),
-        ("vllm:d4+fsdp:d8", {"task": "Eval"}, "has a trainer, and task Eval has none; write vllm:d4 alone"),
-        ("vllm:d4+fsdp:d8", {"task": "SFT"}, "has engines, and task SFT has none; write the trainer alone, fsdp:d8"),
-        ("vlm:d4+fsdp:d8", {}, "allocation: 'vlm' in 'vlm:d4+fsdp:d8' is no backend; known: sglang, vllm, fsdp, megatron, archon"),
+        ("vllm:d4+fsdp:d11", {}, "a trainer of 11 GPUs, which do not fill 2 pods of up to 8; change it or set trainer.gpusPerReplica"),
+        ("vllm:d4|fsdp:d8", {}, "with '|' they must be the same GPUs: change the degrees"),
+        ("vllm:d4+fsdp:d8", {"trainer": {"shared_with": "host", "lora": {}}}, "is set by the host (host) of trainer.sharedWith; remove allocation"),
+        ("vllm:d4+fsdp:d8", {"task": "Eval"}, "has a trainer, but task Eval has no trainer; write only vllm:d4"),
+        ("vllm:d4+fsdp:d8", {"task": "SFT"}, "has engines, but task SFT has no engines; write only the trainer, such as fsdp:d8"),
+        ("vlm:d4+fsdp:d8", {}, "allocation: 'vlm' in 'vlm:d4+fsdp:d8' is not a known backend; known: sglang, vllm, fsdp, megatron, archon"),
     ],
 )  # fmt: skip
 def test_what_does_not_agree_is_refused_with_both_and_the_fix(text: str, changes: dict[str, Any], message: str) -> None:
@@ -85,8 +85,8 @@ def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
     with pytest.raises(ConfigError) as refused:
         parse_manifest(MANIFEST + fields, "run.yaml")
     assert [str(problem).partition(";")[0] for problem in refused.value.problems] == [
-        "run.yaml:9: spec: trainer.replicas (3) is 2 by allocation (sglang:d4t2+megatron:d8p1t2)",
-        "run.yaml:11: spec: inference.replicas (2) is 4 by allocation (sglang:d4t2+megatron:d8p1t2)",
+        "run.yaml:9: spec: trainer.replicas (3) differs from 2, its value in allocation (sglang:d4t2+megatron:d8p1t2)",
+        "run.yaml:11: spec: inference.replicas (2) differs from 4, its value in allocation (sglang:d4t2+megatron:d8p1t2)",
     ]
     (notice,) = allocation_notice(parse_manifest(MANIFEST, "run.yaml")[0].spec)
     assert notice.notice
@@ -107,7 +107,9 @@ def test_a_pipeline_of_the_trainer_is_its_field_and_one_of_the_engines_is_in_ten
     assert run.trainer.replicas * run.trainer.gpus_per_replica == 16
     (notice,) = allocation_notice(run)
     assert "tp 2, pp 4" in notice.message
-    assert "p2 of the engines: no pipeline there, tensorParallel has them" in notice.message
+    assert (
+        "p2 of the engines is added to tensorParallel, because engines have no pipeline parallelism" in notice.message
+    )
     assert "of the trainer" not in notice.message
 
 

@@ -34,12 +34,12 @@ def test_one_machine_starts_the_fewest_engines_and_says_so() -> None:
     [
         (
             {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}},
-            "is for engines that have pods of their own",
+            "applies only to engines with their own pods",
         ),
-        ({"task": "Eval"}, "is for tasks that train; remove it"),
-        ({"trainer": {"sharedWith": "host", "lora": {}}}, "is the host's"),
-        ({"trainer": {"lora": {"slots": 2}}}, "sees the load of this run alone"),
-        ({"allocation": "vllm:d4+fsdp:d4"}, "is the operator's choice with autoscale"),
+        ({"task": "Eval"}, "applies only to tasks that train; remove it"),
+        ({"trainer": {"sharedWith": "host", "lora": {}}}, "is set by the host"),
+        ({"trainer": {"lora": {"slots": 2}}}, "measures only this run's load"),
+        ({"allocation": "vllm:d4+fsdp:d4"}, "cannot be set with autoscale"),
     ],
 )
 def test_where_nobody_could_choose_it_is_refused(blocks: dict[str, Any], words: str) -> None:

@@ -24,26 +24,29 @@ def spec(**changes: Any) -> RLRunSpec:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"task": "SFT", "environments": [], "data": {"sources": [{"path": "d"}]}}, "is for task RL, and task is SFT"),
-        ({"task": "Eval"}, "placement.colocate (true) is for task RL, and task is Eval; remove it"),
-        ({"trainer": {"shared_with": "h", "lora": {}}}, "is the host's (h), with trainer.sharedWith; remove it"),
+        ({"task": "SFT", "environments": [], "data": {"sources": [{"path": "d"}]}}, "needs task RL, but task is SFT"),
+        ({"task": "Eval"}, "placement.colocate (true) needs task RL, but task is Eval; remove it"),
+        ({"trainer": {"shared_with": "h", "lora": {}}}, "is set by the host (h) of trainer.sharedWith; remove it"),
         ({"trainer": {"lora": {"slots": 2}}}, "trainer.lora.slots (2) lets other runs use engines that sleep"),
-        ({"algorithm": {}}, "algorithm.maxAsyncLevel (2) must be 0 with placement.colocate: engines sleep while"),
+        (
+            {"algorithm": {}},
+            "algorithm.maxAsyncLevel (2) must be 0 with placement.colocate, because engines sleep while",
+        ),
         ({"weight_sync": {"transport": "NCCL"}}, "weightSync.transport (NCCL) needs two GPUs"),
         ({"inference": {"replicas": 3}}, "inference.replicas (3) must be trainer.replicas (1) with placement.colocate"),
         (
             {"trainer": {"gpus_per_replica": 1}},
             "inference.gpusPerReplica (0) must be trainer.gpusPerReplica (1) with placement.colocate",
         ),
-        ({"inference": {"image": "i"}}, "inference.image (i) is for engines that have pods of their own; remove it"),
-        ({"inference": {"min_available": 0}}, "inference.minAvailable (0) is for engines that have pods of their own"),
+        ({"inference": {"image": "i"}}, "inference.image (i) applies only to engines with their own pods; remove it"),
+        ({"inference": {"min_available": 0}}, "inference.minAvailable (0) applies only to engines with their own pods"),
         (
             {"placement": {"colocate": True, "spread_inference": "None"}},
-            "placement.spreadInference (None) is for engines that have pods of their own; remove it",
+            "placement.spreadInference (None) applies only to engines with their own pods; remove it",
         ),
         (
             {"placement": {"colocate": True, "inference": {"pool": "p"}}},
-            "is for engines that have pods of their own; remove it",
+            "applies only to engines with their own pods; remove it",
         ),
     ],
 )

@@ -34,18 +34,18 @@ def test_one_machine_has_all_pods_and_says_which_sizes_a_cluster_may_use() -> No
     ("trainer", "blocks", "words"),
     [
         ({"elastic": {"min": 5}}, {}, "must be at most replicas"),
-        ({"elastic": {"min": 3}, "parallelism": {"tp": 2}}, {}, "makes 3 ranks"),
-        ({"elastic": {"min": 2}, "parallelism": {"ep": 4}}, {}, "makes 2 ranks"),
+        ({"elastic": {"min": 3}, "parallelism": {"tp": 2}}, {}, "gives 3 ranks"),
+        ({"elastic": {"min": 2}, "parallelism": {"ep": 4}}, {}, "gives 2 ranks"),
         ({"elastic": {}, "parallelism": {"dpShard": 4}}, {}, "fixes; remove one of them"),
-        ({"elastic": {}, "lora": {"slots": 2}}, {}, "lets other runs use this trainer"),
+        ({"elastic": {}, "lora": {"slots": 2}}, {}, "which interrupt other runs that lora.slots"),
         ({"elastic": {}}, {"checkpoint": {"enabled": False}}, "checkpoint.enabled is false"),
         (
             {"elastic": {}},
             {"placement": {"colocate": True}, "algorithm": {"maxAsyncLevel": 0}},
-            "in the trainer's pods",
+            "engines into the trainer's pods",
         ),
-        ({"replicas": 1, "elastic": {}, "sharedWith": "host", "lora": {}}, {}, "is the host's"),
-        ({"replicas": 1, "elastic": {}}, {"task": "Eval"}, "is for tasks that train; remove it"),
+        ({"replicas": 1, "elastic": {}, "sharedWith": "host", "lora": {}}, {}, "is set by the host"),
+        ({"replicas": 1, "elastic": {}}, {"task": "Eval"}, "applies only to tasks that train; remove it"),
     ],
 )
 def test_where_the_size_cannot_change_it_is_refused(

@@ -33,19 +33,25 @@ def test_environments_are_those_of_the_run_that_trained_in_them() -> None:
 @pytest.mark.parametrize(
     ("blocks", "problem"),
     [
-        ({"maxSteps": 5}, r"maxSteps \(5\) is for tasks that train; remove it"),
-        ({"trainer": {"gpusPerReplica": 1}}, r"trainer.gpusPerReplica \(1\) is for tasks that train; remove it"),
-        ({"trainer": {"env": [{"name": "A", "value": "b"}]}}, r"trainer.env .* is for tasks that train"),
-        ({"trainer": {"lora": {"slots": 2}}}, r"trainer.lora.slots \(2\) is for tasks that train"),
-        ({"trainer": {"lora": {}, "sharedWith": "host"}}, r"trainer.sharedWith \(host\) is for tasks that train"),
-        ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) is for tasks that train"),
-        ({"orchestrator": {"batchSize": 8}}, r"orchestrator.batchSize \(8\) is for tasks that train"),
-        ({"checkpoint": {"interval": 5}}, r"checkpoint.interval \(5\) is for tasks that train"),
-        ({"weightSync": {"transport": "NCCL"}}, r"weightSync.transport \(NCCL\) is for tasks that train"),
-        ({"evaluation": {"timeoutSeconds": 5}}, r"evaluation.timeoutSeconds \(5.0\) is for tasks that train"),
-        ({"evaluation": {"interval": 5}}, r"evaluation.interval \(5\) is for tasks that train"),
-        ({"environments": []}, r"environments is empty; task Eval needs one"),
-        ({"data": {"sources": [{"path": "a"}]}}, r"data is for task SFT"),
+        ({"maxSteps": 5}, r"maxSteps \(5\) applies only to tasks that train; remove it"),
+        (
+            {"trainer": {"gpusPerReplica": 1}},
+            r"trainer.gpusPerReplica \(1\) applies only to tasks that train; remove it",
+        ),
+        ({"trainer": {"env": [{"name": "A", "value": "b"}]}}, r"trainer.env .* applies only to tasks that train"),
+        ({"trainer": {"lora": {"slots": 2}}}, r"trainer.lora.slots \(2\) applies only to tasks that train"),
+        (
+            {"trainer": {"lora": {}, "sharedWith": "host"}},
+            r"trainer.sharedWith \(host\) applies only to tasks that train",
+        ),
+        ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) applies only to tasks that train"),
+        ({"orchestrator": {"batchSize": 8}}, r"orchestrator.batchSize \(8\) applies only to tasks that train"),
+        ({"checkpoint": {"interval": 5}}, r"checkpoint.interval \(5\) applies only to tasks that train"),
+        ({"weightSync": {"transport": "NCCL"}}, r"weightSync.transport \(NCCL\) applies only to tasks that train"),
+        ({"evaluation": {"timeoutSeconds": 5}}, r"evaluation.timeoutSeconds \(5.0\) applies only to tasks that train"),
+        ({"evaluation": {"interval": 5}}, r"evaluation.interval \(5\) applies only to tasks that train"),
+        ({"environments": []}, r"environments is empty, but task Eval needs at least one"),
+        ({"data": {"sources": [{"path": "a"}]}}, r"data needs task SFT"),
         ({"policies": {"steps": [1]}}, r"(?s)policies.fromRun.*Field required"),
     ],
 )
@@ -68,5 +74,5 @@ def test_what_it_reads_may_be_set(blocks: dict[str, Any]) -> None:
 
 def test_policies_are_no_affair_of_a_run_that_trains() -> None:
     trains = {"model": {"path": "m"}, "environments": [{"id": "x"}], "policies": {"fromRun": "a"}}
-    with pytest.raises(ValueError, match=r"policies is for a task without training, and task is RL; remove it or set"):
+    with pytest.raises(ValueError, match=r"policies needs a task without training, but task is RL; remove it or set"):
         RLRunSpec.model_validate(trains)

@@ -69,10 +69,13 @@ def test_other_kinds_beside_the_run_are_left_alone() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "run.yaml: holds nothing, expected exactly one RLRun"),
-        ("- 1\n", "run.yaml: holds no mapping, expected exactly one RLRun"),
-        (MANIFEST + "---\n" + MANIFEST, "run.yaml: holds 2 RLRuns (lines 1, 21), expected exactly one; split the file"),
-        ("kind: A\n---\nkind: B\n", "run.yaml: holds 2 documents (A, B), expected exactly one RLRun"),
+        ("", "run.yaml: contains nothing, expected exactly one RLRun"),
+        ("- 1\n", "run.yaml: contains no mapping, expected exactly one RLRun"),
+        (
+            MANIFEST + "---\n" + MANIFEST,
+            "run.yaml: contains 2 RLRuns (lines 1, 21), expected exactly one; split the file",
+        ),
+        ("kind: A\n---\nkind: B\n", "run.yaml: contains 2 documents (A, B), expected exactly one RLRun"),
     ],
 )
 def test_exactly_one_run(text: str, message: str) -> None:
@@ -125,10 +128,14 @@ def test_a_field_at_the_wrong_depth_gets_its_place() -> None:
             "name: Quick",
             "run.yaml:4: metadata.name: 'Quick' is not an RFC 1035 label: lower-case letters",
         ),
-        ("name: quick", "name: " + "a" * 41, "has 41 characters; at most 40, so that the names of its pods fit"),
+        (
+            "name: quick",
+            "name: " + "a" * 41,
+            "has 41 characters, but the names of its pods allow at most 40; choose a shorter name",
+        ),
         ("name: quick", 'name: "quick\\n"', "is not an RFC 1035 label"),
         ("id: reverse-text\n    ", "", "run.yaml:13: spec.environments[0].id: required, but not set"),
-        ("  - id: reverse-text\n    groupSize: 8", "    []", "environments is empty; task RL needs one"),
+        ("  - id: reverse-text\n    groupSize: 8", "    []", "environments is empty, but task RL needs at least one"),
     ],
 )
 def test_a_wrong_value_names_line_field_value_and_what_is_expected(old: str, new: str, problem: str) -> None:

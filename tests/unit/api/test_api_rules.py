@@ -33,11 +33,11 @@ def test_the_smallest_specification() -> None:
         ),
         (
             {"environments": [{"id": "x"}, {"id": "x"}]},
-            "several environments are called 'x'; give each its own environments[].name",
+            "several environments have the name 'x'; give each environment its own environments[].name",
         ),
         (
             {"environments": [{"id": "x"}, {"id": "y", "name": "x"}]},
-            "several environments are called 'x'",
+            "several environments have the name 'x'",
         ),
         (
             {"inference": {"tensor_parallel": 4, "data_parallel": 2, "gpus_per_replica": 4}},
@@ -45,7 +45,7 @@ def test_the_smallest_specification() -> None:
         ),
         (
             {"weight_sync": {"transport": "NCCL"}, "trainer": {"lora": {"rank": 8}}},
-            "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora",
+            "weightSync.transport (NCCL) does not transfer adapters; set transport: Filesystem or remove trainer.lora",
         ),
         (
             {"weight_sync": {"transport": "NCCL"}, "inference": {"gpus_per_replica": 1}},
@@ -57,7 +57,7 @@ def test_the_smallest_specification() -> None:
         ),
         (
             {"trainer": {"micro_batch_tokens": 1024}},
-            "trainer.microBatchTokens (1024) must be at least seqLen (2048): one sample must fit a micro-batch",
+            "trainer.microBatchTokens (1024) must be at least seqLen (2048): a micro-batch must hold at least one sample",
         ),
         (
             {"model": {"tiny": {"max_length": 1024}}},
@@ -65,7 +65,7 @@ def test_the_smallest_specification() -> None:
         ),
         (
             {"sampling": {"max_tokens": 2048}},
-            "sampling.maxTokens (2048) must be less than seqLen (2048), which holds the prompt too",
+            "sampling.maxTokens (2048) must be less than seqLen (2048), which also includes the prompt",
         ),
         (
             {"environments": [{"id": "x", "sampling": {"max_tokens": 4000}}]},
@@ -85,7 +85,7 @@ def test_the_smallest_specification() -> None:
                 "environments": [{"id": "x", "algorithm": {"loss": {"name": "dppo"}, "proximal": "recompute"}}],
                 "algorithm": {"preset": "grpo"},
             },
-            "environments[0].algorithm: proximal (recompute) is not used by loss dppo, which measures from the engine's policy; "
+            "environments[0].algorithm: proximal (recompute) is not used by loss dppo, which compares with the engine's policy; "
             "set it to inference",
         ),
         (
@@ -93,14 +93,14 @@ def test_the_smallest_specification() -> None:
                 "environments": [{"id": "x", "algorithm": {"correction": {"action": "clamp"}}}],
                 "algorithm": {"preset": "aipo"},
             },
-            "environments[0].algorithm: correction: action clamp would weigh twice",
+            "environments[0].algorithm: correction: action clamp would apply the ratio of trainer and engine twice",
         ),
         (
             {
                 "environments": [{"id": "x", "algorithm": {"advantage": {"name": "rloo"}}}],
                 "algorithm": {"preset": "ppo", "advantage": {"name": "gae"}, "critic": {}},
             },
-            "environments[0].algorithm: advantage (rloo) cannot replace gae of the run, whose critic reads the rewards of all",
+            "environments[0].algorithm: advantage (rloo) cannot replace the run's advantage gae, because its critic is trained on rewards of all",
         ),
     ],
 )

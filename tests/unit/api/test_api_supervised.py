@@ -34,13 +34,16 @@ def test_a_loss_of_ones_own_replaces_that_of_the_preset() -> None:
 @pytest.mark.parametrize(
     ("blocks", "problem"),
     [
-        ({"inference": {"gpusPerReplica": 1}}, r"inference.gpusPerReplica \(1\) is for task RL; remove it"),
-        ({"sampling": {"temperature": 0.5}}, r"sampling.temperature \(0.5\) is for task RL"),
-        ({"weightSync": {"timeoutSeconds": 5}}, r"weightSync.timeoutSeconds \(5.0\) is for task RL"),
-        ({"orchestrator": {"batchSize": 8}}, r"orchestrator.batchSize \(8\) is for task RL; remove it; data.batchSize"),
-        ({"algorithm": {"maxAsyncLevel": 0}}, r"algorithm.maxAsyncLevel \(0\) is for task RL"),
-        ({"algorithm": {"advantage": {"name": "rloo"}}}, r"algorithm.advantage .* is for task RL"),
-        ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) is for task RL; remove it or set it to sft"),
+        ({"inference": {"gpusPerReplica": 1}}, r"inference.gpusPerReplica \(1\) applies only to task RL; remove it"),
+        ({"sampling": {"temperature": 0.5}}, r"sampling.temperature \(0.5\) applies only to task RL"),
+        ({"weightSync": {"timeoutSeconds": 5}}, r"weightSync.timeoutSeconds \(5.0\) applies only to task RL"),
+        (
+            {"orchestrator": {"batchSize": 8}},
+            r"orchestrator.batchSize \(8\) applies only to task RL; remove it; set data.batchSize",
+        ),
+        ({"algorithm": {"maxAsyncLevel": 0}}, r"algorithm.maxAsyncLevel \(0\) applies only to task RL"),
+        ({"algorithm": {"advantage": {"name": "rloo"}}}, r"algorithm.advantage .* applies only to task RL"),
+        ({"algorithm": {"preset": "dapo"}}, r"algorithm.preset \(dapo\) needs task RL; remove it or set it to sft"),
     ],
 )
 def test_what_only_rl_reads_is_refused(blocks: dict[str, Any], problem: str) -> None:

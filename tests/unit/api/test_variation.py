@@ -105,7 +105,7 @@ def test_a_list_has_one_value_or_several(words: str, found: list[str]) -> None:
     [
         (
             "--max-steps 3 4",
-            '4: not an option; options begin with "--", a file is given as "@ FILE"; --max-steps takes one value',
+            '4: is not an option; options start with "--", and a file is written as "@ FILE"; --max-steps takes one value',
         ),
         ("--policies.steps 1,2", "--policies.from-run: required, but not set"),
         ("--sampling.stop", "--sampling.stop: needs a value"),

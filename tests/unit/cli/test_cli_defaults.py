@@ -48,8 +48,8 @@ def manifest(folder: Path, namespace: str | None = "team-a", **spec: object) -> 
 def test_what_comes_from_defaults_is_named(given: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert render.run(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 0
     out = capsys.readouterr().err
-    assert "note: spec.failurePolicy.maxRestarts is 9, by the defaults of ConfigMap " in out
-    assert "note: spec.trainer.image is team/trainer:1, by the defaults of ConfigMap " in out
+    assert "note: spec.failurePolicy.maxRestarts is 9, from the defaults in ConfigMap " in out
+    assert "note: spec.trainer.image is team/trainer:1, from the defaults in ConfigMap " in out
     assert out.count("; it is locked") == 1
 
 
@@ -82,7 +82,7 @@ def test_the_namespace_decides_which_defaults(tmp_path: Path, capsys: pytest.Cap
     assert "spec.trainer.image is team/trainer:1" in capsys.readouterr().err
     only = written(tmp_path, "d.yaml", {"runDefaults": {"namespaces": {"team-b": CONTENT}}})
     assert render.run(["--defaults", only, manifest(tmp_path)]) == 0
-    assert "run.yaml: note: the defaults have nothing for its namespace" in capsys.readouterr().err
+    assert "run.yaml: note: there are no defaults for its namespace" in capsys.readouterr().err
 
 
 def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,12 +96,15 @@ def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"kind": "ConfigMap", "data": {"x": "y"}}, "holds no defaults for runs: expected a ConfigMap with the keys"),
+        (
+            {"kind": "ConfigMap", "data": {"x": "y"}},
+            "contains no defaults for runs, expected a ConfigMap with the keys",
+        ),
         (
             {"runDefaults": {"configMap": "team"}},
-            "the defaults are in ConfigMap team: give that, of kubectl get configmap",
+            "the defaults are in ConfigMap team; pass the output of kubectl get configmap",
         ),
-        ({"spec": {"maxSteps": 3}}, "spec.maxSteps: no default is taken for it; remove it"),
+        ({"spec": {"maxSteps": 3}}, "spec.maxSteps cannot have a default; remove it"),
     ],
 )
 def test_a_file_without_usable_defaults_says_what_to_give(

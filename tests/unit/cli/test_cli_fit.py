@@ -86,4 +86,4 @@ def test_a_run_without_gpus_has_nothing_to_fit(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("size", ["80", "much", "0Gi"])
 def test_a_size_that_is_none_is_a_wrong_command_line(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", ONE_GPU, "--gpu-memory", size]) == exit_codes.USAGE
-    assert f"'{size}' is no size of memory" in capsys.readouterr().err
+    assert f"'{size}' is not a size of memory" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_the_command_line_wins() -> None:
 
 
 def test_what_is_missing_or_of_rl_is_told() -> None:
-    with pytest.raises(ConfigError, match="data is not set; task SFT needs it"):
+    with pytest.raises(ConfigError, match="data is not set, but task SFT needs it"):
         config("--model.path", "m")
     with pytest.raises(ConfigError, match=r"--data\.path: needs a value after it"):
         config("@", "run.toml", "--data.path", "--max-steps", "3")

@@ -96,9 +96,7 @@ def test_values_outside_of_the_bounds_are_refused(model: type[BaseModel], values
     [({}, "none of them"), ({"name": "a", "path": "b"}, "name and path"), ({"path": "b", "tiny": {}}, "path and tiny")],
 )
 def test_a_model_has_exactly_one_source(values: dict[str, Any], got: str) -> None:
-    assert f"exactly one of name, path and tiny says where the model comes from; got {got}" in refused(
-        ModelConfig, **values
-    )
+    assert f"exactly one of name, path and tiny; got {got}" in refused(ModelConfig, **values)
 
 
 def test_a_revision_needs_a_hub_name() -> None:
@@ -113,7 +111,7 @@ def test_a_resume_step_is_set_if_and_only_if_the_policy_is_step() -> None:
 
 def test_another_runs_checkpoint_is_a_start_of_its_own() -> None:
     assert "set fromRun" in refused(ResumeConfig, from_step=4)
-    assert "set one of them" in refused(ResumeConfig, from_run="other", policy="Step", step=4)
+    assert "set only one of them" in refused(ResumeConfig, from_run="other", policy="Step", step=4)
     assert ResumeConfig(from_run="other", from_step=4, policy="Never").from_step == 4
 
 
@@ -197,35 +195,35 @@ def test_parts_replace_those_of_the_preset() -> None:
         ({"preset": "masked_is", "proximal": "log_linear"}, "proximal (log_linear) is not used by loss masked_is"),
         (
             {"correction": {"action": "mask", "reduce": "sum"}},
-            "reduce (sum) changes nothing with level token; remove it or set",
+            "reduce (sum) has no effect with level token; remove it or set",
         ),
         (
             {"loss": {"name": "masked_is", "options": {"sequence_clip": 5.0}}},
-            "sequence_clip (5.0) changes nothing with ratio token; remove it or set ratio to sequence",
+            "sequence_clip (5.0) has no effect with ratio token; remove it or set ratio to sequence",
         ),
         (
             {"loss": {"name": "decoupled_ppo", "options": {"cap_mode": "mask", "cap": None}}, "proximal": "recompute"},
             "cap_mode (mask) needs a cap, and cap is null; set cap, or remove cap_mode",
         ),
-        ({"correction": {"action": "none", "high": 3.0}}, "high (3.0) has no meaning for action none; remove it"),
+        ({"correction": {"action": "none", "high": 3.0}}, "high (3.0) has no effect with action none; remove it"),
         ({"aggregation_length": 5}, "aggregationLength (5) needs aggregation constant_length; remove it"),
         (
             {"preset": "cispo", "correction": {}},
-            "loss cispo does so already without a proximal policy; use action mask",
+            "loss cispo applies it already without a proximal policy; use action mask",
         ),
-        ({"preset": "ppo", "correction": {}}, "loss ppo does so already without a proximal policy"),
+        ({"preset": "ppo", "correction": {}}, "loss ppo applies it already without a proximal policy"),
         ({"preset": "ppo", "correction": {"low": 3.0}}, "low (3.0) must be at most high (2.0)"),
-        ({"correction": {"weight": "token"}}, "weight (token) needs action mask: action clamp weighs already"),
+        ({"correction": {"weight": "token"}}, "weight (token) needs action mask, because clamp weights already"),
         ({"correction": {"action": "mask", "cap": 2.0}}, "cap (2.0) needs a weight; set weight to token or sequence"),
         ({"correction": {"action": "mask", "weight": "token", "cap": 0.0}}, "greater than 0"),
         (
             {"correction": {"action": "mask", "weight": "sequence"}},
-            "weight sequence would weigh twice by the ratio of trainer and engine: loss aipo does so already; set weight to none",
+            "weight sequence would apply the ratio of trainer and engine twice, because loss aipo applies it already; set weight to none",
         ),
         ({"preset": "ppo"}, "advantage gae needs a critic model"),
         (
             {"loss": {"name": "ppo", "options": {"eps_high": None}}},
-            "eps_high must not be null; leave it out for the default (0.2)",
+            "eps_high must not be null; remove it to use the default (0.2)",
         ),
         ({"loss": {"name": "ppo", "options": {"dual_clip": 1}}}, "dual_clip must be greater than 1, or null, got 1"),
     ],
@@ -262,11 +260,11 @@ def test_preset_gspo_measures_from_the_recomputed_policy_and_corrects_apart() ->
         (
             {"preset": "gspo", "proximal": "inference"},
             "loss gspo measures eps_low (0.0003), eps_high (0.0004) from the engine's log-probs (proximal: inference), whose "
-            "rounding alone moves tokens farther and takes their gradient; set proximal to recompute, or eps_low to 0.01 or more",
+            "rounding alone moves tokens outside the band and removes their gradient; set proximal to recompute, or eps_low to 0.01 or more",
         ),
         ({"preset": "gspo", "proximal": "log_linear"}, "(proximal: log_linear)"),
         ({"loss": {"name": "ppo", "options": {"eps_high": 0.005}}}, "loss ppo measures eps_high (0.005) from"),
-        ({"loss": {"name": "ipo", "options": {"thr": 0.001}}}, "takes their gradient; set thr to 0.01 or more"),
+        ({"loss": {"name": "ipo", "options": {"thr": 0.001}}}, "removes their gradient; set thr to 0.01 or more"),
     ],
 )
 def test_a_band_below_rounding_is_warned_about(values: dict[str, Any], warning: str | None) -> None:
@@ -336,7 +334,7 @@ def test_a_critic_and_a_reference_are_there_when_something_reads_them() -> None:
     assert "regularizers.klReward (0.1) needs a reference model" in refused(
         AlgorithmConfig, regularizers={"kl_reward": 0.1}
     )
-    assert "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or klReward to 0.1" in refused(
+    assert "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or set klReward to 0.1" in refused(
         RegularizerConfig, kl=0.1, kl_kind="k1"
     )
     assert "regularizers.klReward (0.1) is not used by loss distill, which reads no rewards" in refused(

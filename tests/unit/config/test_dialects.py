@@ -214,7 +214,7 @@ def test_gpus_and_parallelism(toml: Any) -> None:
     )
     assert (run.trainer.replicas, run.trainer.gpus_per_replica, run.inference.replicas) == (2, 8, 4)
     assert refused("@", toml(gpus + BASE + "[inference.parallel]\ntp = 3\n")) == [
-        "f.toml:1: inference_gpu_ids: 4 GPUs cannot be divided into engines of tensor_parallel 3; change one of them"
+        "f.toml:1: inference_gpu_ids: 4 GPUs cannot be divided into engines with tensor_parallel 3; change one of them"
     ]
 
 
@@ -224,7 +224,7 @@ def test_a_run_in_their_names_without_a_model_has_theirs_and_says_so(toml: Any) 
     assert "f.toml: model.name: not set: PRIME-RL's own default, Qwen/Qwen3-0.6B" in notices("@", "f.toml")
     assert spec("@", "f.toml", "--model.path", "m").model.path == "m"
     assert refused("@", toml("max_steps = 3\n[[environments]]\nid = 'x'\n"))[0].endswith("model: required, but not set: "
-                                                                                       "The policy that the run starts from")  # fmt: skip
+                                                                                       "Model that the run starts from")  # fmt: skip
     first, second = toml("max_steps = 1\n[model]\nname = 'a/b'\n", "1.toml"), toml("[optim]\nlr = 0.5\n", "2.toml")
     config, _ = load_role("trainer", TrainerConfig, ["@", first, "@", second, "--output-dir", "x"], {})
     assert (config.model.name, config.optimizer.lr) == ("a/b", 0.5)
@@ -253,8 +253,8 @@ def test_an_evaluation_by_options_alone() -> None:
     assert beside.base
     for more, expected in (
         (("--client.base-url", "api.example.com/v1"), "expected a URL such as"),
-        (("--client.elastic.hostname", "x"), "name each server in client.base_url"),
-        (("--no-eval-base",), "nothing would be measured"),
+        (("--client.elastic.hostname", "x"), "write each server into client.base_url"),
+        (("--no-eval-base",), "no policy would be evaluated"),
         (("--environment-ids", "3"), "expected ids of environments"),
     ):
         with pytest.raises(ConfigError, match=expected):
@@ -291,7 +291,7 @@ def test_engines_on_several_nodes_and_an_algorithm_of_one_environment(toml: Any)
     assert advantage is not None
     assert advantage.name == "reward"
     (problem,) = refused("@", toml(BASE + nodes + "enable_expert_parallel = true\n"))
-    assert "an engine is on one node: remove enable_expert_parallel, or write 1" in problem
+    assert "an engine runs on one node; remove enable_expert_parallel, or write 1" in problem
 
 
 def test_the_orchestrator_alone_has_their_environment(toml: Any) -> None:
@@ -305,7 +305,7 @@ def test_subsets_are_sources(toml: Any) -> None:
     data = validate_layer(SftConfig, read_layer(["@", toml(sft)], {}, SftConfig).layer).data
     assert data is not None
     assert [(one.name, one.split) for one in data.sources] == [("o/d", "x"), ("o/d", "y")]
-    with pytest.raises(ConfigError, match="subsets: beside splits: a source has one of them"):
+    with pytest.raises(ConfigError, match="subsets: cannot be combined with splits"):
         validate_layer(SftConfig, read_layer(["@", toml(sft + "splits = ['a', 'b']\n")], {}, SftConfig).layer)
 
 
@@ -323,7 +323,7 @@ def test_values_that_mean_something_beside_others(toml: Any) -> None:
     run = spec("@", toml(BASE + "[orchestrator.sampling]\nmax_tokens = 512\n"))
     assert run.sampling.max_tokens == 511
     assert (
-        "f.toml:11: orchestrator.sampling.max_tokens: got 512, lowered to 511: seq_len (512) holds the prompt too"
+        "f.toml:11: orchestrator.sampling.max_tokens: got 512, lowered to 511: seq_len (512) also includes the prompt"
         in notices("@", "f.toml")
     )
 
@@ -343,7 +343,7 @@ def test_buffer_validation_and_evaluation(toml: Any) -> None:
     assert run.evaluation is not None
     assert (run.evaluation.interval, run.evaluation.samples_per_task) == (3, 6)
     assert spec("@", toml(BASE + eval_of.format("aime"))).evaluation is None
-    assert any("not measured during the run: aime" in notice for notice in notices("@", "f.toml"))
+    assert any("not evaluated during the run: aime" in notice for notice in notices("@", "f.toml"))
 
 
 def test_a_tracker_is_the_runs_whichever_role_names_it(toml: Any) -> None:
@@ -385,7 +385,7 @@ def test_settings_of_a_renderer_are_arguments_of_the_template_or_reported(toml: 
     supervised = "[model]\nname = 'a/b'\n[data]\nname = 'a/d'\n[renderer]\nname = 'qwen3'\nenable_thinking = false\n"
     path = toml(supervised, "s.toml")
     layer = read_layer(["@", path], {}, SftConfig).layer
-    assert any("supervised rows are made into tokens" in str(notice) for notice in layer.notices)
+    assert any("supervised rows are tokenized" in str(notice) for notice in layer.notices)
 
 
 def test_sampling_has_the_same_names_and_says_what_is_not_for_training(toml: Any) -> None:
@@ -400,7 +400,7 @@ def test_sampling_has_the_same_names_and_says_what_is_not_for_training(toml: Any
     assert found.evaluation.sampling is not None
     assert found.evaluation.sampling.top_p == 0.9
     (message,) = refused("@", toml(BASE + "[orchestrator.sampling]\nextra_body = {top_k = 20}\n"))
-    assert "not for training" in message
+    assert "not supported in training" in message
 
 
 def test_the_command_line_in_their_names(toml: Any) -> None:
@@ -415,7 +415,7 @@ def test_the_command_line_in_their_names(toml: Any) -> None:
     given = read_layer(["@", file, "--ckpt.resume-step", "-1", "--no-trainer.model.compile"], {})
     assert given.layer.hints["resume"].value is True
     assert refused("@", file, "--trainer.optim.type", "lion") == [
-        "command line: --trainer.optim.type: got 'lion'; there is none here; known: adamw, muon, sgd"
+        "command line: --trainer.optim.type: got 'lion'; not supported here; known: adamw, muon, sgd"
     ]
 
 
@@ -501,8 +501,8 @@ def test_lines_of_toml(text: str, expected: dict[Any, int]) -> None:
         (["--trainer.optim."], "--trainer.optim.: unknown option"),
         (["--."], "--.: unknown option; known: active-deadline-seconds"),
         (["--trainer..lr", "1"], "--trainer..lr: unknown option; known: activation-checkpointing"),
-        (["--orchestrator.env.99999999999.id", "x"], "there is no item 99999999999; the next free index is 1"),
-        (["--orchestrator.env.5.id", "x"], "there is no item 5; the next free index is 1"),
+        (["--orchestrator.env.99999999999.id", "x"], "item 99999999999 does not exist; the next index is 1"),
+        (["--orchestrator.env.5.id", "x"], "item 5 does not exist; the next index is 1"),
         (["--orchestrator.env", "[1]"], "--orchestrator.env[0]: got 1 (a number), expected a mapping"),
         (["--orchestrator.env", "{"], "--orchestrator.env: got '{', expected JSON: Expecting property name"),
         (["--wandb"], "--wandb: got true, expected a mapping, or null"),
@@ -569,7 +569,7 @@ def test_what_a_role_says_of_the_run_counts_where_nothing_else_says_it(toml: Any
     words = ["--trainer", "@", "t.toml", "--orchestrator", "@", "o.toml", "--inference.seed", "5", "@", toml(BASE)]
     run = spec(*words)
     assert (run.output_dir, run.seed) == ("outputs", 5)
-    assert "o.toml:1: output_dir: ignored: the roles of a run have one folder, outputs" in notices(*words)
+    assert "o.toml:1: output_dir: ignored: all roles of a run use one folder, outputs" in notices(*words)
     assert spec(*words, "--output-dir", "here", "--seed", "6").output_dir == "here"
 
 

@@ -46,11 +46,12 @@ def test_what_is_not_divided_so_is_refused_with_the_families_that_are_and_the_fi
     assert explain_undivided("qwen2", "tp", 2) is None
     said = explain_undivided("mamba", "tp", 2) or ""
     assert re.fullmatch(
-        r"is for the model types afmoe, arcee, .*, the model is of type mamba; set tp: 1 and share it by dpShard", said
+        r"is supported for the model types afmoe, arcee, .*, but the model is of type mamba; set tp: 1 and share it by dpShard",
+        said,
     )
-    assert "gpt_oss" not in said.partition(", the model is")[0]
+    assert "gpt_oss" not in said.partition(", but the model is")[0]
     said = explain_undivided("gpt_oss", "tp", 2) or ""
-    assert ": its experts have biases and its heads sinks, which are not divided; " in said
+    assert ": its experts have biases and its heads have sinks, which are not divided; " in said
     assert said.endswith("; set tp: 1 and share it by dpShard, or cp")
     assert (explain_undivided("llama", "ep", 2) or "").endswith("set ep: 1 and share it by dpShard")
     assert find_family("gpt_oss", "cp") is not None

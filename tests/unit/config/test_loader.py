@@ -151,10 +151,13 @@ def test_a_file_glued_to_the_at_sign() -> None:
         (["@"], "command line: @: needs a file after it"),
         (["--seed"], "command line: --seed: needs a value"),
         (["--seed", "--max-steps", "3"], "command line: --seed: needs a value"),
-        (["stray"], 'command line: stray: not an option; options begin with "--", a file is given as "@ FILE"'),
+        (
+            ["stray"],
+            'command line: stray: is not an option; options start with "--", and a file is written as "@ FILE"',
+        ),
         (
             ["--environments.3.id", "x"],
-            "command line: --environments.3.id: there is no item 3; the next free index is 1",
+            "command line: --environments.3.id: item 3 does not exist; the next index is 1",
         ),
         (["--environments.x.id", "x"], "'x' is not an index of a list"),
         (["--seed.x", "1"], "command line: --seed.x: unknown option: seed has no fields"),
@@ -175,12 +178,12 @@ def test_a_command_line_that_cannot_be_read(argv: list[str], message: str) -> No
         ("a.toml", "seed = \n", "a.toml:1: not TOML: Invalid value (column 8)"),
         ("a.yaml", "seed: 1\nmodel: {a: [}\n", "a.yaml:2: not YAML"),
         ("a.yaml", "seed: 1\nseed: 2\n", "a.yaml:2: duplicate key 'seed': it is already set in line 1; remove one"),
-        ("a.yaml", "seed: 1\n---\nseed: 2\n", "a.yaml: 2 YAML documents; a configuration file holds one"),
-        ("a.yaml", "- 1\n", "a.yaml: holds no mapping of fields at its top"),
+        ("a.yaml", "seed: 1\n---\nseed: 2\n", "a.yaml: 2 YAML documents, expected one; split the file"),
+        ("a.yaml", "- 1\n", "a.yaml: contains no mapping of fields at the top"),
         ("a.json", '{"seed": 1,\n}', "a.json:2: not JSON"),
         ("a.json", '{"seed": 1, "seed": 2}', "a.json: not JSON: duplicate key 'seed'; remove one"),
         ("a.json", "[" * 100_000, "a.json: not JSON"),
-        ("a.yaml", "[" * 5_000, "a.yaml:1: more than 100 lists and mappings inside each other; flatten it"),
+        ("a.yaml", "[" * 5_000, "a.yaml:1: more than 100 nested lists and mappings; flatten it"),
         ("a.toml", "seed = " + "9" * 5_000, "a.toml: not TOML"),
     ],
 )
@@ -196,7 +199,7 @@ def test_a_file_that_is_not_text(toml: Any) -> None:
 
 def test_two_spellings_of_one_field(toml: Any) -> None:
     assert problems(*BASE, "@", toml("max_steps = 1\nmax-steps = 2\n")) == [
-        "a.toml:2: max-steps: set twice, as max_steps too; remove one"
+        "a.toml:2: max-steps: set twice, also as max_steps; remove one"
     ]
 
 
@@ -208,7 +211,10 @@ def test_the_environment_ignores_what_belongs_to_others() -> None:
 def test_an_unknown_variable_of_ours_is_told_and_those_of_the_processes_are_not() -> None:
     env = {"RLRUN_MAXSTEPS": "2", "RLRUN_POD_NAME": "p", "RLRUN_FOO_SERVICE_HOST": "h", "RLRUN_FOO_PORT_80_TCP": "t"}
     [notice] = parse_environment(RLRunSpec, env).layer.notices
-    assert str(notice) == "environment: RLRUN_MAXSTEPS: is read by nothing (did you mean RLRUN_MAX_STEPS?)"
+    assert (
+        str(notice)
+        == "environment: RLRUN_MAXSTEPS: is not a known variable and has no effect (did you mean RLRUN_MAX_STEPS?)"
+    )
 
 
 def test_the_table_of_the_processes_variables_is_whole() -> None:
@@ -233,7 +239,9 @@ def test_the_environment_in_both_prefixes() -> None:
 
 
 def test_a_missing_field_says_what_it_is(toml: Any) -> None:
-    assert problems("--model.path=m") == ["configuration: environments is empty; task RL needs one"]
+    assert problems("--model.path=m") == [
+        "configuration: environments is empty, but task RL needs at least one; add an environment"
+    ]
     assert problems("--model.path=m", "@", toml("[[environments]]\nratio = 2.0\n")) == [
         "a.toml:1: environments[0].id: required, but not set: A shipped environment (`reverse-text`, `gsm8k`, ...), "
         "`verifiers:<name>`, or `package.module:function`"

@@ -60,7 +60,7 @@ def test_quantization_is_found_in_each_place(config: Mapping[str, object], metho
     ],
 )
 def test_published_repository_is_refused_by_its_name(name: str, method: str) -> None:
-    assert f"{name} is quantised ({method}" in str(refusal_by_name(name))
+    assert f"{name} is quantized ({method}" in str(refusal_by_name(name))
 
 
 @pytest.mark.parametrize(

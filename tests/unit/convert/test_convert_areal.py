@@ -56,11 +56,11 @@ def test_allocations(text: str, expected: Allocation) -> None:
     ("text", "problem"),
     [
         ("vllm:x4+fsdp:d8", "x4"),
-        ("vllm:d4d4+fsdp:d8", "each once"),
-        ("trt:d4+fsdp:d8", "no backend"),
-        ("vllm:d0+fsdp:d8", "from 1"),
+        ("vllm:d4d4+fsdp:d8", "at most once"),
+        ("trt:d4+fsdp:d8", "not a known backend"),
+        ("vllm:d0+fsdp:d8", "at least 1"),
         ("vllm:d4+sglang:d4", "expected one of each"),
-        ("four engines", "is no part"),
+        ("four engines", "is not a part"),
     ],
 )
 def test_a_wrong_allocation_names_its_part_and_the_form(text: str, problem: str) -> None:

@@ -123,7 +123,7 @@ def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         convert_toml([write("[model]\nname = 'a/b'\n[data]\ntype = 'fake'\n")])
     assert run([write(BASE + "[trainer.optim]\ntype = 'lion'\n"), "-o", "run.yaml"]) == exit_codes.CONFIGURATION
     assert (
-        "f.toml:18: trainer.optim.type: got 'lion'; there is none here; known: adamw, muon, sgd"
+        "f.toml:18: trainer.optim.type: got 'lion'; not supported here; known: adamw, muon, sgd"
         in capsys.readouterr().err
     )
     assert not Path("run.yaml").exists()
@@ -146,7 +146,7 @@ def test_a_toml_file_is_no_manifest_and_the_command_that_makes_one_is_named() ->
     judged = judge_manifest(BASE, "f.toml", here=False)
     (problem,) = judged.problems
     assert str(problem).startswith(
-        "f.toml: is TOML, and a manifest is YAML: `rlrun convert f.toml -o run.yaml` makes one"
+        "f.toml: is TOML, but a manifest is YAML: `rlrun convert f.toml -o run.yaml` converts"
     )
 
 

@@ -12,12 +12,12 @@ from tools.documented import PROGRAMS, Documented, documented, outcome
 ALL = list(documented())
 NO_COUNTERPART = ("unknown field", "unknown option", "known: ", "is not a", "Traceback")
 REFUSED = {
-    "--data-parallel-address": "inference.replicas are engines of one node each",
+    "--data-parallel-address": "inference.replicas are engines on one node each",
     "--api-key": "RLRUN_API_KEY",
     "weights-only": "checkpoint.resume.from_run",
     "--bench": "the option --bench of trainer, sft and rl",
     "trainer.loss.type": "algorithm.loss.name takes package.module:function",
-    "model.vlm": "models of text alone",
+    "model.vlm": "only text models",
     "inference.deployment.type": "set inference.replicas",
     "teacher": "rlrun synthesize",
 }

@@ -80,7 +80,7 @@ def test_every_rule_stands_in_the_policy() -> None:
     written = {reading_defaults(rule, {"self": model}) for model, rules in RULES.items() for rule in rules}
     assert written <= set(every)
     for rule in set(every):
-        there = [f"({compact_cel(rule.holds)})?''" in text, rule.said() in text]
+        there = [f"({compact_cel(rule.holds)})?''" in text, rule.message_cel() in text]
         assert there == [True, True], rule
         assert text.count(f"({compact_cel(rule.holds)})?''") == every.count(rule), f"once in each place: {rule}"
     assert binding["spec"] == {"policyName": policy["metadata"]["name"], "validationActions": ["Deny"]}
@@ -97,8 +97,8 @@ def test_the_policy_judges_what_is_written_and_nothing_else() -> None:
 
 def test_a_message_becomes_an_expression_with_its_values() -> None:
     rule = Rule("self.a < self.b", "a ({self.a}) is 100% 'too' large for {self.b}", ".a")
-    assert rule.said() == r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])"
-    assert Rule("self.a", "write a").said() == "'write a'"
+    assert rule.message_cel() == r"'a (%s) is 100%% \'too\' large for %s'.format([self.a,self.b])"
+    assert Rule("self.a", "write a").message_cel() == "'write a'"
     assert compact_cel(r"a in ['x, y', 'it\'s = c'] && b ? -1 : c") == r"a in['x, y','it\'s = c']&&b?-1:c"
     assert quote_cel("it's \\d") == r"'it\'s \\d'"
 

@@ -35,23 +35,23 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             dataclasses.replace(QWEN2, model_type="gpt_oss"),
             trainer(2, tp=2),
             "tp",
-            "2 is for the model types afmoe, .* the model is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
+            "2 is supported for the model types afmoe, .* the model is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
         ),
         (dataclasses.replace(QWEN2, model_type="mamba"), trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
         (
             dataclasses.replace(MIXTURE, model_type="granitemoe"),
             trainer(2, ep=2),
             "ep",
-            "is for the model types .*olmoe, ",
+            "is supported for the model types .*olmoe, ",
         ),
-        (QWEN3, trainer(32, pp=32), "pp", r"32 is more than the model's layers \(28\); lower pp"),
+        (QWEN3, trainer(32, pp=32), "pp", r"32 is higher than the number of the model's layers \(28\); lower pp"),
         (
             QWEN3,
             trainer(2, pp=2) | {"algorithm": {"preset": "ppo", "critic": {}}},
             "pp",
-            r"2 does not go with algorithm\.critic, .*set pp: 1",
+            r"2 does not work with algorithm\.critic, .*set pp: 1",
         ),
-        (QWEN3, trainer(2, ep=2), "ep", "2 is for models with experts, and the model has no experts; set ep: 1"),
+        (QWEN3, trainer(2, ep=2), "ep", "2 needs a model with experts, but the model has no experts; set ep: 1"),
         (MIXTURE, trainer(24, ep=3), "ep", r"3 times tp \(1\) must divide the model's experts \(128\)"),
         (
             dataclasses.replace(MIXTURE, experts=6),
@@ -69,13 +69,13 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             QWEN3,
             {"trainer": {"gpusPerReplica": 2, "compile": True, "parallelism": {"tp": 2}}},
             "compile",
-            r"true does not go with trainer\.parallelism\.tp \(2\): .*set compile: false or tp: 1",
+            r"true does not work with trainer\.parallelism\.tp \(2\), .*set compile: false or tp: 1",
         ),
         (
             QWEN3,
             {"trainer": {"gpusPerReplica": 2, "attention": "cudnn", "parallelism": {"cp": 2}}},
             "attention",
-            r"cudnn: .* has rows that ranks share \(parallelism\.cp\), which cudnn does not compute; set attention: auto",
+            r"cudnn: .* has rows that ranks share \(parallelism\.cp\), which cudnn does not support; set attention: auto",
         ),
         (
             QWEN3,
@@ -106,7 +106,7 @@ def test_a_model_of_text_and_images_is_divided_as_the_trainer_knows_it() -> None
         run = spec(**trainer(2, **{field: 2}), inference={"maxModelLen": 2048})
         ((key, said),) = layout_problems(run, with_images, None)
         assert key == ("trainer", "parallelism", field)
-        assert said.startswith("2 is for the model types ")
+        assert said.startswith("2 is supported for the model types ")
         assert said.endswith("the model is of type gemma3; set " + field + ": 1 and share it by dpShard")
         assert not [*layout_problems(run, from_config(text), None)]
 
@@ -116,9 +116,7 @@ def test_a_frozen_model_is_divided_as_the_policy_is() -> None:
     own = dataclasses.replace(QWEN3, kv_heads=4)
     ((key, said),) = layout_problems(run, QWEN3, own)
     assert key == ("trainer", "parallelism", "tp")
-    assert said == (
-        "8, by which algorithm.reference is divided too, must divide the model's key-value heads (4); lower tp"
-    )
+    assert said == ("8, which also divides algorithm.reference, must divide the model's key-value heads (4); lower tp")
     assert len([*layout_problems(run, own, own)]) == 1, "of the same model once"
 
 
@@ -128,7 +126,7 @@ def test_a_frozen_model_is_divided_as_the_policy_is() -> None:
         (
             "NVIDIA-A100-SXM4-80GB",
             "fa3",
-            "fa3: it needs a GPU of compute capability 9.x, and this is NVIDIA-A100-SXM4-80GB",
+            "fa3: it needs a GPU of compute capability 9.x, but this is NVIDIA-A100-SXM4-80GB",
         ),
         ("NVIDIA-H100-80GB-HBM3", "fa3", None),
         (None, "fa3", None),

@@ -63,7 +63,7 @@ def test_the_head_is_in_chunks_with_tp_too() -> None:
 @pytest.mark.parametrize(
     ("product", "fields", "kernel"),
     [
-        ("NVIDIA-H100-80GB-HBM3", {}, "varlen, or fa3 where the trainer's image has flash_attn_interface"),
+        ("NVIDIA-H100-80GB-HBM3", {}, "varlen, or fa3 if the trainer's image has flash_attn_interface"),
         ("NVIDIA-H100-80GB-HBM3", {"computeDtype": "float32"}, "flex"),
         ("NVIDIA-H100-80GB-HBM3", {"attention": "cudnn"}, "cudnn"),
         ("NVIDIA-A100-SXM4-80GB", {}, "varlen"),
@@ -175,7 +175,7 @@ def test_auto_is_the_mode_with_the_least_work_that_fits(
     (expected,) = needs_of(spec(trainer=given | {"activationCheckpointing": mode}), around(gib=gib))
     assert found.parts == expected.parts
     if not fields:
-        assert found.remarks[-1].startswith(f"activationCheckpointing: auto is {mode} here (")
+        assert found.remarks[-1].startswith(f"activationCheckpointing: auto selects {mode} (")
     if mode == "selective":
         assert re.search(r"\(none needs 1\d\d\.\d GiB, selective needs 7\d\.\d GiB, of 73\.6 GiB\)", found.remarks[-1])
 
@@ -255,9 +255,9 @@ def test_versions_between_trainer_and_engines_are_in_host_memory() -> None:
 
     kept = "weightSync.deltas: Auto keeps one version, 15.3 GiB, in"
     assert told("Filesystem") == [
-        f"{kept} host memory of up to 8 ranks, a part each, and in shared memory of each engine, all the time"
+        f"{kept} host memory of up to 8 ranks, a part each, and in shared memory of each engine permanently"
     ]
-    assert told("NCCL")[1:] == [f"{kept} shared memory of each engine, all the time"]
+    assert told("NCCL")[1:] == [f"{kept} shared memory of each engine permanently"]
     assert told("Filesystem", lora={"rank": 8}) == []
 
 

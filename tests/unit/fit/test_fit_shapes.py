@@ -96,7 +96,7 @@ def test_sizes_as_people_write_them() -> None:
         24 * 10**9,
     ]
     for wrong in ("80", "Gi", "0Gi", "-1Gi", "80Ki"):
-        with pytest.raises(ValueError, match="no size of memory"):
+        with pytest.raises(ValueError, match="not a size of memory"):
             parse_size(wrong)
 
 

@@ -45,7 +45,7 @@ def test_the_first_stage_is_spared_where_cuts_are_equal() -> None:
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 layers cannot be cut into 3 stages"):
+    with pytest.raises(ValueError, match="2 layers cannot be divided into 3 stages"):
         cut_layers([1, 1], 0, 3)
 
 

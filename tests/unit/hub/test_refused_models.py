@@ -39,7 +39,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
 
 def test_quantised_folder_is_refused_if_it_is_trained(folder: Path) -> None:
     model = ModelConfig(path=str(folder))
-    with pytest.raises(RoleError, match=r"model.path: .* is quantised \(fp8") as refused:
+    with pytest.raises(RoleError, match=r"model.path: .* is quantized \(fp8") as refused:
         fetch.model_source(model, Path("made"), with_weights=True, trained=True)
     assert refused.value.code == exit_codes.CONFIGURATION
     assert fetch.model_source(model, Path("made"), with_weights=True) == str(folder)
@@ -57,5 +57,5 @@ def test_quantised_repository_is_fetched_for_an_evaluation(fetched: list[str]) -
 
 
 def test_quantised_reference_is_refused(folder: Path) -> None:
-    with pytest.raises(RoleError, match=r"algorithm\.reference\.model: .* is quantised"):
+    with pytest.raises(RoleError, match=r"algorithm\.reference\.model: .* is quantized"):
         fetch.reference_source(ReferenceConfig(model=str(folder)), ModelConfig(path=str(folder)))

@@ -95,7 +95,7 @@ def test_environment(tmp_path: Path) -> None:
         ({"extra_args": ["--x", "1", "--no-enforce-eager"]}, r"extraArgs\[2\] \(--no-enforce-eager\)"),
         ({"extra_args": ["--por=1"]}, r"extraArgs\[0\] \(--por=1\)"),
         ({"extra_args": ["-tp", "2"]}, r"extraArgs\[0\] \(-tp\)"),
-        ({"extra_args": ["--x=1", "2"]}, r"extraArgs\[1\] \(2\) is neither a flag nor the value of one"),
+        ({"extra_args": ["--x=1", "2"]}, r"extraArgs\[1\] \(2\) is neither a flag nor a flag's value"),
         ({"modle": "x"}, "unknown field 'modle'"),
     ],
 )

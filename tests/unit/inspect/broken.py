@@ -77,7 +77,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
         {
             "metadata": {"name": "a", "namespace": "team", "creationTimestamp": MINUTE_AGO},
             "spec": {"maxSteps": 100},
-            "status": {"phase": "Unserved", "message": "no operator has taken this run yet"},
+            "status": {"phase": "Unserved", "message": "no operator has processed this run yet"},
         },
         ("no operator serves the run", "Install an operator that watches the namespace"),
     ),

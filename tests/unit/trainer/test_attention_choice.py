@@ -122,13 +122,13 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
             "fa4",
             gpu(10),
             needs(head_dim=256),
-            "fa4): the model's heads have 256 elements, and fa4 computes up to 128; set",
+            "fa4): the model's heads have 256 elements, but fa4 supports at most 128; set",
         ),
         (
             "varlen",
             gpu(8),
             needs(head_dim=100),
-            "varlen): the model's heads have 100 elements, and varlen computes multiples of 8; set attention: auto, or one of flash2, ",
+            "varlen): the model's heads have 100 elements, but varlen supports only multiples of 8; set attention: auto, or one of flash2, ",
         ),
         (
             "flash2",

@@ -1,6 +1,6 @@
-"""The `RLRun` resource (`rlrun.io/v1alpha1`) as pydantic models: the only source of the API; imports pydantic only.
+"""The `RLRun` resource (`rlrun.io/v1alpha1`) as pydantic models, which are the only source of the API. Imports only pydantic.
 
-`resource` holds the models, `crd` what is generated from them, `resolve` turns a resource into the roles' configuration.
+`resource` defines the models, `crd` generates the CRD from them, and `resolve` converts a resource into the roles' configuration.
 """
 
 API_VERSION = "rlrun.io/v1alpha1"

@@ -1,8 +1,8 @@
-"""`spec.allocation`: AReaL's one-line layout as the fields of trainer, engines and placement that it stands for.
+"""`spec.allocation`: AReaL's one-line layout, converted to the fields of trainer, engines and placement.
 
-It is resolved before the fields are judged, so that every reader of a specification sees the fields alone. A field that is written beside
-it must agree. Free to choose beside it are the division of the trainer's GPUs among pods (`trainer.gpusPerReplica` or `replicas`) and of
-the engines' copies among servers (`inference.dataParallel`).
+It is applied before the fields are validated, so every reader of a specification sees only the fields. A field that is set in addition
+must agree with it. The user may still choose how the trainer's GPUs are divided among pods (`trainer.gpusPerReplica` or `replicas`)
+and how the engines' copies are divided among servers (`inference.dataParallel`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from pydantic.alias_generators import to_camel
 from rlrun.config.allocation import Allocation, Part, parse_allocation
 
 NODE_GPUS = 8
-"""Most GPUs of a pod of the trainer, where nothing else is written."""
+"""Most GPUs of a trainer pod, unless the specification sets another number."""
 Tree = Mapping[str, object]
 
 
 def apply_allocation(values: Tree) -> dict[str, object]:
-    """The fields of a specification with those of its allocation.
+    """Return the fields of a specification, with the fields of its allocation filled in.
 
     Args:
-        values: fields by Python names or as a manifest spells them; blocks may be models.
+        values: fields by their Python names or by their manifest names; blocks may be models.
 
     Raises:
-        ValueError: the allocation is malformed, does not fit the task, or a field says otherwise; names both and the fix.
+        ValueError: The allocation is malformed, does not fit the task, or contradicts a field; the message names both and the fix.
     """
     text = values.get("allocation")
     result = dict(values)
@@ -46,55 +46,61 @@ def apply_allocation(values: Tree) -> dict[str, object]:
 
 
 def allocation_notes(text: str) -> list[str]:
-    """Facts about a valid allocation that its fields do not show."""
+    """Return notes about a valid allocation that its fields do not show."""
     allocation, found = parse_allocation(text), []
-    for whose, part in (("engines", allocation.engines), ("trainer", allocation.trainer)):
+    for role, part in (("engines", allocation.engines), ("trainer", allocation.trainer)):
         if part is None:
             continue
         if part.backend in ("sglang", "megatron", "archon"):
-            found.append(f"{part.backend} is read as {'vllm' if whose == 'engines' else 'fsdp'}")
-        if part.p > 1 and whose == "engines":
-            found.append(f"p{part.p} of the engines: no pipeline there, tensorParallel has them")
+            found.append(f"{part.backend} is replaced by {'vllm' if role == 'engines' else 'fsdp'}")
+        if part.p > 1 and role == "engines":
+            found.append(
+                f"p{part.p} of the engines is added to tensorParallel, because engines have no pipeline parallelism"
+            )
     return found
 
 
 class _Given:
-    """Fields that are written beside an allocation."""
+    """Fields that are set in addition to an allocation."""
 
     def __init__(self, values: Tree, text: str) -> None:
         self.values, self.text = values, text
 
     def get(self, path: str) -> object:
-        """The value of a field that is written; None: it is not."""
-        place: object = self.values
+        """Return the value of a field, or None if it is not set."""
+        value: object = self.values
         for part in path.split("."):
-            tree = _field_tree(place)
-            place = tree.get(part, tree.get(to_camel(part))) if tree is not None else None
-        return place
+            tree = _field_tree(value)
+            value = tree.get(part, tree.get(to_camel(part))) if tree is not None else None
+        return value
 
     def check(self, path: str, value: int) -> None:
-        """Refuse another value than the allocation's."""
+        """Refuse a field whose value differs from the allocation's."""
         written = self.get(path)
         if written is not None and written != value:
             field = ".".join(to_camel(part) for part in path.split("."))
             raise ValueError(
-                f"{field} ({written}) is {value} by allocation ({self.text}); remove {field}, or change allocation"
+                f"{field} ({written}) differs from {value}, its value in allocation ({self.text}); remove {field}, or change allocation"
             )
 
     def check_task(self, allocation: Allocation) -> None:
-        """Refuse parts that the task does not have."""
+        """Refuse roles that the task does not have."""
         task = self.get("task")
         if task == "SFT" and allocation.engines is not None:
             raise ValueError(
-                f"allocation ({self.text}) has engines, and task SFT has none; write the trainer alone, fsdp:d8"
+                f"allocation ({self.text}) has engines, but task SFT has no engines; write only the trainer, such as fsdp:d8"
             )
         if task == "Eval" and allocation.trainer is not None:
-            raise ValueError(f"allocation ({self.text}) has a trainer, and task Eval has none; write vllm:d4 alone")
+            raise ValueError(
+                f"allocation ({self.text}) has a trainer, but task Eval has no trainer; write only vllm:d4"
+            )
         if (host := self.get("trainer.shared_with")) is not None:
-            raise ValueError(f"allocation ({self.text}) is the host's ({host}), with trainer.sharedWith; remove it")
+            raise ValueError(
+                f"allocation ({self.text}) is set by the host ({host}) of trainer.sharedWith; remove allocation"
+            )
 
     def layout(self, allocation: Allocation) -> Iterator[tuple[str, int]]:
-        """Fields by Python names, with their values."""
+        """Yield each field's path, with Python names, and its value."""
         gpus = None
         if (trainer := allocation.trainer) is not None:
             gpus = self._gpus_per_pod(trainer)
@@ -133,7 +139,7 @@ class _Given:
         each = -(-total // NODE_GPUS)
         if total % each:
             raise ValueError(
-                f"allocation ({self.text}) has a trainer of {total} GPUs, which do not fill {each} pods of {NODE_GPUS}; change it, or "
+                f"allocation ({self.text}) has a trainer of {total} GPUs, which do not fill {each} pods of up to {NODE_GPUS}; change it or "
                 "set trainer.gpusPerReplica"
             )
         return total // each
@@ -142,8 +148,8 @@ class _Given:
         size = engines.t * engines.p
         if engines.d * size != trainer.gpus or gpus % size:
             raise ValueError(
-                f"allocation ({self.text}) puts engines of {engines.d} x {size} GPUs on a trainer's {trainer.gpus}, {gpus} in each pod; "
-                "with '|' they are the same GPUs: change the degrees of one of them"
+                f"allocation ({self.text}) puts engines of {engines.d} x {size} GPUs on the trainer's {trainer.gpus}, {gpus} per pod; "
+                "with '|' they must be the same GPUs: change the degrees of one of them"
             )
 
 
@@ -158,7 +164,7 @@ def _is_count(value: object) -> TypeGuard[int]:
 
 
 def _put_field(values: dict[str, object], parts: list[str], value: int) -> None:
-    """Set a field in blocks that are copied; one that is written stays, and so does what is no block."""
+    """Set a field in copies of its blocks. A field that is already set does not change, and values that are not blocks are skipped."""
     name, *rest = parts
     if not rest:
         if to_camel(name) not in values:

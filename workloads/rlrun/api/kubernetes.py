@@ -1,7 +1,7 @@
-"""The parts of Kubernetes' own API that a role's pod takes as they are.
+"""Parts of the Kubernetes API that a role's pod uses unchanged.
 
-They are typed, so that a typo is refused at apply, and carry no descriptions: Kubernetes documents them, and with them the CRD would
-be three times as large. What only Kubernetes knows (does this label key exist?), and what is not typed, the dry-run of the pods finds.
+They are typed, so that the API server refuses typing errors, but they have no descriptions: Kubernetes documents them, and the CRD would
+be three times as large. The dry-run of the pods checks the rest, such as unknown label keys.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Quantity = Annotated[
         "a Kubernetes quantity such as 500m, 16Gi or 2Ti",
     ),
 ]
-"""Kubernetes' notation of an amount."""
+"""A quantity in Kubernetes' notation."""
 Amount = Quantity | Annotated[int, Field(ge=0)]
 """Amount of a resource: a quantity, or a plain number as YAML reads it."""
 _POSITIVE = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|[0-9]+\.[0-9]*[1-9][0-9]*)"
@@ -45,7 +45,7 @@ Capacity = Annotated[
         "a Kubernetes quantity above 0 with its unit, such as 100Gi or 2Ti",
     ),
 ]
-"""Capacity of a volume. Fewer than a million bytes without a unit count as a forgotten unit."""
+"""Capacity of a volume. A value of less than a million bytes without a unit is refused as a missing unit."""
 _UNITS = {
     "n": "1e-9",
     "u": "1e-6",
@@ -61,10 +61,14 @@ _AMOUNT = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)((?P<exponent>e[0-9][0-9]?)|
 
 
 def read_amount(value: str | int) -> Decimal:
-    """A quantity as a number; `value` is valid."""
+    """Return a valid quantity as a number.
+
+    Raises:
+        ValueError: The value is not a quantity.
+    """
     found = _AMOUNT.fullmatch(str(value))
     if found is None:
-        raise ValueError(f"{value} is no quantity")
+        raise ValueError(f"{value} is not a quantity")
     number, unit = Decimal(found["number"] + (found["exponent"] or "")), found["unit"] or ""
     if found["binary"]:
         return number * Decimal(1024) ** ("KMGTPE".index(unit) + 1)
@@ -101,15 +105,13 @@ EnvName = Annotated[
     Field(min_length=1, max_length=253),
     Format(
         "[A-Za-z_][A-Za-z0-9_]*|[-._A-Za-z][-._A-Za-z0-9]*[-._A-Za-z0-9]",
-        "the name of an environment variable such as HF_TOKEN, of letters, digits, '_', '-' and '.', not beginning with a digit",
+        "the name of an environment variable such as HF_TOKEN, of letters, digits, '_', '-' and '.', without a digit at the start",
     ),
 ]
 EnvPrefix = Annotated[
     str,
     Field(max_length=253),
-    Format(
-        "([-._A-Za-z][-._A-Za-z0-9]*)?", "the beginning of names of environment variables such as WANDB_, without '='"
-    ),
+    Format("([-._A-Za-z][-._A-Za-z0-9]*)?", "a prefix of names of environment variables such as WANDB_, without '='"),
 ]
 FieldPath = Annotated[
     str,
@@ -163,7 +165,7 @@ class ResourceRequirements(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.requests) || !self.requests.exists(k, {_MORE})",
-            f"requests.{{{_FIRST_MORE}}} ({{string(self.requests[{_FIRST_MORE}])}}) is more than "
+            f"requests.{{{_FIRST_MORE}}} ({{string(self.requests[{_FIRST_MORE}])}}) is higher than "
             f"limits.{{{_FIRST_MORE}}} ({{string(self.limits[{_FIRST_MORE}])}}); lower it or raise the limit",
         ),
     )
@@ -174,7 +176,7 @@ class ResourceRequirements(Config):
             limit = self.limits.get(name)
             if limit is not None and read_amount(wanted) > read_amount(limit):
                 raise ValueError(
-                    f"requests.{name} ({wanted}) is more than limits.{name} ({limit}); lower it or raise the limit"
+                    f"requests.{name} ({wanted}) is higher than limits.{name} ({limit}); lower it or raise the limit"
                 )
         return self
 
@@ -189,12 +191,12 @@ class Toleration(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.operator) || self.operator != 'Exists' || self.?value.orValue('') == ''",
-            "value ({self.value}) has no meaning with operator Exists; remove it, or set operator: Equal",
+            "value ({self.value}) has no effect with operator Exists; remove it, or set operator: Equal",
             ".value",
         ),
         Rule(
             "has(self.key) || self.?operator.orValue('') == 'Exists'",
-            "key is not set, which tolerates every taint and needs operator: Exists; set key or operator",
+            "without key, a toleration tolerates every taint and needs operator: Exists; set key or operator",
         ),
         Rule(
             "!has(self.tolerationSeconds) || self.?effect.orValue('') == 'NoExecute'",
@@ -207,11 +209,11 @@ class Toleration(Config):
     def _meaningful(self) -> Self:
         if self.operator == "Exists" and self.value:
             raise ValueError(
-                f"value ({self.value}) has no meaning with operator Exists; remove it, or set operator: Equal"
+                f"value ({self.value}) has no effect with operator Exists; remove it, or set operator: Equal"
             )
         if self.key is None and self.operator != "Exists":
             raise ValueError(
-                "key is not set, which tolerates every taint and needs operator: Exists; set key or operator"
+                "without key, a toleration tolerates every taint and needs operator: Exists; set key or operator"
             )
         if self.toleration_seconds is not None and self.effect != "NoExecute":
             raise ValueError(
@@ -239,7 +241,7 @@ class EnvVarSource(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].exists_one(given, given)",
-            "exactly one of secretKeyRef, configMapKeyRef and fieldRef is the source of a variable; got "
+            "set exactly one of secretKeyRef, configMapKeyRef and fieldRef; got "
             "{[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(given, given).size()}",
         ),
     )
@@ -248,9 +250,7 @@ class EnvVarSource(Config):
     def _one(self) -> Self:
         given = [name for name in (self.secret_key_ref, self.config_map_key_ref, self.field_ref) if name is not None]
         if len(given) != 1:
-            raise ValueError(
-                f"exactly one of secretKeyRef, configMapKeyRef and fieldRef is the source of a variable; got {len(given)}"
-            )
+            raise ValueError(f"set exactly one of secretKeyRef, configMapKeyRef and fieldRef; got {len(given)}")
         return self
 
 
@@ -262,11 +262,11 @@ class EnvVar(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.?value.orValue('') == '' || !has(self.valueFrom)",
-            "{self.name} has a value and valueFrom; remove one of them",
+            "{self.name} has both value and valueFrom; remove one of them",
         ),
         Rule(
             r"!has(self.value) || !self.value.contains('\x00')",
-            "the value of {self.name} holds a NUL character, which no environment variable can; remove it",
+            "the value of {self.name} contains a NUL character, which environment variables cannot have; remove it",
             ".value",
         ),
         Rule(
@@ -281,10 +281,10 @@ class EnvVar(Config):
         if is_reserved(self.name):
             raise ValueError(f"name ({self.name}) is reserved: RLRun sets it itself; remove it")
         if self.value and self.value_from is not None:
-            raise ValueError(f"{self.name} has a value and valueFrom; remove one of them")
+            raise ValueError(f"{self.name} has both value and valueFrom; remove one of them")
         if self.value and "\0" in self.value:
             raise ValueError(
-                f"the value of {self.name} holds a NUL character, which no environment variable can; remove it"
+                f"the value of {self.name} contains a NUL character, which environment variables cannot have; remove it"
             )
         return self
 
@@ -302,7 +302,7 @@ class EnvFromSource(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.secretRef) != has(self.configMapRef)",
-            "exactly one of secretRef and configMapRef names the source of variables; got {has(self.secretRef) ? 'both' : 'neither'}",
+            "set exactly one of secretRef and configMapRef; got {has(self.secretRef) ? 'both' : 'neither'}",
         ),
     )
 
@@ -310,12 +310,12 @@ class EnvFromSource(Config):
     def _one(self) -> Self:
         if (self.secret_ref is None) == (self.config_map_ref is None):
             got = "neither" if self.secret_ref is None else "both"
-            raise ValueError(f"exactly one of secretRef and configMapRef names the source of variables; got {got}")
+            raise ValueError(f"set exactly one of secretRef and configMapRef; got {got}")
         return self
 
 
 FreeTerms = Annotated[list[FreeMapping], Field(max_length=16)]
-"""Checked by the dry-run of the pods alone."""
+"""Terms that only the dry-run of the pods checks."""
 
 
 class NodeAffinity(Config):
@@ -329,7 +329,7 @@ class PodAffinity(Config):
 
 
 class Affinity(Config):
-    """Affinity as in a PodSpec; `model_dump(by_alias=True, exclude_none=True)` is what the user wrote."""
+    """Affinity as in a PodSpec. `model_dump(by_alias=True, exclude_none=True)` returns the text of the user."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None
@@ -337,18 +337,18 @@ class Affinity(Config):
 
 
 KEY_VARIABLE = "RLRUN_API_KEY"
-"""The run's key, which a `podTemplate` may take from a Secret of the user's own."""
+"""The run's API key. A `podTemplate` may set it from a Secret of the user."""
 OWN_CONTAINERS = ("trainer", "inference", "orchestrator", "folder", "model")
-"""Names of containers that RLRun makes, whose reserved variables no `podTemplate` may set."""
+"""Names of the containers that RLRun creates. No `podTemplate` may set their reserved variables."""
 
 
 def is_reserved(variable: str) -> bool:
-    """True if RLRun sets an environment variable of this name itself."""
+    """Return whether RLRun sets an environment variable of this name itself."""
     return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIX)
 
 
 def reserved_variable(template: object) -> tuple[str, str] | None:
-    """Place and name of the first reserved variable that a pod template sets in a container of RLRun's. Total: any JSON is taken."""
+    """Return path and name of the first reserved variable that a pod template sets in a container of RLRun. Accepts any JSON value."""
     spec = template.get("spec") if isinstance(template, dict) else None
     for kind in ("containers", "initContainers"):
         containers = spec.get(kind) if isinstance(spec, dict) else None

@@ -1,4 +1,4 @@
-"""Lengths of a run, in tokens: prompts, samples and micro-batches must fit into each other."""
+"""Rules between the lengths of prompts, samples and micro-batches, in tokens."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ RULES = (
     Rule(
         "!has(self.trainer.microBatchTokens) || self.trainer.microBatchTokens >= self.seqLen",
         "trainer.microBatchTokens ({self.trainer.microBatchTokens}) must be at least seqLen ({self.seqLen}): "
-        "one sample must fit a micro-batch",
+        "a micro-batch must hold at least one sample; raise microBatchTokens or remove it",
         ".trainer.microBatchTokens",
     ),
     Rule(
         "!has(self.model.tiny) || self.model.tiny.maxLength >= self.seqLen",
-        "model.tiny.maxLength ({self.model.tiny.maxLength}) must be at least seqLen ({self.seqLen})",
+        "model.tiny.maxLength ({self.model.tiny.maxLength}) must be at least seqLen ({self.seqLen}); raise maxLength or lower seqLen",
         ".model.tiny.maxLength",
     ),
     Rule(
         "self.sampling.maxTokens < self.seqLen || self.environments.all(e, has(e.sampling))",
         "sampling.maxTokens ({self.sampling.maxTokens}) must be less than seqLen ({self.seqLen}), "
-        "which holds the prompt too; lower maxTokens or raise seqLen",
+        "which also includes the prompt; lower maxTokens or raise seqLen",
         ".sampling.maxTokens",
     ),
     Rule(
         f"!{_TOO_LONG}.exists(long, long)",
         f"environments[{{{_TOO_LONG}.indexOf(true)}}].sampling.maxTokens "
         f"({{{_TOO_LONG_TOKENS}}}) must be less than seqLen "
-        "({self.seqLen}), which holds the prompt too; lower maxTokens or raise seqLen",
+        "({self.seqLen}), which also includes the prompt; lower maxTokens or raise seqLen",
         ".environments",
     ),
 )
-"""Rules of the whole specification, for the API server."""
+"""Admission rules of the whole specification."""
 
 
 def check_samples(spec: RunFields) -> None:
-    """See that engine, micro-batch and model hold a sample of `seqLen` tokens.
+    """Check that engine, micro-batch and model can hold a sample of `seqLen` tokens.
 
     Raises:
-        ValueError: names the field, its value, and the fix.
+        ValueError: The message has field, value and fix.
     """
     engine_len = spec.inference.max_model_len
     if engine_len is not None and engine_len < spec.seq_len:
@@ -59,26 +59,29 @@ def check_samples(spec: RunFields) -> None:
     row = spec.trainer.micro_batch_tokens
     if row is not None and row < spec.seq_len:
         raise ValueError(
-            f"trainer.microBatchTokens ({row}) must be at least seqLen ({spec.seq_len}): one sample must fit a micro-batch"
+            f"trainer.microBatchTokens ({row}) must be at least seqLen ({spec.seq_len}): a micro-batch must hold at least one sample; "
+            "raise microBatchTokens or remove it"
         )
     tiny = spec.model.tiny
     if tiny is not None and tiny.max_length < spec.seq_len:
-        raise ValueError(f"model.tiny.maxLength ({tiny.max_length}) must be at least seqLen ({spec.seq_len})")
+        raise ValueError(
+            f"model.tiny.maxLength ({tiny.max_length}) must be at least seqLen ({spec.seq_len}); raise maxLength or lower seqLen"
+        )
 
 
 def check_replies(spec: RunFields) -> None:
-    """See that a prompt and the longest reply fit into `seqLen`, in training and in evaluation.
+    """Check that `seqLen` exceeds the longest reply, in training and in evaluation, so that a prompt fits too.
 
     Raises:
-        ValueError: names the field, its value, and the fix.
+        ValueError: The message has field, value and fix.
     """
     for i, environment in enumerate(spec.environments):
         sampling = environment.sampling or spec.sampling
         if sampling.max_tokens >= spec.seq_len:
-            where = f"environments[{i}].sampling" if environment.sampling else "sampling"
+            path = f"environments[{i}].sampling" if environment.sampling else "sampling"
             raise ValueError(
-                f"{where}.maxTokens ({sampling.max_tokens}) must be less than seqLen ({spec.seq_len}), "
-                "which holds the prompt too; lower maxTokens or raise seqLen"
+                f"{path}.maxTokens ({sampling.max_tokens}) must be less than seqLen ({spec.seq_len}), "
+                "which also includes the prompt; lower maxTokens or raise seqLen"
             )
         if spec.evaluation is not None and spec.evaluation.sampling is not None:
             try:

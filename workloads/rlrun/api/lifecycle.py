@@ -1,4 +1,4 @@
-"""Lifetime of a run: the cost of failures, removal at the end, and the network access of its pods."""
+"""Lifecycle of a run: restarts after failures, cleanup, budget, and the network access of its pods."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlrun.config.rule import Rule
 
 
 class BackoffSpec(Config):
-    """Waits between restarts. The first restart is at once; then `initialSeconds`, doubling up to `maxSeconds`."""
+    """Delays between restarts. The first restart is immediate; the next delays start at `initialSeconds` and double up to `maxSeconds`."""
 
     initial_seconds: Annotated[float, Field(gt=0, le=86400)] = 10.0
-    """Wait before the second restart, in seconds."""
+    """Delay before the second restart, in seconds."""
     max_seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
-    """Longest wait, in seconds."""
+    """Longest delay, in seconds."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -39,10 +39,10 @@ class BackoffSpec(Config):
 
 
 class BudgetSpec(Config):
-    """Limit on what a run may cost."""
+    """Limit on the GPU time of a run."""
 
     gpu_hours: Annotated[float, Field(gt=0, le=10_000_000)]
-    """GPU-hours of the run's pods, all attempts together; then it saves and is suspended, until this is raised."""
+    """GPU-hours of the run's pods over all attempts. At the limit the run saves and is suspended until the limit is raised."""
 
 
 FailureReason = Literal[
@@ -68,22 +68,22 @@ FailureReason = Literal[
     "ReferenceNotFound",
     "StorageError",
 ]
-"""Reasons of failures that a rule may name; the rest is the operator's own doing."""
+"""Failure reasons that a rule may name. The operator causes all other reasons itself."""
 
 
 class FailureRule(Config):
-    """Matches failures with all that is set, at least one condition; without codes and reasons, those that count anyway."""
+    """Rule for failures that meet all its conditions. Without onExitCodes and onReasons it matches only failures that count."""
 
     name: Annotated[str, Field(min_length=1, max_length=63), PRINTABLE]
-    """Name in messages."""
+    """Name of the rule in messages."""
     action: Literal["FailRun", "Restart", "RestartUncounted"]
-    """Restart counts."""
+    """Action. Restart counts towards `maxRestarts`, RestartUncounted does not."""
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(min_length=1, max_length=64)] | None = (
         None
     )
-    """Exit codes, but not of disrupted pods."""
+    """Exit codes of the failed container. Disrupted pods never match."""
     on_reasons: Annotated[list[FailureReason], Field(min_length=1, max_length=64)] | None = None
-    """Reasons, as in `status.lastFailure`."""
+    """Failure reasons, as in `status.lastFailure`."""
     roles: (
         Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(min_length=1, max_length=3)] | None
     ) = None
@@ -109,21 +109,21 @@ _RULE_TWICE = "self.rules.filter(r, !self.rules.exists_one(o, o.name == r.name))
 
 
 class FailurePolicySpec(Config):
-    """Policy for failures: when a trainer pod or the orchestrator dies, the whole run restarts from its last complete checkpoint."""
+    """Policy for failures. If a trainer pod or the orchestrator dies, the run restarts from its last complete checkpoint."""
 
     max_restarts: Annotated[int, Field(ge=0, le=10000)] = 3
-    """Restarts after failures; one more fails the run. Disruptions do not count."""
+    """Most restarts after failures; the next failure fails the run. Disruptions are not counted."""
     reset_after_steps: Annotated[int, Field(ge=1)] | None = None
-    """New steps after the last counted restart that reset the count."""
+    """Number of new steps after the last counted restart that resets the count."""
     backoff: BackoffSpec = BackoffSpec()
-    """Waits between restarts."""
+    """Delays between restarts."""
     rules: Annotated[list[FailureRule], Field(max_length=32)] = Field(default_factory=list)
-    """The first that fits decides, else the built-in ones."""
+    """Rules; the first match decides, otherwise the built-in rules do."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"!has(self.rules) || {_RULE_TWICE}.size() == 0",
-            f"several rules are called {{{_RULE_TWICE}[0].name}}; give each its own rules[].name",
+            f"several rules have the name {{{_RULE_TWICE}[0].name}}; give each rule its own rules[].name",
             ".rules",
         ),
     )
@@ -133,44 +133,44 @@ class FailurePolicySpec(Config):
         names = [rule.name for rule in self.rules]
         for index, name in enumerate(names):
             if names.index(name) != index:
-                raise ValueError(f"several rules are called {name}; give each its own rules[].name")
+                raise ValueError(f"several rules have the name {name}; give each rule its own rules[].name")
         return self
 
 
 class NodeLossSpec(Config):
-    """Nodes that do not answer."""
+    """Nodes that do not respond."""
 
     force_delete_seconds: Annotated[int, Field(ge=1, le=86400)] = 120
-    """An ended attempt's pods on such a node are removed by force after so long."""
+    """Seconds after which an ended attempt's pods on such a node are deleted by force."""
 
 
 Cleanup = Literal["GPU", "All", "None"]
 
 
 class CleanupPolicySpec(Config):
-    """Removal at the end of the run. GPU: trainer and engines; All: the orchestrator's pod, with its log, too; None: nothing."""
+    """Cleanup at the end of the run. GPU: delete trainer and engines; All: also the orchestrator's pod with its log; None: keep all."""
 
     on_complete: Cleanup = "GPU"
-    """After Complete."""
+    """Cleanup after Complete."""
     on_failure: Cleanup = "GPU"
-    """After Failed. None keeps the pods, and their GPUs, to look into."""
+    """Cleanup after Failed. None keeps the pods, and their GPUs, for debugging."""
 
 
 class ProgressSpec(Config):
     """Detection of stalls, and the action that follows."""
 
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
-    """Longest time from all pods scheduled to the attempt's first step."""
+    """Longest time from the scheduling of all pods to the attempt's first step, in seconds."""
     deadline_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
-    """Longest time without a step, or a part of one."""
+    """Longest time without progress in a step, in seconds."""
     action: Literal["Restart", "Fail", "Report"] = "Restart"
-    """Restart counts towards `failurePolicy.maxRestarts`; Report only sets the condition Progressing."""
+    """Action. Restart counts towards `failurePolicy.maxRestarts`; Report only sets the condition Progressing."""
 
 
 class NetworkPolicySpec(Config):
     """Network access of the run's pods."""
 
     mode: Literal["Restricted", "None"] = "Restricted"
-    """Restricted: each role reaches what it needs of the run, DNS, API server, hub, trackers and rewards' servers. None: no policy."""
+    """Restricted: each role reaches only its peers, DNS, API server, hub, trackers and reward servers. None: no NetworkPolicy."""
     extra_egress: Annotated[list[FreeMapping], Field(max_length=32)] = Field(default_factory=list)
-    """More egress rules of a NetworkPolicy, such as one for a proxy or a mirror of the hub."""
+    """Additional egress rules of the NetworkPolicy, such as a rule for a proxy or for a mirror of the hub."""

@@ -1,4 +1,4 @@
-"""Reading an `RLRun` manifest as the API server would, with the line of every problem."""
+"""Reader of `RLRun` manifests that applies the API server's rules and reports each problem with its line."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from rlrun.config.suggest import plain_name
 from rlrun.runtime.json_types import Json
 
 _TOML = (
-    "is TOML, and a manifest is YAML: `rlrun convert {0} -o run.yaml` makes one of PRIME-RL's file; `rl @ {0}` (or sft, eval) "
-    "starts it as it is, with --dry-run it shows what it means"
+    "is TOML, but a manifest is YAML: `rlrun convert {0} -o run.yaml` converts PRIME-RL's file; `rl @ {0}` (or sft, eval) "
+    "starts it unchanged, and --dry-run shows the resulting run"
 )
 _TOP = ("apiVersion", "kind", "metadata", "spec", "status")
 GROUP = API_VERSION.partition("/")[0]
 Lay = Callable[[Json], Json]
-"""From a manifest as it is written to one with its namespace's defaults (`rlrun.defaults.given.Laid`)."""
+"""Function from a manifest to the same manifest with its namespace's defaults (`rlrun.defaults.given.Laid`)."""
 
 
 def read_manifest(path: Path, variation: Variation | None = None, lay: Lay | None = None) -> RLRun:
-    """The one RLRun of a YAML (or JSON) file; documents of other kinds beside it are left alone.
+    """Read the RLRun of a YAML or JSON file. Documents of other kinds are ignored.
 
     Args:
-        path: the file.
-        variation: options and variables that change it.
-        lay: over defaults.
+        path: manifest file.
+        variation: options and environment variables that change the manifest.
+        lay: function that applies the namespace's defaults.
 
     Raises:
-        ConfigError: every problem with its line.
+        ConfigError: All problems, each with its line.
     """
     return parse_manifest(read_text(path), str(path), variation, lay)[0]
 
@@ -46,7 +46,7 @@ def read_manifest(path: Path, variation: Variation | None = None, lay: Lay | Non
 def parse_manifest(
     text: str, source: str, variation: Variation | None = None, lay: Lay | None = None
 ) -> tuple[RLRun, Layer]:
-    """As `read_manifest`, from a text that messages call `source`; with the origin of every field, for more checks."""
+    """Parse a manifest as `read_manifest` does, and return the origin of every field; messages call the text `source`."""
     examined, layer = examine_manifest(text, source, variation, lay)
     if examined.problems or examined.result is None:
         raise ConfigError(examined.problems)
@@ -56,10 +56,10 @@ def parse_manifest(
 def examine_manifest(
     text: str, source: str, variation: Variation | None = None, lay: Lay | None = None
 ) -> tuple[Examined[RLRun], Layer]:
-    """As `parse_manifest`, with every problem beside what can be understood all the same.
+    """Parse a manifest as `parse_manifest` does, but return the problems together with the valid part.
 
     Raises:
-        ConfigError: it is not YAML, or holds none or several RLRuns.
+        ConfigError: The text is not YAML, or does not contain exactly one RLRun.
     """
     if source.lower().endswith(".toml"):
         raise ConfigError([Problem(source, "", _TOML.format(shlex.quote(source)))])
@@ -69,25 +69,25 @@ def examine_manifest(
     except ConfigError as error:
         raise ConfigError([*broken, *error.problems]) from None
     wrong_type = _check_type(document, source)
-    if wrong_type and not is_manifest(document.value):  # the fields of another type would only confuse
+    if wrong_type and not is_manifest(document.value):  # problems of another kind's fields would only confuse
         raise ConfigError([*broken, *wrong_type])
     document, misplaced = put_in_place(document, source)
     value = document.value | {"apiVersion": API_VERSION, "kind": KIND}
     value = value if lay is None else lay(value)
     layer = Reader(RLRun, source, document.lines, camel_only=True).read(value, line=document.line)
     layer.problems += [*broken, *wrong_type, *misplaced]
-    layer.notices += [_not_read(one, source) for one in documents if one.value is not run.value]
+    layer.notices += [_ignored_document(other, source) for other in documents if other.value is not run.value]
     if variation is not None:
         layer = variation.over(layer)
     return examine_layer(RLRun, layer), layer
 
 
 def manifest_text(spec: RLRunSpec, name: str) -> str:
-    """A manifest of what a user has set, as YAML; without the variables of pods, whose values may be secrets.
+    """Return a manifest with the fields that a user has set, as YAML. It omits the pods' variables, whose values may be secrets.
 
     Args:
-        spec: of the run.
-        name: of the run.
+        spec: specification of the run.
+        name: name of the run.
     """
     import yaml
 
@@ -98,10 +98,10 @@ def manifest_text(spec: RLRunSpec, name: str) -> str:
 
 
 def the_run(documents: list[Document], source: str) -> Document:
-    """The one RLRun among documents.
+    """Return the only RLRun among documents.
 
     Raises:
-        ConfigError: there is none, or there are several.
+        ConfigError: There is not exactly one RLRun.
     """
     mappings = [document for document in documents if isinstance(document.value, dict)]
     runs = [document for document in mappings if is_manifest(document.value)]
@@ -110,7 +110,7 @@ def the_run(documents: list[Document], source: str) -> Document:
     if len(runs) > 1:
         lines = ", ".join(str(document.line) for document in runs)
         raise ConfigError(
-            [Problem(source, "", f"holds {len(runs)} RLRuns (lines {lines}), expected exactly one; split the file")]
+            [Problem(source, "", f"contains {len(runs)} RLRuns (lines {lines}), expected exactly one; split the file")]
         )
     if len(documents) == 1 and mappings:
         return mappings[0]
@@ -121,29 +121,31 @@ def the_run(documents: list[Document], source: str) -> Document:
         and isinstance(documents[0].value[0], dict)
     ):
         line = documents[0].line
-        message = f"holds a list, expected exactly one {KIND}; write the fields without the dash, and --- between several manifests"
+        message = f"contains a list, expected exactly one {KIND}; write the fields without the dash, and --- between several manifests"
         raise ConfigError([Problem(source, "", message, line)])
     kinds = [str(document.value.get("kind")) for document in mappings]
-    what = f"{len(documents)} documents ({', '.join(kinds)})" if kinds else "no mapping"
-    raise ConfigError([Problem(source, "", f"holds {what if documents else 'nothing'}, expected exactly one {KIND}")])
+    found = f"{len(documents)} documents ({', '.join(kinds)})" if kinds else "no mapping"
+    raise ConfigError(
+        [Problem(source, "", f"contains {found if documents else 'nothing'}, expected exactly one {KIND}")]
+    )
 
 
-def _not_read(document: Document, source: str) -> Problem:
-    """Note about another document of the file, such as a Secret of the run."""
+def _ignored_document(document: Document, source: str) -> Problem:
+    """Return a note about another document of the file, such as a Secret of the run."""
     kind = document.value.get("kind") if isinstance(document.value, dict) else None
     what = kind if isinstance(kind, str) and plain_name(kind) else "a document without kind"
-    return Problem(source, "", f"{what} is not an {KIND}, so that it is not checked", document.line)
+    return Problem(source, "", f"{what} is not an {KIND}; it is ignored", document.line)
 
 
 def is_manifest(document: Json) -> bool:
-    """True for a document that is an RLRun, as far as its kind or its apiVersion says."""
+    """Return whether a document's kind or apiVersion is that of an RLRun."""
     kind, version = document.get("kind"), document.get("apiVersion")
     is_kind = isinstance(kind, str) and kind.lower() in (KIND.lower(), KIND.lower() + "s")
     return is_kind or (isinstance(version, str) and version.partition("/")[0] == GROUP)
 
 
 def _check_type(document: Document, source: str) -> list[Problem]:
-    """Problems of apiVersion and kind."""
+    """Return the problems of apiVersion and kind."""
     wanted = {"apiVersion": API_VERSION, "kind": KIND}
     wrong = {name: document.value.get(name) for name, right in wanted.items() if document.value.get(name) != right}
     if len(wrong) == len(wanted) and not is_manifest(document.value):
@@ -154,14 +156,14 @@ def _check_type(document: Document, source: str) -> list[Problem]:
             line = document.lines.get((name,), document.line)
             message = f"got {str(got)[:80]!r}, expected {wanted[name]}; write {name}: {wanted[name]}"
             problems.append(Problem(source, name, message, line))
-        elif not any(plain_name(str(one)) == plain_name(name) for one in document.value):
+        elif not any(plain_name(str(key)) == plain_name(name) for key in document.value):
             message = f"required, but not set; write {name}: {wanted[name]}"
             problems.append(Problem(source, name, message, document.line))
     return problems
 
 
 def _other_object(document: Document, source: str) -> Problem:
-    """The problem of a document that is another object of Kubernetes, or none."""
+    """Return the problem of a document that is another Kubernetes object, or has neither apiVersion nor kind."""
     kind, version = document.value.get("kind"), document.value.get("apiVersion")
     if kind is None and version is None:
         names = ", ".join(str(name) for name in list(document.value)[:3])
@@ -176,10 +178,10 @@ def _other_object(document: Document, source: str) -> Problem:
 
 
 def put_in_place(document: Document, source: str) -> tuple[Document, list[Problem]]:
-    """The document with misplaced parts where they belong, and a problem for each slip.
+    """Move misplaced parts of a manifest to the right place, and report a problem for each.
 
     Args:
-        document: a mapping.
+        document: document with a mapping.
         source: name of the file in messages.
     """
     problems: list[Problem] = []
@@ -189,7 +191,7 @@ def put_in_place(document: Document, source: str) -> tuple[Document, list[Proble
 
 
 def _fields_beside_spec(document: Document, source: str, problems: list[Problem]) -> Document:
-    """Fields of `spec` at the top of a manifest whose `spec` is empty or missing."""
+    """Move fields of `spec` from the top of a manifest into its empty or missing `spec`."""
     value = document.value
     names = [
         name
@@ -203,7 +205,7 @@ def _fields_beside_spec(document: Document, source: str, problems: list[Problem]
     fix = "indent" if "spec" in value else f"write spec: above {names[0]} and indent"
     problems.append(Problem(source, "spec", f"is empty; {fix} {shown} by two spaces below spec", line))
     moved = {name: value[name] for name in names}
-    rest = {name: one for name, one in value.items() if name not in names}
+    rest = {name: field for name, field in value.items() if name not in names}
     return _move_value(document, rest | {"spec": moved}, {(name,): ("spec", name) for name in names})
 
 
@@ -215,7 +217,7 @@ def _spec_in_spec(document: Document, source: str, problems: list[Problem]) -> D
     problems.append(
         Problem(source, "spec.spec", "unknown field; remove the inner spec:", document.lines.get(("spec", "spec")))
     )
-    outer = {name: one for name, one in spec.items() if name != "spec"}
+    outer = {name: field for name, field in spec.items() if name != "spec"}
     return _move_value(document, document.value | {"spec": inner | outer}, {("spec", "spec"): ("spec",)})
 
 
@@ -226,12 +228,12 @@ def _spec_in_metadata(document: Document, source: str, problems: list[Problem]) 
         return document
     message = "spec belongs at the top of the manifest: write spec: without the spaces before it"
     problems.append(Problem(source, "metadata.spec", message, document.lines.get(("metadata", "spec"))))
-    rest = {name: one for name, one in metadata.items() if name != "spec"}
+    rest = {name: field for name, field in metadata.items() if name != "spec"}
     return _move_value(document, document.value | {"metadata": rest, "spec": inner}, {("metadata", "spec"): ("spec",)})
 
 
 def _name_at_the_top(document: Document, source: str, problems: list[Problem]) -> Document:
-    """`name`, `namespace` and others of `metadata` at the top."""
+    """Move `name`, `namespace` and other fields of `metadata` from the top."""
     value, metadata = document.value, document.value.get("metadata", {})
     names = [name for name in value if name in ObjectMeta.model_fields and isinstance(value[name], str | dict)]
     if not names or not isinstance(metadata, dict) or any(name in metadata for name in names):
@@ -243,13 +245,13 @@ def _name_at_the_top(document: Document, source: str, problems: list[Problem]) -
             else f"move {name} into metadata"
         )
         problems.append(Problem(source, name, f"is a field of metadata; {shown}", document.lines.get((name,))))
-    rest = {name: one for name, one in value.items() if name not in names}
+    rest = {name: field for name, field in value.items() if name not in names}
     moved = metadata | {name: value[name] for name in names}
     return _move_value(document, rest | {"metadata": moved}, {(name,): ("metadata", name) for name in names})
 
 
 def _move_value(document: Document, value: Any, places: dict[Key, Key]) -> Document:
-    """The document with another value, and the lines of what has moved."""
+    """Return the document with another value and the lines of the moved parts."""
     lines = dict(document.lines)
     for old, new in places.items():
         lines |= {(*new, *key[len(old) :]): line for key, line in document.lines.items() if key[: len(old)] == old}

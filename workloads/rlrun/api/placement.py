@@ -24,17 +24,17 @@ class TopologySpec(Config):
     """Keep pods near each other. At most one of `required` and `preferred`."""
 
     required: LabelKey | None = None
-    """Node label, such as `nvidia.com/gpu.clique`, that all pods of the scope must share; else they wait."""
+    """Node label, such as `nvidia.com/gpu.clique`, whose value all pods of the scope must share. Otherwise they wait."""
     preferred: LabelKey | None = None
-    """Node label that the pods of the scope should agree in."""
+    """Node label whose value the pods of the scope should share."""
     scope: Literal["Role", "Run"] = "Role"
-    """Role: the trainer's pods among themselves. Run: trainer and inference together."""
+    """Role: the trainer's pods. Run: the pods of trainer and inference."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "has(self.required) != has(self.preferred)",
-            "exactly one of required ({has(self.required) ? self.required : 'not set'}) and preferred "
-            "({has(self.preferred) ? self.preferred : 'not set'}) names the node label; set one of them",
+            "set exactly one of required ({has(self.required) ? self.required : 'not set'}) and preferred "
+            "({has(self.preferred) ? self.preferred : 'not set'})",
         ),
     )
 
@@ -42,30 +42,28 @@ class TopologySpec(Config):
     def _one(self) -> Self:
         if (self.required is None) == (self.preferred is None):
             required, preferred = self.required or "not set", self.preferred or "not set"
-            raise ValueError(
-                f"exactly one of required ({required}) and preferred ({preferred}) names the node label; set one of them"
-            )
+            raise ValueError(f"set exactly one of required ({required}) and preferred ({preferred})")
         return self
 
 
 class PlacementSpec(Config):
-    """Placement of the run's pods, in the terms of GPU clusters."""
+    """Placement of the run's pods on the nodes of a GPU cluster."""
 
     gpu_product: LabelValue | None = None
     """GPU model of trainer and inference: node label `nvidia.com/gpu.product`."""
     pool: LabelValue | None = None
     """Node pool of all roles: node label `rlrun.io/pool`."""
     trainer: RolePlacement = RolePlacement()
-    """Replaces the two above for the trainer."""
+    """Replaces the two fields above for the trainer."""
     inference: RolePlacement = RolePlacement()
-    """Replaces the two above for inference."""
+    """Replaces the two fields above for inference."""
     orchestrator: RolePlacement = RolePlacement()
     """Replaces the pool for the orchestrator, which needs no GPU."""
     topology: TopologySpec | None = None
-    """Keep pods near each other; none by default."""
+    """Keep pods near each other. Default: no constraint."""
     spread_inference: Literal["None", "Preferred", "Required"] = "Preferred"
-    """Put engines on different nodes, so that one node's loss leaves others."""
+    """Put engines on different nodes, so that the loss of one node does not stop all of them."""
     colocate: bool = False
-    """Run an engine in each of the trainer's pods, on its GPUs, in turn with it."""
+    """Run an engine in each trainer pod, on the same GPUs, in turn with the trainer."""
     gpu_resource: ExtendedResource = "nvidia.com/gpu"
     """Extended resource that counts GPUs."""

@@ -1,4 +1,4 @@
-"""Fields of each role's block that configure its pods, beside those of its computation."""
+"""Fields of each role's block that configure its pods, in addition to the fields of its computation."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSp
 from rlrun.config.rule import Rule
 
 _CLOSE = 1e-9
-"""Shares are floats."""
+"""Tolerance of the rounding errors of shares, which are floats."""
 
 
 def _without_reserved(template: object) -> object:
     if (found := reserved_variable(template)) is not None:
-        where, name = found
-        raise ValueError(f"spec.{where} ({name}) is reserved: RLRun sets it itself; remove it")
+        path, name = found
+        raise ValueError(f"spec.{path} ({name}) is reserved: RLRun sets it itself; remove it")
     return template
 
 
@@ -42,9 +42,9 @@ class PodFields(Config):
     """The pods of one role."""
 
     image: ImageReference | None = None
-    """Container image; default: the operator's for this role."""
+    """Container image. Default: the operator's image for this role."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When to pull the image; default: Kubernetes'."""
+    """When to pull the image. Default: the default of Kubernetes."""
     image_pull_secrets: Annotated[list[LocalObjectReference], Field(max_length=16), Distinct("name")] = Field(
         default_factory=list
     )
@@ -54,7 +54,7 @@ class PodFields(Config):
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(default_factory=dict)
     """Labels that a node must have."""
     tolerations: Annotated[list[Toleration], Field(max_length=32)] = Field(default_factory=list)
-    """Tolerated taints; pods with GPUs always tolerate the GPU resource's own."""
+    """Tolerated taints. Pods with GPUs always tolerate the taint of the GPU resource."""
     affinity: Affinity = Affinity()
     """Kubernetes affinity; `placement` adds to it."""
     priority_class_name: ObjectName | None = None
@@ -62,13 +62,13 @@ class PodFields(Config):
     runtime_class_name: ObjectName | None = None
     """RuntimeClass of the pods, such as `nvidia`."""
     env: Annotated[list[EnvVar], Field(max_length=128), Distinct("name")] = Field(default_factory=list)
-    """Environment variables; `RLRUN_*` and torchrun's own are reserved."""
+    """Environment variables. `RLRUN_*` and the variables of torchrun are reserved."""
     env_from: Annotated[list[EnvFromSource], Field(max_length=32)] = Field(default_factory=list)
     """Secrets and ConfigMaps whose keys become environment variables."""
     shared_memory: PositiveQuantity | None = None
-    """Size limit of `/dev/shm`; default: the container's memory."""
+    """Size limit of `/dev/shm`. Default: the container's memory."""
     pod_template: Annotated[FreeMapping, AfterValidator(_without_reserved)] = Field(default_factory=dict)
-    """PodTemplateSpec merged as `kubectl patch` does, within the policy of the operator; the container has the role's name."""
+    """PodTemplateSpec, merged like `kubectl patch`, as far as the operator's policy allows. The container has the role's name."""
 
 
 _PER_POD = (
@@ -81,23 +81,23 @@ _REPLICATED = "(self.parallelism.pp * self.parallelism.dpReplicate * self.parall
 
 
 class ElasticSpec(Config):
-    """Fewer pods than `trainer.replicas`, while there are not enough nodes for all of them."""
+    """Training with fewer pods than `trainer.replicas` if the cluster lacks nodes."""
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
     """Fewest pods."""
     wait_seconds: Annotated[int, Field(ge=1, le=86400)] = 300
-    """Time that pods wait for nodes before the run goes on with fewer."""
+    """Seconds that pods wait for nodes before the run continues with fewer pods."""
     grow_seconds: Annotated[int, Field(ge=1, le=604800)] = 1800
-    """Shortest time from there until it grows again."""
+    """Shortest time, in seconds, before the run grows again."""
 
 
 class TrainerBlock(TrainerSpec, PodFields):
-    """The torchrun group that steps the optimizer (FSDP2), and its pods."""
+    """The trainer: a torchrun group that runs the optimizer (FSDP2), and its pods."""
 
     elastic: ElasticSpec | None = None
-    """Go on with fewer pods where nodes are missing."""
+    """Continue with fewer pods if nodes are missing."""
     guests: Annotated[list[GuestPattern], Field(max_length=64), Distinct()] = Field(default_factory=list)
-    """Runs that may use this trainer (`sharedWith`), by name or by its beginning (`ann-*`); default: none."""
+    """Runs that may use this trainer (`sharedWith`), by name or by prefix (`ann-*`). Default: no other run."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -119,47 +119,47 @@ class TrainerBlock(TrainerSpec, PodFields):
         ),
         Rule(
             "!self.cpuOffload || self.gpusPerReplica > 0",
-            "cpuOffload (true) needs GPUs, and gpusPerReplica is 0; remove cpuOffload",
+            "cpuOffload (true) needs GPUs, but gpusPerReplica is 0; remove cpuOffload",
             ".cpuOffload",
         ),
         Rule(
             "!self.optimizer.offload || self.gpusPerReplica > 0",
-            "optimizer.offload (true) needs GPUs, and gpusPerReplica is 0; remove optimizer.offload",
+            "optimizer.offload (true) needs GPUs, but gpusPerReplica is 0; remove optimizer.offload",
             ".optimizer",
         ),
         Rule(
             "!self.optimizer.offload || !self.cpuOffload",
-            "optimizer.offload (true) has no meaning with cpuOffload (true), which moves the moments as well; remove one of them",
+            "optimizer.offload (true) has no effect with cpuOffload (true), which moves the moments as well; remove one of them",
             ".optimizer",
         ),
         Rule(
             "!self.cpuOffload || self.parallelism.pp == 1",
-            "cpuOffload (true) keeps gradients in host memory, where the stages of parallelism.pp ({self.parallelism.pp}) do not "
-            "meet; set cpuOffload: false or pp: 1",
+            "cpuOffload (true) keeps gradients in host memory, which the stages of parallelism.pp ({self.parallelism.pp}) cannot share; "
+            "set cpuOffload: false or pp: 1",
             ".parallelism",
         ),
         Rule(
             "!has(self.lora) || self.lora.slots == 1 || self.parallelism.pp == 1",
-            "lora.slots ({self.lora.slots}) needs ranks that fail together, which the stages of parallelism.pp "
+            "lora.slots ({self.lora.slots}) needs ranks that fail together, but the stages of parallelism.pp "
             "({self.parallelism.pp}) do not; set lora.slots: 1 or pp: 1",
             ".parallelism",
         ),
         Rule(
             "self.parallelism.schedule == '1F1B' || self.parallelism.pp > 1",
-            "parallelism.schedule ({self.parallelism.schedule}) orders the stages of a pipeline, and pp is 1; raise pp, or remove schedule",
+            "parallelism.schedule ({self.parallelism.schedule}) orders the stages of a pipeline, but pp is 1; raise pp, or remove schedule",
             ".parallelism",
         ),
         Rule(
             "!has(self.parallelism.stagesPerRank) || (self.parallelism.schedule == '1F1B' ? self.parallelism.stagesPerRank == 1 : "
             "self.parallelism.stagesPerRank == 2 || (self.parallelism.stagesPerRank > 2 && self.parallelism.schedule != 'ZBVZeroBubble'))",
-            "parallelism.stagesPerRank ({self.parallelism.stagesPerRank}) does not go with schedule {self.parallelism.schedule}: "
-            "1F1B has 1, ZBVZeroBubble 2, the others 2 or more; change one of them",
+            "parallelism.stagesPerRank ({self.parallelism.stagesPerRank}) does not fit schedule {self.parallelism.schedule}: "
+            "1F1B has 1 stage, ZBVZeroBubble 2, the others 2 or more; change one of them",
             ".parallelism",
         ),
         Rule(
             "!self.parallelism.schedule.endsWith('ZeroBubble') || (self.parallelism.tp == 1 && self.gradientAccumulation == 'local' && "
             "(!has(self.compile) || !self.compile) && !has(self.lora))",
-            "parallelism.schedule ({self.parallelism.schedule}) computes gradients of weights after those of inputs, which needs tp: 1 "
+            "parallelism.schedule ({self.parallelism.schedule}) computes gradients of weights after gradients of inputs, which needs tp: 1 "
             "(here {self.parallelism.tp}), gradientAccumulation: local (here {self.gradientAccumulation}), no compile: true and no lora; "
             "change these, or set schedule: Interleaved1F1B",
             ".parallelism",
@@ -172,23 +172,24 @@ class TrainerBlock(TrainerSpec, PodFields):
         ),
         Rule(
             "self.attention in ['auto', 'sdpa'] || self.gpusPerReplica > 0",
-            "attention ({self.attention}) needs GPUs, and gpusPerReplica is 0; set attention: auto",
+            "attention ({self.attention}) needs GPUs, but gpusPerReplica is 0; set attention: auto",
             ".attention",
         ),
         Rule(
             "!has(self.lora) || self.parallelism.tp == 1 || self.lora.dropout == 0.0",
-            "parallelism.tp ({self.parallelism.tp}) drops different inputs on each rank; set lora.dropout: 0 or tp: 1",
+            "lora.dropout ({self.lora.dropout}) would drop different inputs on each rank of parallelism.tp ({self.parallelism.tp}); "
+            "set lora.dropout: 0 or tp: 1",
             ".parallelism",
         ),
         Rule(
             "!has(self.sharedWith) || has(self.lora)",
-            "sharedWith ({self.sharedWith}) needs lora: runs share a trainer by their adapters; set lora",
+            "sharedWith ({self.sharedWith}) needs lora, because runs share a trainer only with adapters; set lora",
             ".sharedWith",
         ),
         Rule(
             "!has(self.lora) || !has(self.lora.modulesToSave) || size(self.lora.modulesToSave) == 0 || "
             "(!has(self.sharedWith) && self.lora.slots == 1)",
-            "lora.modulesToSave trains whole modules, which runs cannot share; remove it, or sharedWith and lora.slots",
+            "lora.modulesToSave trains full modules, which runs cannot share; remove it, or remove sharedWith and lora.slots",
             ".lora",
         ),
         Rule(
@@ -198,7 +199,7 @@ class TrainerBlock(TrainerSpec, PodFields):
             "self.attention == 'auto' && (!has(self.compile) || !self.compile) && self.computeDtype == 'auto' && !self.cpuOffload && "
             "self.gradientAccumulation == 'reduce' && "
             "(!has(self.lora) || self.lora.slots == 1))",
-            "sharedWith ({self.sharedWith}) leaves processes, layout and memory to the host; remove lora.slots, replicas, "
+            "sharedWith ({self.sharedWith}) uses the host's processes, layout and memory; remove lora.slots, replicas, "
             "processesPerReplica, gpusPerReplica, parallelism, activationCheckpointing, attention, compile, computeDtype, cpuOffload and "
             "gradientAccumulation",
             ".sharedWith",
@@ -216,20 +217,20 @@ class TrainerBlock(TrainerSpec, PodFields):
         Rule(
             f"!has(self.elastic) || has(self.parallelism.dpShard) || ({_LEAST_RANKS} % {_DIVIDED} == 0 && "
             f"{_LEAST_RANKS} / {_REPLICATED} % self.parallelism.ep == 0)",
-            f"elastic.min ({{self.elastic.min}}) makes {{{_LEAST_RANKS}}} ranks, which pp * dpReplicate * cp * tp ({{{_DIVIDED}}}) must "
-            "divide, and ep ({self.parallelism.ep}) their dpShard * cp; change elastic.min or parallelism",
+            f"elastic.min ({{self.elastic.min}}) gives {{{_LEAST_RANKS}}} ranks, which pp * dpReplicate * cp * tp ({{{_DIVIDED}}}) must "
+            "divide, and ep ({self.parallelism.ep}) must divide their dpShard * cp; change elastic.min or parallelism",
             ".elastic",
         ),
         Rule(
             "!has(self.elastic) || !has(self.lora) || self.lora.slots == 1",
-            "elastic begins new attempts, and lora.slots ({self.lora.slots}) lets other runs use this trainer; remove one of them",
+            "elastic starts new attempts, which interrupt other runs that lora.slots ({self.lora.slots}) admits; remove one of them",
             ".elastic",
         ),
     )
 
     @property
     def sizes(self) -> Sizes:
-        """Numbers of pods that the run may have: `replicas` alone, unless it is elastic."""
+        """Numbers of pods that the run may have: only `replicas`, unless the trainer is elastic."""
         least = self.replicas if self.elastic is None else self.elastic.min
         return trainer_sizes(self.parallelism, self.ranks_per_replica, least, self.replicas)
 
@@ -249,27 +250,27 @@ class TrainerBlock(TrainerSpec, PodFields):
         if least not in self.sizes.allowed:
             divided = layout.pp * layout.dp_replicate * layout.cp * layout.tp
             raise ValueError(
-                f"elastic.min ({least}) makes {least * self.ranks_per_replica} ranks, which pp * dpReplicate * cp * tp ({divided}) must "
-                f"divide, and ep ({layout.ep}) their dpShard * cp; change elastic.min or parallelism"
+                f"elastic.min ({least}) gives {least * self.ranks_per_replica} ranks, which pp * dpReplicate * cp * tp ({divided}) must "
+                f"divide, and ep ({layout.ep}) must divide their dpShard * cp; change elastic.min or parallelism"
             )
         if self.lora is not None and self.lora.slots > 1:
             raise ValueError(
-                f"elastic begins new attempts, and lora.slots ({self.lora.slots}) lets other runs use this trainer; remove one of them"
+                f"elastic starts new attempts, which interrupt other runs that lora.slots ({self.lora.slots}) admits; remove one of them"
             )
         return self
 
 
 class AutoscaleSpec(Config):
-    """Bounds and aim of the number of engines."""
+    """Limits and target of the number of engines."""
 
     min: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Fewest engines, and the first number."""
+    """Fewest engines, and the initial number."""
     max: Annotated[int, Field(ge=1, le=4096)]
     """Most engines."""
     target_wait: Annotated[float, Field(ge=0.01, le=0.9)] = 0.05
     """Share of time that the trainer may wait for rollouts."""
     stabilization_seconds: Annotated[int, Field(ge=0, le=86400)] = 120
-    """Shortest measurement; two steps at least."""
+    """Shortest measurement, in seconds; a measurement includes at least two steps."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -292,26 +293,26 @@ class SpotSpec(Config):
     """Engines on interruptible nodes."""
 
     share: Annotated[float, Field(gt=0, le=1)]
-    """Share of the engines, at most; `minAvailable` stay on others."""
+    """Largest share of the engines; `minAvailable` engines stay on other nodes."""
     node_selector: Annotated[dict[LabelKey, LabelValue], Field(min_length=1, max_length=32)]
-    """Labels of these nodes; taints of the same keys are tolerated."""
+    """Labels of the interruptible nodes. Taints with the same keys are tolerated."""
 
 
 class InferenceBlock(InferenceSpec, PodFields):
     """The vLLM engines and their pods."""
 
     min_available: Annotated[int, Field(ge=0, le=4096)] = 1
-    """Ready engines below which InferenceAvailable is False; at most `replicas`."""
+    """Fewest ready engines for which InferenceAvailable is True; at most `replicas`."""
     autoscale: AutoscaleSpec | None = None
-    """The operator chooses the number."""
+    """Let the operator choose the number of engines."""
     spot: SpotSpec | None = None
-    """Engines whose loss is no failure."""
+    """Engines on interruptible nodes; their loss does not count as a failure."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *EXTRA_ARGUMENTS_RULES,
         Rule(
             "!has(self.autoscale) || !has(self.replicas)",
-            "replicas ({self.replicas}) is the operator's choice with autoscale, within autoscale.min and autoscale.max; remove one of "
+            "replicas ({self.replicas}) cannot be set with autoscale, which chooses it from autoscale.min to autoscale.max; remove one of "
             "them",
             ".replicas",
         ),
@@ -335,16 +336,16 @@ class InferenceBlock(InferenceSpec, PodFields):
 
     @property
     def least(self) -> int:
-        """Number of engines that there are always."""
+        """Fewest engines that the run always has."""
         return self.replicas if self.autoscale is None else self.autoscale.min
 
     @property
     def most(self) -> int:
-        """Most engines that there may be."""
+        """Most engines that the run may have."""
         return self.replicas if self.autoscale is None else self.autoscale.max
 
     def on_spot(self, engines: int) -> int:
-        """Number of `engines` that are on interruptible nodes: at most their share, and what `minAvailable` leaves."""
+        """Return how many of `engines` run on interruptible nodes: at most their share, without the `minAvailable` others."""
         if self.spot is None:
             return 0
         return max(0, min(math.floor(self.spot.share * engines + _CLOSE), engines - self.min_available))
@@ -354,7 +355,7 @@ class InferenceBlock(InferenceSpec, PodFields):
         if self.autoscale is not None:
             if "replicas" in self.model_fields_set:
                 raise ValueError(
-                    f"replicas ({self.replicas}) is the operator's choice with autoscale, within autoscale.min and autoscale.max; "
+                    f"replicas ({self.replicas}) cannot be set with autoscale, which chooses it from autoscale.min to autoscale.max; "
                     "remove one of them"
                 )
             if self.min_available > self.autoscale.min:
@@ -370,4 +371,4 @@ class InferenceBlock(InferenceSpec, PodFields):
 
 
 class OrchestratorBlock(OrchestratorSpec, PodFields):
-    """The process that makes rollouts, batches and decisions, and its pod."""
+    """The process that schedules rollouts, builds batches and controls the run, and its pod."""

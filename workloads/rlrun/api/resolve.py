@@ -1,6 +1,6 @@
-"""From the resource to the roles' configuration: one pure function, used by `rlrun local`, `rlrun render` and the operator.
+"""Conversion of the resource into the roles' configuration by a pure function for `rlrun local`, `rlrun render` and the operator.
 
-The way back, `fields_of_config`, names the fields of a run for comparisons as its manifest does.
+`fields_of_config` converts back, so that runs can be compared with the field names of the manifest.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from rlrun.runtime.json_types import Json
 
 ROLES = ("trainer", "inference", "orchestrator")
 _TOP: Mapping[str, tuple[str, ...]] = {"mirror": ("storage", "mirror")}
-"""Sections of `run.json` that are not a role's, by their place in the specification."""
+"""Sections of `run.json` that do not belong to a role, with their path in the specification."""
 _OF_OTHERS = frozenset({("inference", "lora"), ("orchestrator", "shared_with")})
-"""Fields that a role gets from another role's block, which has them under this name, too."""
+"""Fields that a role gets from another role's block under the same name."""
 _VARIABLES = ("env", "env_from")
-"""Variables of a role's pods: their values may be secrets, and a run's folder does not keep them."""
+"""Variables of a role's pods. Their values may be secrets, so they are not written into a run's folder."""
 
 
 def resolve_spec(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> RunConfig:
-    """Fill every shared value into every role.
+    """Fill the shared values into every role's configuration.
 
     Args:
-        spec: a valid specification.
-        name: the run's name.
-        uid: unique over all runs that ever had this name.
-        output_dir: the run's folder as the roles see it.
+        spec: valid specification.
+        name: name of the run.
+        uid: identifier that is unique over all runs that ever had this name.
+        output_dir: folder of the run as the roles see it.
     """
     shared = RoleConfig(
         name=name,
@@ -121,20 +121,20 @@ def _resolve_inference(spec: RLRunSpec) -> Fields:
 
 
 def _has_engines(spec: RLRunSpec) -> bool:
-    """True if the run has engines of its own."""
+    """Return whether the run has engines of its own."""
     return spec.task != "SFT" and spec.trainer.shared_with is None
 
 
 def _computing_fields(block: Config, spec: type[Config]) -> Fields:
-    """The fields of a role's block that say what it computes; the others are about its pods."""
+    """Return the fields of a role's block that affect its computation, without the fields of its pods."""
     return {name: getattr(block, name) for name in spec.model_fields}
 
 
 def fields_of_spec(spec: Mapping[str, Any]) -> Json | None:
-    """All fields of a specification that are set or have a default; None if it is not a valid one.
+    """Return all fields of a specification that are set or have a default, or None if it is invalid.
 
     Args:
-        spec: `spec` of a manifest, of a file or of a cluster.
+        spec: `spec` of a manifest from a file or from a cluster.
     """
     try:
         read = RLRunSpec.model_validate(dict(spec))
@@ -147,10 +147,10 @@ def fields_of_spec(spec: Mapping[str, Any]) -> Json | None:
 
 
 def fields_of_config(config: Mapping[str, Any]) -> Json:
-    """Fields of a resolved configuration (`run.json`) in the manifest's names: what the run computes, without its pods.
+    """Return the fields of a resolved configuration (`run.json`) with the manifest's names, without the fields of pods.
 
     Args:
-        config: sections by name. Unknown fields are left out.
+        config: sections by name; unknown fields are ignored.
     """
     found: Json = {}
     root = Shape("model", model=RLRunSpec)
@@ -165,14 +165,14 @@ def fields_of_config(config: Mapping[str, Any]) -> Json:
             place = (name,) if find_field(RLRunSpec, name) is not None else (role, name)
             _put_field(found, root, place, value)
     shared = found.get("sampling")
-    for one in found.get("environments") or ():
-        if isinstance(one, dict) and one.get("sampling") == shared:
-            one["sampling"] = None  # resolution copies the shared sampling into each environment
+    for environment in found.get("environments") or ():
+        if isinstance(environment, dict) and environment.get("sampling") == shared:
+            environment["sampling"] = None  # resolution copies the shared sampling into each environment
     return found
 
 
 def computed_fields() -> frozenset[str]:
-    """Fields that `run.json` can hold, as dotted paths; the fields below each belong to it."""
+    """Return the fields that `run.json` can contain, as dotted paths. A path includes all fields below it."""
     sections: dict[str, type[Config]] = {
         "trainer": TrainerConfig, "inference": InferenceConfig, "orchestrator": OrchestratorConfig
     }  # fmt: skip
@@ -189,7 +189,7 @@ def computed_fields() -> frozenset[str]:
 
 
 def _put_field(found: Json, shape: Shape, place: tuple[str, ...], value: object) -> None:
-    """Set a field by its Python names, in the names of the manifest; a name that is not a field is ignored."""
+    """Set a field, given by its Python names, under the names of the manifest; unknown names are ignored."""
     table = found
     for at, name in enumerate(place):
         if shape.model is None or (known := find_field(shape.model, name)) is None:
@@ -204,13 +204,13 @@ def _put_field(found: Json, shape: Shape, place: tuple[str, ...], value: object)
 def _rename_fields(value: object, shape: Shape) -> object:
     if isinstance(value, Mapping) and shape.model is not None:
         found: Json = {}
-        for name, one in value.items():
-            _put_field(found, shape, (str(name),), one)
+        for name, inner in value.items():
+            _put_field(found, shape, (str(name),), inner)
         return found
     if isinstance(value, Mapping) and shape.kind == "mapping":
-        return {str(name): _rename_fields(one, shape.parts[0]) for name, one in value.items()}
+        return {str(name): _rename_fields(inner, shape.parts[0]) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_rename_fields(one, shape.parts[0]) if shape.kind == "list" else one for one in value]
+        return [_rename_fields(item, shape.parts[0]) if shape.kind == "list" else item for item in value]
     return value
 
 

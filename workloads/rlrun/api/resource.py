@@ -39,11 +39,11 @@ LIVE_FIELDS = (
     "ttlSecondsAfterFinished",
     "cleanupPolicy",
 )
-"""Fields of the spec that may change at any time; `maxSteps` and the size of a claim may only grow. All else only while suspended."""
+"""Fields of the spec that may change at any time (`maxSteps` and the claim's size only grow). Others change only while suspended."""
 NEXT_ATTEMPT_FIELDS = ("maxSteps",)
-"""Live fields that the roles read only when an attempt begins."""
+"""Live fields that the roles read only at the start of an attempt."""
 IDENTITY_FIELDS = ("task", "model", "storage", "trainer.sharedWith", "managedBy")
-"""Fields of the spec that never change, but for `LIVE_FIELDS`, once the first attempt has begun: checkpoints would not fit them."""
+"""Fields of the spec, except `LIVE_FIELDS`, that never change after the first attempt starts: checkpoints would not fit."""
 _RFC1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 _LABEL = "(has({0}.name) ? {0}.name : {0}.id)"
@@ -51,14 +51,14 @@ _FIRST_UNEVEN = "self.environments.map(e, self.orchestrator.batchSize % e.groupS
 
 
 class RLRunSpec(RunFields):
-    """Specification of the run. The smallest one has a model and an environment (RL) or data (SFT)."""
+    """Specification of the run. The smallest specification has a model and an environment (RL) or data (SFT)."""
 
     EXAMPLES: ClassVar[Mapping[str, object]] = {"model": {"name": "Qwen/Qwen3-8B"}}
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         *colocation.RULES,
         Rule(
             "self.weightSync.transport == 'Filesystem' || !has(self.trainer.lora)",
-            "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora",
+            "weightSync.transport (NCCL) does not transfer adapters; set transport: Filesystem or remove trainer.lora",
             ".weightSync",
         ),
         Rule(
@@ -71,25 +71,25 @@ class RLRunSpec(RunFields):
         *task_parts.RULES,
         Rule(
             "!has(self.trainer.elastic) || self.checkpoint.enabled",
-            "trainer.elastic goes on from checkpoints, and checkpoint.enabled is false; remove one of them",
+            "trainer.elastic continues from checkpoints, but checkpoint.enabled is false; remove one of them",
             ".trainer.elastic",
         ),
         Rule(
             "!has(self.inference.autoscale) || !has(self.trainer.lora) || self.trainer.lora.slots == 1",
-            "inference.autoscale sees the load of this run alone, and trainer.lora.slots ({self.trainer.lora.slots}) lets others use its "
+            "inference.autoscale measures only this run's load, but trainer.lora.slots ({self.trainer.lora.slots}) lets other runs use the "
             "engines; remove one of them",
             ".inference",
         ),
         Rule(
             "!has(self.inference.spot) || !has(self.storage.claimTemplate) || 'ReadWriteMany' in self.storage.claimTemplate.accessModes",
-            "inference.spot has other nodes than the rest, and accessModes of storage.claimTemplate has all on one; use ReadWriteMany "
-            "there, or remove inference.spot",
+            "inference.spot needs a volume for several nodes, but storage.claimTemplate.accessModes has no ReadWriteMany; add it, "
+            "or remove inference.spot",
             ".inference.spot",
         ),
         Rule(
             "!has(self.budget) || !has(self.trainer.sharedWith)",
-            "budget is of a run with GPUs of its own, and trainer.sharedWith ({self.trainer.sharedWith}) names the run whose GPUs this one "
-            "uses; remove budget here, and set it there",
+            "budget needs a run with own GPUs, but trainer.sharedWith ({self.trainer.sharedWith}) names a run whose GPUs this run "
+            "uses; remove budget here, and set it in that run",
             ".budget",
         ),
         Rule(
@@ -101,9 +101,9 @@ class RLRunSpec(RunFields):
         ),
         Rule(
             f"self.environments.all(e, self.environments.exists_one(f, {_LABEL.format('f')} == {_LABEL.format('e')}))",
-            f"several environments are called '{{self.environments.map(e, {_LABEL.format('e')})"
+            f"several environments have the name '{{self.environments.map(e, {_LABEL.format('e')})"
             f".filter(l, !self.environments.exists_one(f, {_LABEL.format('f')} == l))[0]}}'; "
-            "give each its own environments[].name",
+            "give each environment its own environments[].name",
             ".environments",
         ),
         *lengths.RULES,
@@ -111,7 +111,7 @@ class RLRunSpec(RunFields):
 
     @model_validator(mode="after")
     def _parts_of_a_guest(self) -> Self:
-        """The pods of a guest are its orchestrator alone."""
+        """A guest has only the pod of its orchestrator."""
         if self.trainer.shared_with is None:
             return self
         blocks: tuple[tuple[str, Config, Iterable[str]], ...] = (
@@ -124,7 +124,7 @@ class RLRunSpec(RunFields):
                 value = getattr(given, name)
                 if value != info.get_default(call_default_factory=True):
                     raise ValueError(
-                        f"{block}.{info.alias} ({value}) is the host's, with trainer.sharedWith; remove it"
+                        f"{block}.{info.alias} ({value}) is set by the host of trainer.sharedWith; remove it"
                     )
         return self
 
@@ -132,8 +132,8 @@ class RLRunSpec(RunFields):
     def _budget_of_own_gpus(self) -> Self:
         if self.budget is not None and self.trainer.shared_with is not None:
             raise ValueError(
-                f"budget is of a run with GPUs of its own, and trainer.sharedWith ({self.trainer.shared_with}) names the run whose GPUs "
-                "this one uses; remove budget here, and set it there"
+                f"budget needs a run with own GPUs, but trainer.sharedWith ({self.trainer.shared_with}) names a run whose GPUs this run "
+                "uses; remove budget here, and set it in that run"
             )
         return self
 
@@ -144,7 +144,7 @@ class RLRunSpec(RunFields):
         trainer, engine = self.trainer.gpus_per_replica, self.inference.gpus_per_replica
         if self.trainer.lora is not None:
             raise ValueError(
-                "weightSync.transport (NCCL) does not send adapters; set transport: Filesystem or remove trainer.lora"
+                "weightSync.transport (NCCL) does not transfer adapters; set transport: Filesystem or remove trainer.lora"
             )
         if (trainer == 0) != (engine == 0):
             raise ValueError(
@@ -158,7 +158,7 @@ class RLRunSpec(RunFields):
         lora = self.trainer.lora
         if self.inference.autoscale is not None and lora is not None and lora.slots > 1:
             raise ValueError(
-                f"inference.autoscale sees the load of this run alone, and trainer.lora.slots ({lora.slots}) lets others use its "
+                f"inference.autoscale measures only this run's load, but trainer.lora.slots ({lora.slots}) lets other runs use the "
                 "engines; remove one of them"
             )
         return self
@@ -168,8 +168,8 @@ class RLRunSpec(RunFields):
         template = self.storage.template
         if self.inference.spot is not None and template is not None and "ReadWriteMany" not in template.access_modes:
             raise ValueError(
-                "inference.spot has other nodes than the rest, and accessModes of storage.claimTemplate has all on one; use ReadWriteMany "
-                "there, or remove inference.spot"
+                "inference.spot needs a volume for several nodes, but storage.claimTemplate.accessModes has no ReadWriteMany; add it, "
+                "or remove inference.spot"
             )
         return self
 
@@ -177,7 +177,7 @@ class RLRunSpec(RunFields):
     def _resumes(self) -> Self:
         if self.trainer.elastic is not None and not self.checkpoint.enabled:
             raise ValueError(
-                "trainer.elastic goes on from checkpoints, and checkpoint.enabled is false; remove one of them"
+                "trainer.elastic continues from checkpoints, but checkpoint.enabled is false; remove one of them"
             )
         return self
 
@@ -205,7 +205,9 @@ class RLRunSpec(RunFields):
                 )
         for label, count in Counter(environment.label for environment in self.environments).items():
             if count > 1:
-                raise ValueError(f"several environments are called {label!r}; give each its own environments[].name")
+                raise ValueError(
+                    f"several environments have the name {label!r}; give each environment its own environments[].name"
+                )
         lengths.check_samples(self)
         return self
 
@@ -225,13 +227,15 @@ class RLRunSpec(RunFields):
 
 
 def check_name(name: str) -> str:
-    """A run's name, as it is.
+    """Return a run's name if it is valid.
 
     Raises:
-        ValueError: it is not an RFC 1035 label of at most 40 characters.
+        ValueError: The name is not an RFC 1035 label of at most 40 characters.
     """
     if len(name) > NAME_MAX:
-        raise ValueError(f"{name!r} has {len(name)} characters; at most {NAME_MAX}, so that the names of its pods fit")
+        raise ValueError(
+            f"{name!r} has {len(name)} characters, but the names of its pods allow at most {NAME_MAX}; choose a shorter name"
+        )
     if not _RFC1035.fullmatch(name):
         raise ValueError(
             f"{name!r} is not an RFC 1035 label: lower-case letters, digits and '-', starting with a letter"
@@ -240,7 +244,7 @@ def check_name(name: str) -> str:
 
 
 class ObjectMeta(Config):
-    """The part of Kubernetes' metadata that a run reads; the rest is accepted as it is."""
+    """The part of Kubernetes' metadata that a run reads; other fields are ignored."""
 
     model_config = Config.model_config | {"extra": "ignore"}
 
@@ -249,9 +253,9 @@ class ObjectMeta(Config):
     name: str
     """Name of the run: RFC 1035, at most 40 characters."""
     namespace: str | None = None
-    """Namespace; without meaning on one machine."""
+    """Namespace; ignored on one machine."""
     uid: str | None = None
-    """Set by the API server."""
+    """Identifier that the API server sets."""
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels."""
     annotations: dict[str, str] = Field(default_factory=dict)
@@ -268,7 +272,7 @@ _OWN_FOLDER = "self.spec.?storage.?mountPath.orValue('/data') + '/' + self.metad
 
 
 def _another_run(path: str) -> Rule:
-    """Rule of a field that must name another run than its own."""
+    """Build the rule of a field that must name another run than its own."""
     value, parts = f"self.spec.{path}", path.split(".")
     there = " && ".join(f"has(self.spec.{'.'.join(parts[: i + 1])})" for i in range(len(parts)))
     same = " || ".join(f"{value} == {own}" for own in (_NAME, f"{_NAME} + '/'", _OWN_FOLDER, f"{_OWN_FOLDER} + '/'"))
@@ -287,11 +291,11 @@ class RLRun(Config):
     kind: Literal["RLRun"]
     """Always `RLRun`."""
     metadata: ObjectMeta
-    """Name and labels."""
+    """Name, namespace, labels and annotations."""
     spec: RLRunSpec
     """Specification of the run."""
     status: Any = None
-    """Written by the operator; ignored when read from a manifest."""
+    """Observed state, written by the operator; ignored in a manifest."""
 
     EXAMPLES: ClassVar[Mapping[str, object]] = {"metadata": {"name": "my-run"}}
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
@@ -302,7 +306,7 @@ class RLRun(Config):
         ),
         *(_another_run(path) for path in ("trainer.sharedWith", "checkpoint.resume.fromRun", "policies.fromRun")),
     )
-    """The first is `check_name`'s: only of the whole resource can CEL see the name."""
+    """`check_name` has the first rule in Python: CEL sees the name only in the whole resource."""
 
     @model_validator(mode="after")
     def _another_run(self) -> Self:

@@ -1,4 +1,4 @@
-"""The fields of a run's specification, without the rules between them, which `resource` has."""
+"""Fields of a run's specification. The rules between the fields are in `resource`."""
 
 from __future__ import annotations
 
@@ -34,46 +34,46 @@ _NO_ENVIRONMENTS: list[EnvironmentConfig] = []
 
 
 class RunFields(Config):
-    """Specification of the run, field by field."""
+    """Fields of the specification of a run."""
 
     task: Task = "RL"
-    """RL learns from `environments`, SFT from `data`, without engines. Eval measures `policies`, without a trainer."""
+    """RL learns from `environments`. SFT learns from `data`, without engines. Eval evaluates `policies`, without a trainer."""
     model: ModelConfig
-    """The policy that the run starts from."""
+    """Model that the run starts from."""
     max_steps: Annotated[int, Field(ge=1, le=10_000_000)] = MAX_STEPS
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the run."""
     seq_len: Annotated[int, Field(ge=16, le=16_777_216)] = SEQ_LEN
-    """Longest training sample (prompt and all turns), in tokens; longer replies are cut, and tasks with a longer prompt left out."""
+    """Longest training sample (prompt and all turns), in tokens. Longer replies are truncated; tasks with longer prompts are skipped."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = SEED
-    """Seed of everything random in the run."""
+    """Seed of all random number generators of the run."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
-    """The objective and how far behind the policy its data may be."""
+    """The training objective, and how stale its data may be."""
     environments: Annotated[list[EnvironmentConfig], Field(max_length=64)] = _NO_ENVIRONMENTS
     """Sources of tasks and rewards; not for SFT."""
     data: DataConfig | None = None
-    """Training data; for SFT."""
+    """Training data; only for SFT."""
     sampling: SamplingConfig = SamplingConfig()
-    """Sampling of tokens, unless an environment has its own."""
+    """Sampling of tokens, for environments without their own sampling."""
     evaluation: EvaluationConfig | None = None
-    """Held-out evaluation between steps, none by default; also Eval's tasks."""
+    """Held-out evaluation between steps, and the tasks of Eval. Default: no evaluation."""
     policies: PoliciesConfig | None = None
-    """Policies to evaluate (task Eval); default: the base model."""
+    """Policies to evaluate (task Eval). Default: the base model."""
     allocation: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    """Engines and trainer in AReaL's grammar, such as `vllm:d4t2+fsdp:d8`; stands for their replicas, GPUs and parallelism."""
+    """Layout of engines and trainer in AReaL's grammar, such as `vllm:d4t2+fsdp:d8`. It sets their replicas, GPUs and parallelism."""
     trainer: TrainerBlock = TrainerBlock()
-    """The torchrun group that steps the optimizer."""
+    """The trainer: a torchrun group that runs the optimizer."""
     inference: InferenceBlock = InferenceBlock()
     """The vLLM engines."""
     orchestrator: OrchestratorBlock = OrchestratorBlock()
-    """The process that makes rollouts, batches and decisions."""
+    """The process that schedules rollouts, builds batches and controls the run."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When to save, what to keep, where to start."""
+    """Interval and retention of checkpoints, and the starting point of an attempt."""
     weight_sync: WeightSyncConfig = WeightSyncConfig()
     """Transfer of new weights to the engines."""
     tracking: TrackingConfig | None = None
-    """Trackers that show the run's curves; default: none."""
+    """Trackers that record the run's metrics. Default: no tracker."""
     storage: StorageSpec = DEFAULT_STORAGE
-    """The volume that the roles share; default: a claim of 100 GiB from the cluster's default StorageClass."""
+    """Volume that the roles share. Default: a claim of 100 GiB from the cluster's default StorageClass."""
     placement: PlacementSpec = PlacementSpec()
     """Placement of the pods."""
     failure_policy: FailurePolicySpec = FailurePolicySpec()
@@ -81,28 +81,28 @@ class RunFields(Config):
     node_loss: NodeLossSpec = NodeLossSpec()
     """Handling of lost nodes."""
     progress: ProgressSpec = ProgressSpec()
-    """Detection of stalls, and the action."""
+    """Detection of stalls, and the action that follows."""
     network_policy: NetworkPolicySpec = NetworkPolicySpec()
     """Network access of the pods."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
-    """Place among the runs that wait: the highest first. It may take room from lower ones, which are suspended."""
+    """Priority among waiting runs; the highest starts first. It may preempt runs with a lower priority, which are suspended."""
     queue_name: ObjectName | None = None
     """Kueue's LocalQueue for the run (default: label `kueue.x-k8s.io/queue-name`), or Volcano's Queue."""
     suspend: bool = False
-    """Save and remove all pods; false again: go on."""
+    """Save, and delete all pods. Set it to false to continue."""
     managed_by: OperatorName | None = None
-    """The operator that looks after the run; default: any."""
+    """Name of the operator that manages the run. Default: any operator."""
     active_deadline_seconds: Annotated[int, Field(ge=1)] | None = None
-    """Save and fail after this time, suspension not counted."""
+    """Seconds after which the run saves and fails; suspended time does not count."""
     budget: BudgetSpec | None = None
-    """Limit on the run's GPU time; default: none."""
+    """Limit on the run's GPU time. Default: no limit."""
     ttl_seconds_after_finished: Annotated[int, Field(ge=0)] | None = None
-    """Delete the children of an ended run after this time, but the volume."""
+    """Seconds after the run's end at which its child objects, except the volume, are deleted."""
     cleanup_policy: CleanupPolicySpec = CleanupPolicySpec()
-    """Cleanup at the run's end."""
+    """Cleanup at the end of the run."""
 
     @model_validator(mode="before")
     @classmethod
     def _allocate(cls, values: object) -> object:
-        """The fields that `allocation` stands for, before any is judged."""
+        """Set the fields of `allocation` before any field is validated."""
         return apply_allocation(values) if isinstance(values, Mapping) else values

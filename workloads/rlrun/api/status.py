@@ -1,4 +1,4 @@
-"""Status of a run, written by the operator alone. Source of the CRD's status schema."""
+"""Status of a run, written only by the operator. Source of the CRD's status schema."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ Phase = Literal[
     "Complete",
     "Failed",
 ]
-"""Derived from the conditions by one function and never read back. Unserved: see `UNSERVED`."""
+"""Phase of a run, derived from the conditions and never read back. For Unserved see `UNSERVED`."""
 UNSERVED: Mapping[str, str | int] = {
     "phase": "Unserved",
-    "message": "no operator has taken this run yet: is one installed that watches this namespace, and is managedBy (if set) its name?",
+    "message": "no operator has processed this run yet: check that one watches this namespace, and that managedBy (if set) is its name",
     "observedGeneration": 0,
 }
-"""The status of a run until an operator writes one, filled in by the API server; for operators there is none. The generation is for
-kstatus, which takes a resource without conditions for ready."""
+"""Status of a run until an operator writes one. The API server fills it in, and operators ignore it. It has a generation because
+kstatus regards a resource without conditions as ready."""
 
 COUNT_MAX = 2**53
-"""Largest count: beyond it, a number in JSON is not the same for all readers."""
+"""Largest count. Larger numbers in JSON are not exact for all readers."""
 ATTEMPT_MAX = 10**9 - 1
-"""Numbers of attempts are part of names and labels."""
+"""Largest attempt number; it is part of names and labels."""
 PODS_MAX = 2**16
-"""Far more than a specification may ask for."""
+"""Largest number of pods; a specification may request far fewer."""
 
 
 def _at_most(most: int) -> Callable[[int], int]:
     def check(value: int) -> int:
         if not 0 <= value <= most:
-            raise ValueError(f"{value} is not from 0 to {most}")
+            raise ValueError(f"{value} is not between 0 and {most}")
         return value
 
     return check
@@ -51,11 +51,11 @@ def _at_most(most: int) -> Callable[[int], int]:
 
 def _node_name(value: str) -> str:
     if len(value) > 253 or not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", value):
-        raise ValueError("it is no name of a node")
+        raise ValueError("it is not the name of a node")
     return value
 
 
-# No part of the CRD's schema, and far below what the API takes: one more than the largest that is read can still be written.
+# These limits are not in the CRD's schema. They are far below the limits of the API, so that the largest value plus one can be written.
 Count = Annotated[int, AfterValidator(_at_most(COUNT_MAX))]
 AttemptNumber = Annotated[int, AfterValidator(_at_most(ATTEMPT_MAX))]
 PodCount = Annotated[int, AfterValidator(_at_most(PODS_MAX))]
@@ -67,15 +67,15 @@ class Condition(Config):
     type: str
     """Type of the condition."""
     status: Literal["True", "False", "Unknown"]
-    """True if it holds."""
+    """True if the condition holds."""
     reason: str
-    """One CamelCase word; the troubleshooting page lists them."""
+    """One CamelCase word. The troubleshooting page lists all reasons."""
     message: str
-    """Explanation for users, and what to do."""
+    """Explanation and fix for users."""
     last_transition_time: str
-    """When `status` changed last (RFC 3339)."""
+    """Time of the last change of `status` (RFC 3339)."""
     observed_generation: int | None = None
-    """`metadata.generation` that this is about."""
+    """`metadata.generation` that the condition refers to."""
 
 
 class RoleStatus(Config):
@@ -88,20 +88,20 @@ class RoleStatus(Config):
 
 
 class TrainerStatus(RoleStatus):
-    """The trainer's pods, and the size of an elastic one."""
+    """The trainer's pods, and the size of an elastic trainer."""
 
     size: PodCount | None = None
-    """Pods of this attempt, or of the next one, while fewer than `replicas`."""
+    """Pods of this attempt, or of the next one, if fewer than `replicas`."""
     reason: str | None = None
-    """Why the size has changed last."""
+    """Reason for the last change of the size."""
     changed: str | None = None
-    """When (RFC 3339)."""
+    """Time of that change (RFC 3339)."""
     grow_time: str | None = None
-    """It does not grow before (RFC 3339)."""
+    """Earliest time of the next growth (RFC 3339)."""
     grown_from: PodCount | None = None
-    """Size before a growth, until that has trained a step."""
+    """Size before a growth, until the first step after it."""
     growths: Count | None = None
-    """Growths in a row that found no node."""
+    """Consecutive growths that found no node."""
     waiting_on: str | None = None
     """Condition that another size waits for."""
 
@@ -112,37 +112,37 @@ class SpotStatus(RoleStatus):
     lost: Count = 0
     """Losses so far."""
     last_loss: str | None = None
-    """The last one."""
+    """Description of the last loss."""
     pods: list[str] | None = None
-    """Ready until now."""
+    """Pods that were ready until now."""
 
 
 class InferenceStatus(RoleStatus):
     """Engines."""
 
     weight_version: Count | None = None
-    """Newest policy version that an engine holds."""
+    """Newest policy version that an engine has loaded."""
     reason: str | None = None
-    """Why autoscaling has changed `desired` last."""
+    """Reason for the last change of `desired` by autoscaling."""
     selector: str | None = None
-    """Labels of the pods."""
+    """Label selector of the pods."""
     spot: SpotStatus | None = None
-    """With `inference.spot`."""
+    """Engines on interruptible nodes, with `inference.spot`."""
 
 
 class ProgressStatus(Config):
-    """Progress of the run, as the orchestrator reported it last."""
+    """Progress of the run, from the orchestrator's last report."""
 
     step: Count = 0
     """Last trained step."""
     total_steps: Count = 0
     """`spec.maxSteps`."""
     percent: Count = 0
-    """`step` of `totalSteps`."""
+    """`step` as a percentage of `totalSteps`."""
     furthest_step: Count = 0
     """Highest step ever trained."""
     policy_version: Count | None = None
-    """Newest version that an engine holds."""
+    """Newest version that an engine has loaded."""
     reward: float | None = None
     """Mean reward of the last trained step."""
     tokens_per_second: float | None = None
@@ -150,31 +150,31 @@ class ProgressStatus(Config):
     staleness_mean: float | None = None
     """Mean age of the last step's tokens, in policy versions."""
     last_step_time: str | None = None
-    """When the operator saw the step change (RFC 3339)."""
+    """Time at which the operator observed the last step (RFC 3339)."""
     estimated_completion_time: str | None = None
-    """Estimate by the last steps' speed (RFC 3339)."""
+    """Estimate from the speed of the last steps (RFC 3339)."""
     waiting_on: str | None = None
-    """Cause of the next step's wait."""
+    """Reason why the next step waits."""
 
 
 class CheckpointStatus(Config):
     """Checkpoints, and steps lost to restarts."""
 
     latest_complete_step: Count | None = None
-    """Newest complete checkpoint."""
+    """Step of the newest complete checkpoint."""
     latest_complete_time: str | None = None
-    """When the operator saw it first (RFC 3339)."""
+    """Time at which the operator observed it (RFC 3339)."""
     resumed_from_step: Count | None = None
-    """Checkpoint that the current attempt started from; 0: from the model."""
+    """Step of the checkpoint that the current attempt started from; 0: the model."""
     steps_lost_total: Count = 0
-    """Steps that restarts had to train again, over all attempts."""
+    """Steps that were repeated after restarts, over all attempts."""
 
 
 class FailureRecord(Config):
     """Failure that ended an attempt."""
 
     time: str
-    """Time (RFC 3339)."""
+    """Time of the failure (RFC 3339)."""
     attempt: AttemptNumber
     """Number of the attempt."""
     role: Literal["trainer", "inference", "orchestrator"]
@@ -190,13 +190,13 @@ class FailureRecord(Config):
     message: str
     """Message of the role or of Kubernetes."""
     counted: bool = True
-    """True if the restart counted."""
+    """Whether the restart counted towards `maxRestarts`."""
     step: Count | None = None
-    """Step that the run had reached."""
+    """Last step before the failure."""
 
 
 class ExcludedNode(Config):
-    """A node that the run keeps away from."""
+    """A node that the run avoids."""
 
     name: Annotated[str, AfterValidator(_node_name)]
     """Name of the node."""
@@ -212,49 +212,49 @@ class StorageStatus(Config):
     claim_name: str
     """The PersistentVolumeClaim."""
     path: str
-    """The run's folder as the pods see it."""
+    """Path of the run's folder in the pods."""
     volume_name: str | None = None
     """The bound PersistentVolume."""
     size: str | None = None
-    """Capacity that the claim asks for."""
+    """Capacity that the claim requests."""
 
 
 class SharedWithStatus(Config):
-    """The run whose trainer and engines this one uses."""
+    """The run whose trainer and engines this run uses."""
 
     run: str
     """Name of that run."""
     attempt: AttemptNumber | None = None
-    """Attempt of that run to which this run's belongs."""
+    """Attempt of that run during which this run's attempt runs."""
 
 
 class QueueStatus(Config):
-    """Place of a run in the operator's queue."""
+    """Position of a run in the operator's queue."""
 
     since: str
-    """When the run asked for room first (RFC 3339); a preemption does not change it."""
+    """Time at which the run first requested resources (RFC 3339); a preemption does not change it."""
     position: Count | None = None
-    """Place in the queue, from 1; none while the run has room."""
+    """Position in the queue, from 1; unset while the run has resources."""
     waiting: Count | None = None
-    """Number of runs that wait."""
+    """Number of waiting runs."""
 
 
 class DefaultsStatus(Config):
     """Defaults of the run's namespace."""
 
     config_map: str
-    """ConfigMap that they come from, with its namespace."""
+    """ConfigMap with the defaults, as namespace and name."""
     mark: str
     """Fingerprint of its content."""
     fields: list[str]
-    """Fields that the current attempt has from it."""
+    """Fields that the current attempt takes from it."""
 
 
 class RoleCost(Config):
     """GPU time of one role in one attempt."""
 
     attempt: AttemptNumber
-    """Its number; 0: all earlier ones."""
+    """Number of the attempt; 0: all earlier attempts."""
     role: Literal["trainer", "inference", "orchestrator"]
     """The role."""
     gpu_seconds: dict[str, Count] = Field(default_factory=dict)
@@ -262,102 +262,102 @@ class RoleCost(Config):
 
 
 class CostStatus(Config):
-    """GPU time of the run's pods, from node to end."""
+    """GPU time of the run's pods, from scheduling to termination."""
 
     gpu_hours: float = 0.0
-    """All of it."""
+    """GPU-hours in total."""
     gpu_seconds: dict[str, Count] = Field(default_factory=dict)
-    """By use: trained, waitedForRollouts, waitedForTrainer, startup, repeated, stopping, other."""
+    """GPU-seconds by use: trained, waitedForRollouts, waitedForTrainer, startup, repeated, stopping, other."""
     trained: dict[str, Count] | None = None
-    """`tokens` and `samples` trained."""
+    """Trained `tokens` and `samples`."""
     per_gpu_hour: dict[str, float] | None = None
-    """The same per GPU-hour."""
+    """Trained tokens and samples per GPU-hour."""
     attempts: list[RoleCost] = Field(default_factory=list)
-    """By attempt and role."""
+    """GPU time by attempt and role."""
     counted_to: str
-    """Until when it is counted (RFC 3339)."""
+    """Time up to which the GPU time is counted (RFC 3339)."""
     pods: list[str] = Field(default_factory=list)
-    """Pods: UID/role/GPUs (0: ended and counted), and /the end of their grace period."""
+    """Pods, as UID/role/GPUs (0: ended and counted), with /the end of their grace period."""
 
 
 class RestartStatus(Config):
-    """Time of the last restart, by phase."""
+    """Duration of the last restart, by phase."""
 
     since: str
-    """When the end of the attempt before was seen (RFC 3339)."""
+    """Time at which the end of the previous attempt was observed (RFC 3339)."""
     attempt: AttemptNumber | None = None
-    """Attempt that it began."""
+    """Attempt that the restart started."""
     seconds: dict[str, Count] = Field(default_factory=dict)
     """Seconds by phase."""
     total_seconds: Count | None = None
-    """Seconds to the first new step."""
+    """Seconds until the first new step."""
     slow: str | None = None
-    """Phases beyond their budgets, and why."""
+    """Phases that exceeded their budgets, with the reason."""
 
 
 class RLRunStatus(Config):
     """Observed state of a run."""
 
     observed_generation: int | None = None
-    """`metadata.generation` that the operator has acted on."""
+    """Last `metadata.generation` that the operator processed."""
     phase: Phase | None = None
-    """Stage of the run's life cycle."""
+    """Phase of the run's lifecycle."""
     conditions: list[Condition] = Field(default_factory=list)
-    """Conditions by type, from ConfigurationValid to Complete and Failed, and kstatus' Reconciling and Stalled."""
+    """Conditions by type, from ConfigurationValid to Complete and Failed, and Reconciling and Stalled for kstatus."""
     reason: str | None = None
-    """Reason of the condition that matters most now."""
+    """Reason of the currently most important condition."""
     message: str | None = None
-    """Its message: what the run waits for, or why it ended."""
+    """Message of that condition: what the run waits for, or why it ended."""
     attempt: AttemptNumber = 0
-    """Number of the current attempt; 0 before the first."""
+    """Number of the current attempt; 0 before the first attempt."""
     launched_attempt: AttemptNumber = 0
-    """Newest attempt whose workloads were all seen: a missing one was deleted."""
+    """Newest attempt with all its workloads observed. A missing workload was deleted afterwards."""
     restarts: Count = 0
-    """All restarts."""
+    """Number of all restarts."""
     restarts_counted_towards_max: Count = 0
-    """Restarts after failures; compared with `failurePolicy.maxRestarts`."""
+    """Restarts after failures, which `failurePolicy.maxRestarts` limits."""
     counted_at_step: Count | None = None
     """Furthest step at the last counted restart."""
     restarts_without_step: Count = 0
-    """Restarts in a row without a new step."""
+    """Consecutive restarts without a new step."""
     next_retry_time: str | None = None
-    """When the backoff ends (RFC 3339)."""
+    """End of the backoff (RFC 3339)."""
     start_time: str | None = None
-    """When the first attempt began (RFC 3339)."""
+    """Start of the first attempt (RFC 3339)."""
     completion_time: str | None = None
-    """When the run became Complete or Failed (RFC 3339)."""
+    """Time at which the run became Complete or Failed (RFC 3339)."""
     active_since: str | None = None
-    """Since when the run is neither suspended nor over (RFC 3339)."""
+    """Time since which the run is neither suspended nor ended (RFC 3339)."""
     active_seconds: Count = 0
-    """Seconds of activity before `activeSince`."""
+    """Active seconds before `activeSince`."""
     max_steps: Count | None = None
-    """`spec.maxSteps` that the current attempt was made with."""
+    """`spec.maxSteps` at the start of the current attempt."""
     restart_requested_at: str | None = None
-    """The last `rlrun.io/restart-requested-at` that was acted on."""
+    """Last processed value of `rlrun.io/restart-requested-at`."""
     key_attempt: AttemptNumber | None = None
-    """Attempt with whose beginning the run's API key is made; none: the first."""
+    """Attempt at whose start the run's API key is created; unset: the first attempt."""
     key_rotation_requested_at: str | None = None
-    """The last `rlrun.io/rotate-key-requested-at` that was acted on."""
+    """Last processed value of `rlrun.io/rotate-key-requested-at`."""
     config_hash: str | None = None
-    """Fingerprint of what the run computes."""
+    """Fingerprint of the configuration that determines the run's result."""
     spec_hash: str | None = None
-    """Fingerprint of the spec that the current attempt's children were rendered from."""
+    """Fingerprint of the spec from which the current attempt's objects were rendered."""
     unstarted: Annotated[list[Literal["trainer", "inference", "orchestrator"]], Field(max_length=3)] | None = None
-    """Roles of which no container has started with this spec yet; while there are any, spec may be edited."""
+    """Roles without a started container for this spec. While the list is not empty, the spec may be edited."""
     steps: str | None = None
-    """`412/1000`, for the printer column; of Eval: answers."""
+    """Progress for the printer column: `412/1000`. For Eval: number of answers."""
     results: list[str] | None = None
     """Results of Eval: `gsm8k, step 20: avg@4 0.4120, pass@4 0.7100`."""
     trainer: TrainerStatus = TrainerStatus()
     """The trainer's pods."""
     inference: InferenceStatus = InferenceStatus()
-    """The engines; a guest's are its host's, as its trainer is."""
+    """The engines. A guest reports the engines of its host, and its trainer likewise."""
     orchestrator: RoleStatus = RoleStatus()
     """The orchestrator's pod."""
     trainer_ready: str | None = None
-    """`2/2`, for the printer column."""
+    """Ready pods for the printer column: `2/2`."""
     inference_ready: str | None = None
-    """`4/4`, for the printer column."""
+    """Ready pods for the printer column: `4/4`."""
     progress: ProgressStatus = ProgressStatus()
     """Progress of the run."""
     checkpoint: CheckpointStatus = CheckpointStatus()
@@ -365,20 +365,20 @@ class RLRunStatus(Config):
     last_failure: FailureRecord | None = None
     """Failure that ended the last attempt."""
     failures: list[FailureRecord] = Field(default_factory=list, max_length=5)
-    """The last five, newest last."""
+    """Last five failures, newest last."""
     last_restart: RestartStatus | None = None
-    """Time of the last restart, by phase."""
+    """Duration of the last restart, by phase."""
     excluded_nodes: Annotated[list[ExcludedNode], Field(max_length=16)] | None = None
-    """Left out by the next attempts."""
+    """Nodes that the next attempts avoid."""
     storage: StorageStatus | None = None
     """The run's volume."""
     queue: QueueStatus | None = None
-    """Place in the queue, if the operator has one."""
+    """Position in the operator's queue, if the run is queued there."""
     cost: CostStatus | None = None
-    """Cost of the run, if it had GPUs."""
+    """Cost of the run, if it has used GPUs."""
     shared_with: SharedWithStatus | None = None
-    """The host of a guest (`trainer.sharedWith`)."""
+    """Host of a guest (`trainer.sharedWith`)."""
     guests: list[str] | None = None
-    """Runs that have begun with this run's trainer and are not over."""
+    """Runs that have started with this run's trainer and have not ended."""
     defaults: DefaultsStatus | None = None
-    """Defaults that the current attempt began with."""
+    """Defaults at the start of the current attempt."""

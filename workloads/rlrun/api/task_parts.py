@@ -1,4 +1,4 @@
-"""Parts of a run by its task: what supervised fine-tuning and evaluation need, and what they do not read."""
+"""Rules for the parts of a run that each task needs or ignores."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from rlrun.config.models.rollout import SamplingConfig
 from rlrun.config.rule import Rule, list_cel
 
 SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
-"""Parts of the objective that supervised fine-tuning has."""
+"""Parts of the objective that apply to supervised fine-tuning."""
 
 RULES = (
     Rule(
         "self.task == 'SFT' || !has(self.data)",
-        "data is for task SFT; remove it or set task to SFT",
+        "data needs task SFT; remove it or set task to SFT",
         ".data",
     ),
     Rule(
         "self.task == 'SFT' || self.environments.size() > 0",
-        "environments is empty; task {self.task} needs one",
+        "environments is empty, but task {self.task} needs at least one; add an environment",
         ".environments",
     ),
     Rule(
         "self.task != 'SFT' || has(self.data)",
-        "data is not set; task SFT needs it",
+        "data is not set, but task SFT needs it; set data",
         ".data",
     ),
     Rule(
         "self.task != 'SFT' || self.environments.size() == 0",
-        "environments is for task RL; remove it",
+        "environments needs task RL or Eval, but task is SFT; remove it",
         ".environments",
     ),
     Rule(
         "self.task != 'SFT' || !has(self.evaluation)",
-        "evaluation is for task RL; remove it",
+        "evaluation needs task RL or Eval, but task is SFT; remove it",
         ".evaluation",
     ),
     Rule(
         f"self.task != 'SFT' || self.algorithm.preset in {list_cel((DEFAULT_PRESET, 'sft'))}",
-        "algorithm.preset ({self.algorithm.preset}) is for task RL; remove it or set it to sft",
+        "algorithm.preset ({self.algorithm.preset}) needs task RL; remove it or set it to sft",
         ".algorithm.preset",
     ),
     Rule(
         "!(self.task in ['RL', 'SFT']) || !has(self.policies)",
-        "policies is for a task without training, and task is {self.task}; remove it or set task to Eval",
+        "policies needs a task without training, but task is {self.task}; remove it or set task to Eval",
         ".policies",
     ),
 )
-"""Rules of the whole specification, for the API server."""
+"""Admission rules of the whole specification."""
 
 
 def check_task_parts(spec: RunFields) -> None:
-    """See that the parts that the task needs are there, and those that it does not read are not.
+    """Check that the parts that the task needs are set, and that parts that it ignores are not set.
 
     Raises:
-        ValueError: names the field, its value, and the fix.
+        ValueError: The message has field, value and fix.
     """
     if spec.task != "SFT":
         if spec.data is not None:
-            raise ValueError("data is for task SFT; remove it or set task to SFT")
+            raise ValueError("data needs task SFT; remove it or set task to SFT")
         if not spec.environments:
-            raise ValueError(f"environments is empty; task {spec.task} needs one")
+            raise ValueError(f"environments is empty, but task {spec.task} needs at least one; add an environment")
     if spec.task in TRAINING_TASKS and spec.policies is not None:
         raise ValueError(
-            f"policies is for a task without training, and task is {spec.task}; remove it or set task to Eval"
+            f"policies needs a task without training, but task is {spec.task}; remove it or set task to Eval"
         )
     if spec.task == "SFT":
         _check_supervision(spec)
@@ -78,12 +78,12 @@ def check_task_parts(spec: RunFields) -> None:
 
 def _check_supervision(spec: RunFields) -> None:
     if spec.data is None:
-        raise ValueError("data is not set; task SFT needs it")
+        raise ValueError("data is not set, but task SFT needs it; set data")
     for name in ("environments", "evaluation"):
         if getattr(spec, name):
-            raise ValueError(f"{name} is for task RL; remove it")
+            raise ValueError(f"{name} needs task RL or Eval, but task is SFT; remove it")
     if spec.algorithm.preset not in ("sft", AlgorithmConfig().preset):
-        raise ValueError(f"algorithm.preset ({spec.algorithm.preset}) is for task RL; remove it or set it to sft")
+        raise ValueError(f"algorithm.preset ({spec.algorithm.preset}) needs task RL; remove it or set it to sft")
     only_rl: unread.Parts = (
         ("inference", spec.inference, InferenceBlock.model_fields),
         ("sampling", spec.sampling, SamplingConfig.model_fields),
@@ -95,11 +95,11 @@ def _check_supervision(spec: RunFields) -> None:
         ),
         ("algorithm", spec.algorithm, [n for n in AlgorithmConfig.model_fields if n not in SFT_ALGORITHM_FIELDS]),
     )
-    unread.refuse_set_field(only_rl, "task RL", {"orchestrator.batchSize": "; data.batchSize says the rows per step"})
+    unread.refuse_set_field(only_rl, "task RL", {"orchestrator.batchSize": "; set data.batchSize instead"})
 
 
 def _parts_of_training(spec: RunFields) -> unread.Parts:
-    """Parts that a run without a trainer does not read. Environments are as in the run that trained in them."""
+    """Return the parts that a run without a trainer ignores. Environments may be set as in the training run."""
     return (
         ("", spec, ("max_steps", "tracking")),
         ("algorithm", spec.algorithm, AlgorithmConfig.model_fields),

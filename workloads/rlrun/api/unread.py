@@ -1,6 +1,6 @@
-"""Refusal of fields that a run's task never reads but its manifest sets.
+"""Refusal of fields that are set but that the run's task ignores.
 
-What the API server fills in is not refused: it cannot be distinguished from an unset field.
+A field at its default is not refused: it cannot be distinguished from an unset field.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Iterable
 from rlrun.config.base import Config
 
 Parts = Iterable[tuple[str, Config, Iterable[str]]]
-"""Path of a block, the block, and its fields that the task does not read."""
+"""Path of a block, the block, and its fields that the task ignores."""
 
 
-def refuse_set_field(parts: Parts, whose: str, hints: dict[str, str] | None = None) -> None:
+def refuse_set_field(parts: Parts, owner: str, hints: dict[str, str] | None = None) -> None:
     """Refuse the first field that is not at its default.
 
     Args:
-        parts: what is not read.
-        whose: owner of the fields, as the end of `is for ...`.
-        hints: what to do instead, by path.
+        parts: ignored fields.
+        owner: what the fields apply to, as the end of "applies only to ...".
+        hints: alternatives, by path.
 
     Raises:
-        ValueError: names the field, its value, and the fix.
+        ValueError: The message has field, value and fix.
     """
     for block, given, names in parts:
         for name in names:
@@ -31,4 +31,4 @@ def refuse_set_field(parts: Parts, whose: str, hints: dict[str, str] | None = No
             if value != info.get_default(call_default_factory=True):
                 path = f"{block}.{info.alias}".lstrip(".")
                 hint = (hints or {}).get(path, "")
-                raise ValueError(f"{path} ({value}) is for {whose}; remove it{hint}")
+                raise ValueError(f"{path} ({value}) applies only to {owner}; remove it{hint}")

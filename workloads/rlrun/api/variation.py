@@ -1,4 +1,4 @@
-"""Options and variables over a manifest: `rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`.
+"""Options and environment variables that override a manifest: `rlrun local run.yaml --max-steps 20 --trainer.optimizer.lr 1e-5`.
 
 Precedence: command line > manifest > environment > defaults.
 """
@@ -24,22 +24,22 @@ from rlrun.config.loading.schema import find_field, snake_name, spell_name
 _ALIASES = {"ckpt": "checkpoint"}
 _SPEC = ("spec",)
 _OF_COMMANDS = frozenset({"--dry-run", "--resume", "--output-dir"})
-"""Options of commands that PRIME-RL has among its fields: a command has them itself, or refuses them."""
+"""PRIME-RL options that are fields there but options of commands here: a command supports or refuses them itself."""
 
 
 def take_variation(
     argv: Sequence[str], own: Collection[str] = (), model: type[RLRunSpec] = RLRunSpec, dialect: Dialect = PRIME_RL
 ) -> tuple[list[str], list[str]]:
-    """Take the options that are fields of a specification out of a command line, each with its value.
+    """Extract the options that are fields of a specification, with their values, from a command line.
 
-    A list takes all words behind its option up to the next option or file, a flag none but `true` and `false`, and everything else one.
-    A further word that is no file goes with its option, to be refused there.
+    A list takes all words after its option up to the next option or file. A flag takes only `true` and `false`. Any other option takes one
+    word. A further word that is not a file stays with its option, which then refuses it.
 
     Args:
-        argv: the command line without the program's name.
-        own: options of the command itself, which are left alone.
-        model: the specification, perhaps with more beside it.
-        dialect: another project's names, which are taken too.
+        argv: command line without the program's name.
+        own: options of the command itself, which stay in the command line.
+        model: model of the specification, possibly extended.
+        dialect: another project's option names, which are extracted too.
     """
     others = _dialect_translator(COMMAND_LINE, model, dialect)
     rest: list[str] = []
@@ -63,7 +63,7 @@ def _is_stray(word: str) -> bool:
 
 
 def is_field(word: str) -> bool:
-    """True for an option that begins with the name of a field, or with one that other projects have for it."""
+    """Return whether an option starts with a field's name, or with another project's name of a field."""
     return _is_field(word, _dialect_translator(COMMAND_LINE))
 
 
@@ -79,7 +79,7 @@ def _is_field(word: str, others: Translator) -> bool:
 
 
 def field_options() -> list[str]:
-    """Options of the fields at the top of a specification."""
+    """Return the options of the top-level fields of a specification."""
     return [f"--{spell_name(RLRunSpec, name, 'kebab')}" for name in RLRunSpec.model_fields]
 
 
@@ -92,25 +92,25 @@ class Variation:
     """Changes of a manifest by a command line and an environment."""
 
     options: Sequence[str] = ()
-    """Options with their values."""
+    """Options with their values, in order."""
     env: Mapping[str, str] = field(default_factory=dict)
 
     def over(self, manifest: Layer) -> Layer:
-        """The manifest's layer with the options over it and the variables under it."""
+        """Return the manifest's layer with the options applied over it and the environment variables below it."""
         given = parse_arguments(RLRunSpec, self.options, aliases=_ALIASES, others=_dialect_translator(COMMAND_LINE))
         variables = parse_environment(RLRunSpec, self.env, others=_dialect_translator(ENVIRONMENT))
         below = Layer()
         _apply_variation(below, variables)
         if not isinstance(manifest.values.get("spec", {}), dict):
             return manifest
-        whole = merge_layers([below, manifest])
-        _apply_variation(whole, given)
-        complete_layer(whole, _SPEC)
-        return whole
+        merged = merge_layers([below, manifest])
+        _apply_variation(merged, given)
+        complete_layer(merged, _SPEC)
+        return merged
 
 
 def _apply_variation(layer: Layer, arguments: Arguments) -> None:
-    assign_values(layer, RLRun, [replace(one, key=(*_SPEC, *one.key)) for one in arguments.assignments])
+    assign_values(layer, RLRun, [replace(item, key=(*_SPEC, *item.key)) for item in arguments.assignments])
     layer.origins.update({(*_SPEC, *key): origin for key, origin in arguments.layer.origins.items()})
     layer.problems += arguments.layer.problems
     layer.notices += arguments.layer.notices

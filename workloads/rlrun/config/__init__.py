@@ -1,5 +1,5 @@
-"""The configuration of every role: `models` of its blocks, `loading` of files and arguments, `algorithm` by name,
-`dialects` for other projects' names.
+"""Configuration of every role: `models` of its blocks, `loading` of files and arguments, named `algorithm`s, and `dialects` of other
+projects' names.
 
-`rlrun.api` embeds the blocks in the `RLRun` resource; `models.run.RunConfig` is what a run resolves to (`run.json`).
+`rlrun.api` embeds the blocks in the `RLRun` resource. A run resolves to `models.run.RunConfig` (`run.json`).
 """

@@ -1,7 +1,7 @@
-"""AReaL's allocation grammar: `vllm:d4t2+fsdp:d8` is 4 engines of 2 GPUs beside a trainer of 8.
+"""AReaL's allocation grammar: `vllm:d4t2+fsdp:d8` means 4 engines with 2 GPUs each and a trainer with 8 GPUs.
 
-A part is an optional backend and degrees: d copies, t tensor, p pipeline, c context, e expert. `+` puts parts beside each other, `|` on the
-same GPUs in turn. A trainer of Megatron may divide attention and experts differently: `megatron:(attn:d4t2|ffn:d2t2e2)`.
+A part is an optional backend and degrees: d copies, t tensor, p pipeline, c context, e expert. `+` separates parts with their own GPUs,
+`|` parts that use the same GPUs in turn. Megatron may divide attention and experts differently: `megatron:(attn:d4t2|ffn:d2t2e2)`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _DEGREE = re.compile(r"([a-z])(\d+)")
 
 @dataclass(frozen=True)
 class Part:
-    """Engines or a trainer."""
+    """Engines, or a trainer."""
 
     backend: str
-    """Empty: not named."""
+    """Name of the backend; empty: not given."""
     d: int = 1
     t: int = 1
     p: int = 1
@@ -30,7 +30,7 @@ class Part:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the whole part; experts are divided among these."""
+        """GPUs of the whole part. Experts are divided among the same GPUs."""
         return self.d * self.t * self.p * self.c
 
 
@@ -41,14 +41,14 @@ class Allocation:
     engines: Part | None
     trainer: Part | None
     colocated: bool
-    """Both on the same GPUs, in turn."""
+    """Whether both use the same GPUs, in turn."""
 
 
 def parse_allocation(text: str) -> Allocation:
-    """The parts of an allocation.
+    """Parse an allocation.
 
     Raises:
-        ValueError: names the part, and what is expected.
+        ValueError: A part is invalid; the message has the part and the expected form.
     """
     bare = re.sub(r"\s", "", text)
     parts, colocated = [], False
@@ -61,7 +61,7 @@ def parse_allocation(text: str) -> Allocation:
     trainers = [part for part in parts if part.backend not in ENGINES]
     if len(engines) > 1 or len(trainers) > 1:
         raise ValueError(
-            f"{text!r} has {len(engines)} parts of engines and {len(trainers)} of trainers, expected one of each: {FORM}"
+            f"{text!r} has {len(engines)} parts for engines and {len(trainers)} for trainers, expected one of each: {FORM}"
         )
     return Allocation(engines[0] if engines else None, trainers[0] if trainers else None, colocated)
 
@@ -69,10 +69,10 @@ def parse_allocation(text: str) -> Allocation:
 def _parse_part(piece: str, text: str) -> Part | None:
     match = _PART.fullmatch(piece)
     if match is None:
-        raise ValueError(f"{piece!r} in {text!r} is no part of an allocation; write {FORM}")
+        raise ValueError(f"{piece!r} in {text!r} is not a part of an allocation; write {FORM}")
     backend, dims = match[1] or "", match[2]
     if backend and backend not in (*ENGINES, *TRAINERS):
-        raise ValueError(f"{backend!r} in {text!r} is no backend; known: {', '.join((*ENGINES, *TRAINERS))}")
+        raise ValueError(f"{backend!r} in {text!r} is not a known backend; known: {', '.join((*ENGINES, *TRAINERS))}")
     if dims in ("eval", "cpu"):
         return None
     if not dims.startswith("("):
@@ -87,7 +87,7 @@ def _parse_degrees(dims: str, text: str) -> dict[str, int]:
     for letter, number in _DEGREE.findall(dims):
         if letter not in "dtpce" or letter in degrees or int(number) < 1:
             raise ValueError(
-                f"{letter}{number} in {text!r}: degrees are d, t, p, c and e, each once and from 1; write {FORM}"
+                f"{letter}{number} in {text!r} is invalid: degrees are d, t, p, c and e, each at most once and at least 1; write {FORM}"
             )
         degrees[letter] = int(number)
     return degrees

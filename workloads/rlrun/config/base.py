@@ -1,4 +1,4 @@
-"""Base of all configuration models: camelCase outside, snake_case inside, unknown keys refused, docstrings as descriptions."""
+"""Base of all configuration models: camelCase in files, snake_case in Python, unknown keys refused, docstrings as descriptions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Fields = dict[str, Any]
 
 
 class Config(BaseModel):
-    """Base of every block. Immutable; a field's docstring is its description (`meaning`), as in `kubectl explain`."""
+    """Immutable base of every block. The docstring below a field is its description (`meaning`), also in `kubectl explain`."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -27,9 +27,9 @@ class Config(BaseModel):
     )
 
     EXAMPLES: ClassVar[Mapping[str, object]] = {}
-    """Examples of required fields by their Python names, for the message where one is missing."""
+    """Examples of required fields by their Python names, for the message about a missing field."""
     CEL_RULES: ClassVar[tuple[Rule, ...]] = ()
-    """The validators' conditions as the API server checks them, in the same words, so that `kubectl apply` refuses at once.
+    """Conditions of the validators as CEL rules for the API server, with the same messages, so that `kubectl apply` fails immediately.
 
-    A model with a validator has rules; the tests judge the same malformed manifests by both.
+    Every model with a validator has rules. The tests check the same invalid manifests against both.
     """

@@ -1,4 +1,4 @@
-"""Names of the environment variables that an environment's process may get. Pure: the operator chooses by them, too."""
+"""Names of the environment variables that an environment's process may get. Pure; the operator uses them too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from rlrun.config.formats import RESERVED_VARIABLES
 
 KEY_ARGUMENT = "api_key_env"
-"""An argument of this name, of any environment, names the variable of a judge's key."""
+"""Argument of any environment that contains the name of the variable with a judge's key."""
 HUB_TOKENS = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
 
 BASICS = (
@@ -34,30 +34,30 @@ BASICS = (
     *("CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
     *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
 )
-"""Variables that programs need to find their files, their libraries, the network and the machine; none of them is a secret by itself."""
+"""Variables with which programs find their files, libraries, the network and the machine. None of them is a secret by itself."""
 
 
 def is_passed(name: str, named: Iterable[str] = ()) -> bool:
-    """Return whether an environment's process gets a variable; never one of RLRun's own.
+    """Return whether an environment's process gets a variable. It never gets RLRun's own variables.
 
     Args:
-        name: of the variable.
-        named: names that are added to `BASICS`; one that ends in `*` stands for all that start so.
+        name: name of the variable.
+        named: names in addition to `BASICS`; a name that ends in `*` matches all names with this prefix.
     """
     return not name.startswith(RESERVED_VARIABLES) and any(matches(name, pattern) for pattern in (*BASICS, *named))
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Return whether a name is the pattern, or starts as a pattern that ends in `*`."""
+    """Return whether a name equals the pattern, or has the prefix of a pattern that ends in `*`."""
     return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def names_in_arguments(id: str, args: Mapping[str, object]) -> Iterator[str]:
-    """Yield names that an environment's arguments add: of keys, and the hub's token for shipped environments that read the hub.
+    """Yield variable names from an environment's arguments: names of keys, and the hub's tokens if it is built in and uses the hub.
 
     Args:
-        id: of the environment.
-        args: its arguments.
+        id: id of the environment.
+        args: arguments of the environment.
     """
     yield from _values(args, KEY_ARGUMENT)
     if id in ("dataset", "gsm8k") and args.get("path") is None and args.get("source") != "bundled":
@@ -65,7 +65,7 @@ def names_in_arguments(id: str, args: Mapping[str, object]) -> Iterator[str]:
 
 
 def _values(value: object, key: str) -> Iterator[str]:
-    """Texts that stand under a key, at any depth of JSON."""
+    """Yield the texts under a key, at any depth of JSON."""
     if isinstance(value, Mapping):
         if isinstance(found := value.get(key), str):
             yield found

@@ -1,7 +1,8 @@
-"""Families of models whose layers and rows the trainer divides over ranks: one table, which trainer, `rlrun fit` and the pages read.
+"""Model families whose layers and rows the trainer can divide over ranks: one table for the trainer, `rlrun fit` and the docs pages.
 
-A row says what each module of a decoder layer is, by its name in the layer. A layer with a parameter that its row does not name is refused,
-so that a variant of a family is never divided by guesswork. Every row is proven against one rank (`tests/trainer/families.py`).
+An entry assigns a role to each module of a decoder layer, by the module's name in the layer. A layer with a parameter that its entry does
+not cover is refused, so a variant of a family is never divided by guesswork. Tests compare every entry with one rank
+(`tests/trainer/families.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 Kind = Literal["tp", "cp", "ep"]
-"""Fields of `trainer.parallelism` that divide a layer, a row and a mixture's experts."""
+"""Fields of `trainer.parallelism` that divide a layer, a row, and the experts of a mixture."""
 Width = Literal["queries", "keys", "half"]
-"""Outputs of a part of a joined projection: of all heads, of all key-value heads, or half of the projection's."""
+"""Output width of a part of a joined projection: all heads, all key-value heads, or half of the projection."""
 
 _QUERIES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _GATED = ("mlp.gate_proj", "mlp.up_proj")
@@ -24,41 +25,41 @@ _MIXTURE: frozenset[Kind] = frozenset({"tp", "cp", "ep"})
 
 @dataclass(frozen=True)
 class Family:
-    """Roles of the modules of a layer. A name that a layer lacks says nothing."""
+    """Roles of the modules of a layer. Names that a layer does not have are ignored."""
 
     columns: tuple[str, ...] = (*_QUERIES, *_GATED)
-    """Linear modules divided by outputs, their biases too; every rank has the whole input."""
+    """Linear modules divided by outputs, with their biases. Every rank has the whole input."""
     rows: tuple[str, ...] = ("self_attn.o_proj", "mlp.down_proj")
-    """Linear modules divided by inputs; their outputs are added up, and their biases once."""
+    """Linear modules divided by inputs. Their outputs are summed, and their biases are added once."""
     joined: Mapping[str, tuple[Width, ...]] = field(default_factory=dict)
-    """Linear modules whose outputs are several parts end to end, each divided as a column is."""
+    """Linear modules whose outputs are several concatenated parts, each divided like a column."""
     norms: tuple[str, ...] = ("self_attn.q_norm", "self_attn.k_norm")
-    """Norms of what is divided: of every head, or of all heads together, which the ranks then compute together."""
+    """Norms of divided values: of each head, or of all heads together, which the ranks then compute together."""
     norm_heads: int = 2
-    """Dimension of those norms' inputs that is divided: the heads', or that of the elements of all heads."""
+    """Divided dimension of those norms' inputs: the dimension of the heads, or of the elements of all heads."""
     whole: tuple[str, ...] = ("*layernorm", "mlp.gate")
-    """Patterns of modules that every rank has and computes whole: the layer's norms and routers."""
+    """Patterns of modules that every rank computes in full: the layer's norms and routers."""
     experts: tuple[str, ...] = ()
-    """Modules that hold a mixture's experts, which are dealt out."""
+    """Modules with the experts of a mixture, which are divided among ranks."""
     counts: tuple[str, ...] = ()
-    """Attributes of a layer that hold a number of heads, which the layer's code reads."""
+    """Attributes with a number of heads that the layer's code reads."""
     in_place: bool = False
-    """True if the layer changes the results of columns in place; they are copied then."""
+    """Whether the layer changes the outputs of columns in place; they are copied then."""
     last_norm: str = "norm"
     """Norm of the decoder after its layers."""
     biased: bool = False
-    """True if queries, keys and values have biases, and no other module of the layer does (`rlrun fit`)."""
+    """Whether queries, keys and values have biases, but no other module of the layer (`rlrun fit`)."""
     normed: bool = False
-    """True if queries and keys are normed head by head (`rlrun fit`)."""
+    """Whether queries and keys are normalized per head (`rlrun fit`)."""
     counted: bool = False
-    """True if `rlrun fit` counts its parameters exactly from `config.json`; of others it counts a Llama's of the same sizes."""
+    """Whether `rlrun fit` counts its parameters exactly from `config.json`. Otherwise it counts those of a Llama of the same size."""
     by: frozenset[Kind] = _DENSE
-    """Ways to divide it."""
+    """Supported kinds of division."""
     reason: str = ""
-    """Why it is not divided by the others, for a person."""
+    """Reason why other kinds are not supported, for messages."""
 
     def names(self, parameter: str) -> bool:
-        """True if the row says what a layer's parameter is."""
+        """Return whether the entry covers a parameter of a layer."""
         module = parameter.rpartition(".")[0]
         if module in (*self.columns, *self.rows, *self.joined, *self.norms, *self.experts):
             return True
@@ -150,34 +151,34 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "laguna": replace(_SHARED, columns=(*_SHARED.columns, "self_attn.g_proj")),
     "apertus": Family(
-        by=_ROWS_ALONE, reason="its activations have weights of their own, whose gradient would be a part"
+        by=_ROWS_ALONE, reason="its activations have their own weights, whose gradient would be incomplete"
     ),
     **dict.fromkeys(
-        ("granitemoe", "granitemoeshared"), Family(by=_ROWS_ALONE, reason="its experts are not where others have them")
+        ("granitemoe", "granitemoeshared"), Family(by=_ROWS_ALONE, reason="its experts have other module names")
     ),
     "granite_swa": Family(by=_ROWS_ALONE, reason="its heads have sinks, which are not divided"),
     "mimo_v2_flash": Family(by=_ROWS_ALONE, reason="its heads have sinks, which are not divided"),
     "gemma4_text": Family(
-        by=_ROWS_ALONE, reason="its layers have heads of several sizes, and some share keys and values"
+        by=_ROWS_ALONE, reason="its layers have heads of several sizes, and some layers share keys and values"
     ),
-    "nanochat": Family(by=_ROWS_ALONE, reason="its last norm is also before its layers"),
-    "gpt_oss": Family(by=_ROWS_ALONE, reason="its experts have biases and its heads sinks, which are not divided"),
+    "nanochat": Family(by=_ROWS_ALONE, reason="its last norm is also applied before its layers"),
+    "gpt_oss": Family(by=_ROWS_ALONE, reason="its experts have biases and its heads have sinks, which are not divided"),
     **dict.fromkeys(
         ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"),
-        Family(by=_ROWS_ALONE, reason="its heads are made of latent vectors, which are not divided"),
+        Family(by=_ROWS_ALONE, reason="its heads are computed from latent vectors, which are not divided"),
     ),
 }
-"""By model type."""
+"""Families by model type."""
 
 
 def find_family(kind: str, by: Kind) -> Family | None:
-    """The row of a model type; None if it is not divided so."""
+    """Return the entry of a model type, or None if this kind of division is not supported."""
     row = FAMILIES.get(kind)
     return row if row is not None and by in row.by else None
 
 
 def explain_undivided(kind: str, by: Kind, size: int) -> str | None:
-    """Reason why a model of that type is not divided so by `size` ranks, with what is and the fix; None where it is. Follows the value."""
+    """Return why `size` ranks cannot divide a model of that type, as text after the field's value with a fix, or None if they can."""
     if size == 1 or find_family(kind, by) is not None:
         return None
     if by == "ep":
@@ -187,9 +188,9 @@ def explain_undivided(kind: str, by: Kind, size: int) -> str | None:
         fix = f"set {by}: 1 and share it by dpShard" + (f", or {other}" if find_family(kind, other) is not None else "")
     row = FAMILIES.get(kind)
     why = f": {row.reason}" if row is not None and row.reason else ""
-    return f"is for the model types {', '.join(divisible_types(by))}, the model is of type {kind}{why}; {fix}"
+    return f"is supported for the model types {', '.join(divisible_types(by))}, but the model is of type {kind}{why}; {fix}"
 
 
 def divisible_types(by: Kind) -> Iterable[str]:
-    """Model types that are divided so, in order."""
+    """Return the model types that support a kind of division, sorted."""
     return sorted(kind for kind, row in FAMILIES.items() if by in row.by)

@@ -1,4 +1,4 @@
-"""Notations of strings that a regular expression checks and words explain: a user never has to read the expression."""
+"""String formats: a regular expression for the check, and a description for users, who never have to read the expression."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pydantic_core import CoreSchema, core_schema
 
 @dataclass(frozen=True)
 class Format:
-    """Metadata of a string type: `Annotated[str, Format(...)]`. The CRD carries the same check and the same words."""
+    """Metadata of a string type: `Annotated[str, Format(...)]`. The CRD has the same check and the same description."""
 
     pattern: str
-    """Regular expression of the whole string, in the syntax that Python and RE2 share; without anchors."""
+    """Regular expression of the whole string, without anchors, in the syntax common to Python and RE2."""
     words: str
-    """Description of the string, as the end of `expected ...`; with examples."""
+    """Description of the string with examples, as the end of `expected ...`."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def check(self, value: str) -> str:
-        """The string as it is.
+        """Return the string unchanged.
 
         Raises:
-            ValueError: it does not have this format.
+            ValueError: The string does not have this format.
         """
         if not re.fullmatch(self.pattern, value):
             raise ValueError(f"got {json.dumps(value, ensure_ascii=False)}, expected {self.words}")
@@ -36,22 +36,23 @@ class Format:
 
 @dataclass(frozen=True)
 class Distinct:
-    """Metadata of a list whose items are known by a key or are their own: `x-kubernetes-list-type` map or set in the CRD.
+    """Metadata of a list without duplicates: list type `map` or `set` in the CRD (`x-kubernetes-list-type`).
 
-    Managers that apply different items then share the list, and an item stays whole: none of its fields may have a default.
+    Field managers that apply different items can then share the list. An item is always applied as a whole, so none of its fields may
+    have a default.
     """
 
     key: str | None = None
-    """Field that no two items share; None: items are plain values."""
+    """Field that identifies an item; None: items are plain values."""
 
     def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self.check, handler(source))
 
     def check(self, items: list[object]) -> list[object]:
-        """The list as it is.
+        """Return the list unchanged.
 
         Raises:
-            ValueError: two items are the same.
+            ValueError: Two items are equal.
         """
         keys = [item if self.key is None else getattr(item, self.key) for item in items]
         for i, key in enumerate(keys):
@@ -64,13 +65,13 @@ class Distinct:
 
 _SEGMENT = r"[^/\x00-\x1f]*[^/.\x00-\x1f][^/\x00-\x1f]*"
 _MOUNTED = r"[^/:\x00-\x1f]*[^/:.\x00-\x1f][^/:\x00-\x1f]*"
-"""A mount's path holds no colon."""
+"""Segment of a mount path, without a colon."""
 RunFolder = Annotated[
     str,
     Field(min_length=1, max_length=1024),
     Format(
         rf"/?{_SEGMENT}(/{_SEGMENT})*/?",
-        "the name of a run on the same volume, or a folder: no '.' or '..' between its '/', and nothing that cannot be printed",
+        "the name of a run on the same volume, or a folder without '.' or '..' between its '/' and without unprintable characters",
     ),
 ]
 VolumePath = Annotated[
@@ -78,7 +79,7 @@ VolumePath = Annotated[
     Field(min_length=1, max_length=256),
     Format(
         rf"{_MOUNTED}(/{_MOUNTED})*",
-        "a path below the volume's mount, such as datasets/words: no '/' at its ends, no '.' or '..', no ':', and nothing unprintable",
+        "a path below the volume's mount, such as datasets/words, without '/' at its ends, '.', '..', ':' or unprintable characters",
     ),
 ]
 GuestPattern = Annotated[
@@ -86,7 +87,7 @@ GuestPattern = Annotated[
     Field(min_length=1, max_length=41),
     Format(
         r"[a-z]([-a-z0-9]*[a-z0-9])?|[a-z][-a-z0-9]*[*]|[*]",
-        "the name of a run, or the beginning of names followed by *, such as ann-*",
+        "the name of a run, or a prefix of names followed by *, such as ann-*",
     ),
 ]
 RunName = Annotated[
@@ -94,7 +95,7 @@ RunName = Annotated[
     Field(min_length=1, max_length=40),
     Format(
         "[a-z]([-a-z0-9]*[a-z0-9])?",
-        "the name of a run: lower-case letters, digits, and '-' between them, beginning with a letter",
+        "the name of a run: lower-case letters, digits, and '-' between them, starting with a letter",
     ),
 ]
 OperatorName = Annotated[
@@ -118,16 +119,16 @@ WebAddress = Annotated[
     Field(min_length=1, max_length=1024),
     Format(
         "https?://[!-.0-?A-~]+(/[!-~]*)?",
-        "an address such as https://tracker.example.org, without blanks and credentials",
+        "an address such as https://tracker.example.org, without spaces and credentials",
     ),
 ]
 RESERVED_VARIABLES = "RLRUN_"
-"""Begins RLRun's own environment variables, the run's key among them."""
+"""Prefix of RLRun's own environment variables, including the run's key."""
 
 
 def _not_reserved(name: str) -> str:
     if name.startswith(RESERVED_VARIABLES):
-        raise ValueError(f"got {json.dumps(name)}, one of RLRun's own variables, which no environment gets; remove it")
+        raise ValueError(f"got {json.dumps(name)}, a variable of RLRun that environments do not get; remove it")
     return name
 
 
@@ -140,15 +141,15 @@ PrintableText = Annotated[
 _INNER = r"[^\x00-\x20\x7f\x85\xa0]"
 PRINTABLE = Format(
     rf"{_INNER}({_PRINTABLE}*{_INNER})?",
-    "text of one line without blanks at its ends",
+    "text of one line without spaces at its ends",
 )
-"""Format of strings that stand in messages, or that a process takes as they are."""
+"""Format of strings that appear in messages or are passed to a process unchanged."""
 EnvironmentId = Annotated[
     str,
     Field(min_length=1, max_length=253),
     Format(
         r"[A-Za-z0-9_][-A-Za-z0-9_.]*(:[A-Za-z0-9_][-A-Za-z0-9_./@]*)?",
-        "an environment such as gsm8k, verifiers:wordle or my_package.module:function, without blanks",
+        "an environment such as gsm8k, verifiers:wordle or my_package.module:function, without spaces",
     ),
 ]
 EnvironmentName = Annotated[
@@ -166,7 +167,7 @@ HubName = Annotated[
     Format(
         rf"{_HUB_PART}(/{_HUB_PART})?",
         "a repository on the hub such as Qwen/Qwen3-8B: letters, digits, '-', '_' and '.', with at most one '/'; "
-        "a folder is set by path",
+        "set path for a folder",
     ),
 ]
 Revision = Annotated[
@@ -174,7 +175,7 @@ Revision = Annotated[
     Field(min_length=1, max_length=253),
     Format(
         r"[A-Za-z0-9_][-A-Za-z0-9_.+]*(/[A-Za-z0-9_][-A-Za-z0-9_.+]*)*",
-        "a branch, tag or commit such as main, v1.0 or refs/pr/1, without blanks",
+        "a branch, tag or commit such as main, v1.0 or refs/pr/1, without spaces",
     ),
 ]
 _ABSOLUTE = rf"(/{_SEGMENT})+/?"
@@ -184,7 +185,7 @@ FolderPath = Annotated[
     Field(min_length=1, max_length=1024),
     Format(
         rf"{_ABSOLUTE}|{_RELATIVE}",
-        "a path such as /data/models/qwen: no '~', no '.' or '..' between the '/' of an absolute one, and nothing unprintable",
+        "a path such as /data/models/qwen, without '~' or unprintable characters; an absolute path has no '.' or '..' between its '/'",
     ),
 ]
 ModelSource = Annotated[
@@ -200,7 +201,7 @@ ModulePattern = Annotated[
     Field(min_length=1, max_length=253),
     Format(
         r"[A-Za-z0-9_.*?\[\]!-]+",
-        "the name of one module, or its end, such as q_proj or mlp.*; each in an item of its own",
+        "the name of one module, or its end, such as q_proj or mlp.*; write each name as a separate item",
     ),
 ]
 Column = Annotated[str, Field(min_length=1, max_length=253), PRINTABLE]
@@ -210,7 +211,7 @@ ImageReference = Annotated[
     Format(
         r"([A-Za-z0-9\[][-A-Za-z0-9]*[.:][]A-Za-z0-9.:-]*/)?[a-z0-9]+([-_./][-_.]*[a-z0-9]+)*"
         r"(:[A-Za-z0-9_][-A-Za-z0-9_.]*)?(@[a-z0-9][a-z0-9+._-]*:[0-9a-fA-F]+)?",
-        "an image such as registry.example.com/team/app:1.2, in lower-case letters but for its tag, without blanks or https://",
+        "an image such as registry.example.com/team/app:1.2, with lower-case letters except in the tag, without spaces or https://",
     ),
 ]
 ServerArgument = Annotated[
@@ -218,7 +219,7 @@ ServerArgument = Annotated[
     Field(min_length=1, max_length=1024),
     Format(
         rf"--?[A-Za-z0-9.][^=\x00-\x20\x7f]*(={_PRINTABLE}*)?|[^-\x00-\x1f\x7f\x85]{_PRINTABLE}*",
-        "--flag, --flag=value, or the value of the flag before it, each in an item of its own and on one line",
+        "--flag, --flag=value, or the value of the previous flag, each as a separate item and on one line",
     ),
 ]
 VariableName = Annotated[
@@ -226,7 +227,7 @@ VariableName = Annotated[
     Field(min_length=1, max_length=253),
     Format(
         r"[A-Za-z_][A-Za-z0-9_]*\*?",
-        "the name of an environment variable such as OPENAI_API_KEY, or with a star the beginning of names, AWS_*",
+        "the name of an environment variable such as OPENAI_API_KEY, or a prefix with a star such as AWS_*",
     ),
     AfterValidator(_not_reserved),
 ]

@@ -1,4 +1,4 @@
-"""Free-form values: parts of a configuration whose fields are defined elsewhere, such as an environment's arguments or a pod's template."""
+"""Free-form values: parts of a configuration with fields defined elsewhere, such as an environment's arguments or a pod template."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, JsonValue
 
 LEVELS_MAX = 32
-"""Lists and mappings inside each other. A pod's deepest field has twelve."""
+"""Deepest nesting of lists and mappings. The deepest field of a pod is at level twelve."""
 CHARACTERS_MAX = 131_072
-"""Length of the value as JSON: the configuration travels in a ConfigMap, which holds a mebibyte."""
+"""Longest value as JSON, in characters. The configuration is stored in a ConfigMap, which is limited to one mebibyte."""
 
 
 def count_levels(value: object) -> int:
-    """Number of lists and mappings inside each other, `value` included; 0 for a scalar. Without recursion."""
+    """Return the nesting depth of lists and mappings, including `value`; 0 for a scalar. Does not recurse."""
     depth, layer = 0, [value]
     while holders := [inner for inner in layer if isinstance(inner, dict | list)]:
         depth += 1
@@ -25,7 +25,7 @@ def count_levels(value: object) -> int:
 def _not_too_deep(value: object) -> object:
     if (depth := count_levels(value)) > LEVELS_MAX:
         raise ValueError(
-            f"nested {depth} levels deep, at most {LEVELS_MAX} are allowed: flatten it, or put it into a file that the value names"
+            f"nested {depth} levels deep, but at most {LEVELS_MAX} are allowed; flatten it, or put it into a file and set the file's name"
         )
     return value
 
@@ -34,10 +34,10 @@ def _not_too_large(value: object) -> object:
     length = len(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
     if length > CHARACTERS_MAX:
         raise ValueError(
-            f"{length} characters long as JSON, at most {CHARACTERS_MAX} are allowed: put it into a file that the value names"
+            f"{length} characters long as JSON, but at most {CHARACTERS_MAX} are allowed; put it into a file and set the file's name"
         )
     return value
 
 
 FreeMapping = Annotated[dict[str, JsonValue], BeforeValidator(_not_too_deep), AfterValidator(_not_too_large)]
-"""A mapping of any plain data, of bounded depth and size. The depth is judged first: pydantic's own limit has no words for users."""
+"""Mapping of plain data with limited depth and size. The depth is checked first, because pydantic's own limit has no clear message."""

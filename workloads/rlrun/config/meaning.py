@@ -1,6 +1,7 @@
-"""Descriptions of fields: the docstrings below them, read from the source when somebody asks.
+"""Descriptions of fields: the docstrings below them, read from the source on demand.
 
-pydantic can take them up as it makes a model, which was a third of what the import of all models costs; most processes show none of them.
+pydantic can read them when it creates a model, but that was a third of the import time of all models, and most processes show no
+descriptions.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from pydantic import BaseModel
 
 
 def field_meaning(model: type[BaseModel], name: str) -> str:
-    """Description of a field; empty where it has none.
+    """Return the description of a field, or an empty string.
 
     Args:
-        model: a model that has the field, itself or from a base.
-        name: the field's Python name.
+        model: model that has the field, directly or from a base.
+        name: Python name of the field.
     """
-    if told := model.model_fields[name].description:
-        return told
-    owner = next((one for one in model.__mro__ if name in vars(one).get("__annotations__", ())), model)
+    if description := model.model_fields[name].description:
+        return description
+    owner = next((base for base in model.__mro__ if name in vars(base).get("__annotations__", ())), model)
     return _of_module(owner.__module__).get((owner.__qualname__, name), "")
 
 
 @functools.cache
 def _of_module(module: str) -> dict[tuple[str, str], str]:
-    """Docstrings of a module's fields, by class and field."""
+    """Return the docstrings of a module's fields, by class and field."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError, KeyError):  # made without a file
+    except (OSError, TypeError, KeyError):  # created without a file
         return {}
     found: dict[tuple[str, str], str] = {}
     todo: list[tuple[str, ast.stmt]] = [("", node) for node in tree.body]

@@ -1,4 +1,4 @@
-"""Code that a configuration names, by field and value. Nothing is imported, and no file is read."""
+"""Code that a configuration refers to, by field and value. This module imports no such code and reads no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlrun.config.models.run import RunConfig
 
 @dataclass(frozen=True, order=True)
 class NamedCode:
-    """One field that names code."""
+    """One field that refers to code."""
 
     field: str
     """Name of the field in the manifest, such as `algorithm.loss.name`."""
@@ -29,7 +29,7 @@ class NamedCode:
 
 
 def code_of_model(model: ModelConfig) -> Iterator[NamedCode]:
-    """Code of the model's repository, with the repository, and the environment of a tiny model's warm-up."""
+    """Yield the code of the model's repository, and the environment of a tiny model's warm-up."""
     if model.trust_remote_code:
         at = "" if model.revision is None else f" at {model.revision}"
         yield NamedCode("model.trustRemoteCode", f"true, of {model.path or model.name or 'the tiny model'}{at}")
@@ -41,7 +41,7 @@ def code_of_model(model: ModelConfig) -> Iterator[NamedCode]:
 def code_of_algorithm(
     algorithm: AlgorithmConfig | EnvironmentAlgorithm, field: str = "algorithm"
 ) -> Iterator[NamedCode]:
-    """Losses and advantages with an import path."""
+    """Yield losses and advantages with an import path."""
     for kind in ("loss", "advantage"):
         part = getattr(algorithm, kind)
         if part is not None and is_import_path(part.name):
@@ -49,7 +49,7 @@ def code_of_algorithm(
 
 
 def code_of_environments(environments: Iterable[EnvironmentConfig]) -> Iterator[NamedCode]:
-    """Environments that RLRun does not ship, interpreters, and import paths among arguments, such as rewards."""
+    """Yield environments that are not built in, interpreters, and import paths among arguments, such as rewards."""
     for index, environment in enumerate(environments):
         field = f"environments[{index}]"
         yield from _code_of_environment_id(f"{field}.id", environment.id)
@@ -60,13 +60,13 @@ def code_of_environments(environments: Iterable[EnvironmentConfig]) -> Iterator[
 
 
 def code_of_engine(inference: InferenceSpec | None) -> Iterator[NamedCode]:
-    """Arguments of vLLM's server, of which many name plugins."""
+    """Yield the arguments of vLLM's server, many of which name plugins."""
     for index, argument in enumerate(() if inference is None else inference.extra_args):
         yield NamedCode(f"inference.extraArgs[{index}]", argument)
 
 
 def code_of_trainer(trainer: TrainerConfig) -> list[NamedCode]:
-    """Code that the trainer runs."""
+    """Return the code that the trainer runs."""
     found = [*code_of_model(trainer.model), *code_of_algorithm(trainer.algorithm)]
     for name, own in trainer.environment_algorithms.items():
         found += code_of_algorithm(own, f"environments[{name}].algorithm")
@@ -74,7 +74,7 @@ def code_of_trainer(trainer: TrainerConfig) -> list[NamedCode]:
 
 
 def code_of_run(config: RunConfig) -> list[NamedCode]:
-    """Code that the roles of a run run."""
+    """Return the code that the roles of a run execute, sorted."""
     found = {
         *code_of_trainer(config.trainer),
         *code_of_environments(config.orchestrator.environments),
@@ -94,12 +94,12 @@ def _code_of_environment_id(field: str, id: str) -> Iterator[NamedCode]:
 
 
 def _code_of_arguments(field: str, value: object) -> Iterator[NamedCode]:
-    """Import paths at any depth of an environment's arguments."""
+    """Yield import paths at any depth of an environment's arguments."""
     if isinstance(value, str) and is_import_path(value):
         yield NamedCode(field, value)
     elif isinstance(value, dict):
-        for key, one in value.items():
-            yield from _code_of_arguments(f"{field}.{key}", one)
+        for key, item in value.items():
+            yield from _code_of_arguments(f"{field}.{key}", item)
     elif isinstance(value, list | tuple):
-        for index, one in enumerate(value):
-            yield from _code_of_arguments(f"{field}[{index}]", one)
+        for index, item in enumerate(value):
+            yield from _code_of_arguments(f"{field}[{index}]", item)

@@ -1,5 +1,5 @@
-"""Defaults that an administrator gives to the runs of a namespace: the operator lays runs over them, and commands show what comes of it.
+"""Defaults of an administrator for the runs of a namespace. The operator applies them, and commands show the result.
 
-`team` reads and applies them, `judgement` reads a specification as the operator does, `words` bounds messages, `given` finds defaults
-in a file.
+`team` reads and applies the defaults, `judgement` reads a specification as the operator does, `words` limits the length of messages,
+and `given` finds defaults in a file.
 """

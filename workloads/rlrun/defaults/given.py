@@ -1,4 +1,4 @@
-"""Defaults from a file that a user gives to a command: the ConfigMap, the values of the operator's chart, or what one key holds."""
+"""Defaults from a file that a user passes to a command: a ConfigMap, values of the operator's chart, or the content of one key."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from rlrun.defaults.words import shorten_text
 from rlrun.runtime.json_types import Json
 
 EVERYWHERE = "defaults.yaml"
-"""Key for all namespaces; `defaults.NAMESPACE.yaml`: for one, instead of it."""
+"""Key with the defaults of all namespaces. The key `defaults.NAMESPACE.yaml` replaces it for one namespace."""
 _SCALARS = (str, int, float)
 _EXPECTED = (
-    "holds no defaults for runs: expected a ConfigMap with the keys defaults.yaml and defaults.NAMESPACE.yaml, values of the operator's "
-    "chart with runDefaults, or spec and locked alone"
+    "contains no defaults for runs, expected a ConfigMap with the keys defaults.yaml and defaults.NAMESPACE.yaml, values of the operator's "
+    "chart with runDefaults, or a mapping of spec and locked"
 )
 
 
 @dataclass
 class Laid:
-    """Defaults of a file, and what a manifest took of them."""
+    """Defaults of a file, and their effect on a manifest."""
 
     defaults: Mapping[str, TeamDefaults]
-    """By namespace; under the empty name those of all others."""
+    """Defaults by namespace. The empty name has those of all other namespaces."""
     namespace: str = ""
-    """Namespace that the run will be in; empty: the one in its manifest."""
+    """Namespace of the run; empty: the namespace in its manifest."""
     found: TeamDefaults | None = None
-    """Defaults of the namespace of the manifest that was read last."""
+    """Defaults of the namespace of the last manifest."""
     taken: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
 
     def __call__(self, document: Json) -> Json:
-        """A manifest laid over the defaults of its namespace, as the operator does it."""
+        """Apply the defaults of a manifest's namespace, as the operator does."""
         metadata = document.get("metadata")
         own = metadata.get("namespace") if isinstance(metadata, dict) else None
         name = self.namespace or str(own or "default")
@@ -48,7 +48,7 @@ class Laid:
         return dict(result.run)
 
     def settle(self, spec: RLRunSpec | None) -> None:
-        """Take into account what options and variables have made of the manifest that was read last."""
+        """Update the result after options and environment variables have changed the last manifest."""
         if self.found is None or spec is None:
             return
         written = spec.model_dump(mode="json", by_alias=True)
@@ -60,34 +60,34 @@ class Laid:
                     self.refusals = (*self.refusals, refuse_locked(self.found, path, own))
 
     def problems(self, source: str) -> list[Problem]:
-        """Refusals of the manifest that was read last, in the operator's words."""
+        """Return the refusals for the last manifest, with the operator's messages."""
         return [Problem(source, "", refused) for refused in self.refusals]
 
     def notices(self, source: str) -> list[Problem]:
-        """Fields that the manifest took."""
+        """Return notes about the fields that the manifest takes from the defaults."""
         if self.found is None:
-            return [Problem(source, "", "the defaults have nothing for its namespace")]
-        where = f"by the defaults of ConfigMap {self.found.config_map}"
+            return [Problem(source, "", "there are no defaults for its namespace")]
+        reason = f"from the defaults in ConfigMap {self.found.config_map}"
         shown = {path: shorten_text(str(self.found.values[path]), 120) for path in self.taken}
         ends = {path: "; it is locked" if is_locked(self.found, path) else "" for path in self.taken}
-        return [Problem(source, f"spec.{path}", f"is {text}, {where}{ends[path]}") for path, text in shown.items()]
+        return [Problem(source, f"spec.{path}", f"is {text}, {reason}{ends[path]}") for path, text in shown.items()]
 
 
 def read_given(path: Path, namespace: str = "") -> Laid:
-    """Defaults of a file.
+    """Read the defaults of a file.
 
     Args:
-        path: YAML.
-        namespace: that the run will be in; empty: the one in its manifest.
+        path: YAML file.
+        namespace: namespace of the run; empty: the namespace in its manifest.
 
     Raises:
-        ConfigError: there are none in it.
+        ConfigError: The file contains no defaults.
     """
     text = read_text(path)
     try:
-        documents = [one for one in yaml.safe_load_all(text) if isinstance(one, dict)]
+        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(str(path), "", f"is no YAML: {shorten_text(str(error), 300)}")]) from None
+        raise ConfigError([Problem(str(path), "", f"is not YAML: {shorten_text(str(error), 300)}")]) from None
     for document in documents:
         found = _read_texts(document, path)
         if found is not None:
@@ -97,7 +97,7 @@ def read_given(path: Path, namespace: str = "") -> Laid:
 
 
 def _read_texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None:
-    """Name of the ConfigMap, and the text of each key; None: the document is something else."""
+    """Return the name of the ConfigMap and the text of each key, or None for other documents."""
     if document.get("kind") == "ConfigMap":
         metadata, data = document.get("metadata") or {}, document.get("data") or {}
         texts = {key: str(value) for key, value in data.items() if key == EVERYWHERE or _key_namespace(key)}
@@ -105,8 +105,8 @@ def _read_texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None
     given = document.get("runDefaults")
     if isinstance(given, dict):
         if named := given.get("configMap"):
-            told = f"the defaults are in ConfigMap {named}: give that, of kubectl get configmap {named} -o yaml"
-            raise ConfigError([Problem(str(path), "runDefaults.configMap", told)])
+            problem = f"the defaults are in ConfigMap {named}; pass the output of kubectl get configmap {named} -o yaml"
+            raise ConfigError([Problem(str(path), "runDefaults.configMap", problem)])
         blocks = {EVERYWHERE: given.get("all")}
         blocks |= {f"defaults.{name}.yaml": block for name, block in (given.get("namespaces") or {}).items()}
         return f"of {path}", {key: yaml.safe_dump(block) for key, block in blocks.items() if block}
@@ -116,7 +116,7 @@ def _read_texts(document: Json, path: Path) -> tuple[str, dict[str, str]] | None
 
 
 def _key_namespace(key: str) -> str:
-    """Namespace that a key is for; empty: all, or it is no key of defaults."""
+    """Return the namespace of a key; empty: all namespaces, or not a key of defaults."""
     if not (key.startswith("defaults") and key.endswith(".yaml")):
         return ""
     return key.removeprefix("defaults").removesuffix(".yaml").strip(".")

@@ -1,4 +1,4 @@
-"""Specifications read as the operator reads them: strictly, and with fields of a newer release left out."""
+"""Specifications as the operator reads them: strictly, but ignoring fields of a newer release."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Reading:
-    """Validation of a specification without the cluster."""
+    """Result of validating a specification without the cluster."""
 
     spec: RLRunSpec | None
-    """None: it is invalid."""
+    """Valid specification, or None."""
     problems: str = ""
-    """Field, value and fix of everything that is wrong."""
+    """All problems, each with field, value and fix."""
     ignored: str = ""
-    """Fields that this release does not know: the CRD may be of a newer one."""
+    """Unknown fields, which may come from the CRD of a newer release."""
 
 
 def read_spec(document: Manifest) -> Reading:
-    """The specification of an RLRun."""
+    """Validate the specification of an RLRun."""
     try:
         return _validate_spec(document)
-    except Exception as error:  # the only place that reads what users write: whatever a reader does not bear is an invalid specification
-        log.exception("run %s: its specification could not be read", document["metadata"].get("name"))
-        return Reading(None, problems=f"the specification cannot be read ({type(error).__name__}): simplify spec")
+    except (
+        Exception
+    ) as error:  # no content of a user's object may stop the operator: any error means an invalid specification
+        log.exception("cannot read the specification of run %s", document["metadata"].get("name"))
+        return Reading(None, problems=f"the specification cannot be read ({type(error).__name__}); simplify spec")
 
 
 def _validate_spec(document: Manifest) -> Reading:

@@ -1,7 +1,7 @@
-"""Defaults that an administrator gives to the runs of a namespace: read, judged, and put below what a run says.
+"""Reading, validation and application of the defaults that an administrator sets for the runs of a namespace.
 
-They are never written into a specification: each pass lays the run over them, so that a change of them is to a run what an edit of its
-own fields is, and takes effect with its next attempt.
+Defaults are never written into a specification. Each reconciliation applies them below the run's own values, so a change of the defaults
+acts like an edit of the run and takes effect at the run's next attempt.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ ALLOWED = (
     *("failurePolicy", "ttlSecondsAfterFinished", "tracking"),
     *("storage.claimTemplate.storageClassName", "storage.claimTemplate.accessModes"),
 )
-"""Fields of a specification that may have such a default, with all below them."""
+"""Fields of a specification that may have a default, including all fields below them."""
 _WHOLE = frozenset(("nodeSelector", "affinity", "topology"))
-"""Blocks that a run has from one side: a half of each would mean something else."""
+"""Blocks that a run takes entirely from its own values or from the defaults, because a mixture would have another meaning."""
 _OF_HOST = frozenset(("trainer", "inference", "placement", "storage"))
-"""Blocks that a guest has from its host."""
+"""Blocks that a guest takes from its host."""
 _SHOWN = 64
-"""Fields that a status names."""
+"""Most fields in a status."""
 _EXAMPLE: Json = {"model": {"path": "/model"}, "environments": [{"id": "reverse-text"}]}
 
 
 @dataclass(frozen=True)
 class TeamDefaults:
-    """Defaults as `read_defaults` finds them."""
+    """Defaults as `read_defaults` returns them."""
 
     config_map: str
-    """`NAMESPACE/NAME` of the ConfigMap that has them."""
+    """ConfigMap of the defaults, as `NAMESPACE/NAME`."""
     mark: str
-    """8 hex digits over them."""
+    """Fingerprint of the defaults, 8 hex digits."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """By path in the specification."""
+    """Values by path in the specification."""
     locked: frozenset[str] = frozenset()
-    """Paths whose value a run may not change."""
+    """Paths whose values a run may not change."""
     problems: str = ""
-    """Reasons why they cannot be used, with the fix."""
+    """Reasons why the defaults cannot be used, with the fix."""
 
 
 class _Content(BaseModel):
@@ -82,44 +82,44 @@ class Applied:
     """A run with its namespace's defaults."""
 
     run: Manifest
-    """The RLRun with what it takes of them."""
+    """RLRun with the defaults filled in."""
     taken: tuple[str, ...] = ()
-    """Fields that come from them."""
+    """Fields that come from the defaults."""
     refusals: tuple[str, ...] = ()
-    """Reasons why no attempt may begin: fields that are locked, and defaults that cannot be read."""
+    """Reasons why no attempt may start: changed locked fields, or unreadable defaults."""
 
 
 def read_defaults(text: str, config_map: str, key: str) -> TeamDefaults:
-    """Defaults from one key of a ConfigMap; what is wrong with them is in their `problems`.
+    """Read defaults from one key of a ConfigMap. Errors are returned in `problems`.
 
     Args:
         text: YAML with `spec` and `locked`.
-        config_map: `NAMESPACE/NAME`.
-        key: of the ConfigMap.
+        config_map: ConfigMap, as `NAMESPACE/NAME`.
+        key: key of the ConfigMap.
     """
     mark = hashlib.sha256(text.encode()).hexdigest()[:8]
     source = f"ConfigMap {config_map}, key {key}"
     try:
         content = _Content.model_validate(yaml.safe_load(text) or {})
     except yaml.YAMLError as error:
-        return TeamDefaults(config_map, mark, problems=f"{source}: it is no YAML: {shorten_text(str(error), 300)}")
+        return TeamDefaults(config_map, mark, problems=f"{source} is not YAML: {shorten_text(str(error), 300)}")
     except ValidationError as error:
         found = [
-            f"{'.'.join(map(str, e['loc'])) or 'it'} ({shorten_text(str(e['input']), 80)}): {e['msg']}"
+            f"{'.'.join(map(str, e['loc'])) or 'content'} ({shorten_text(str(e['input']), 80)}): {e['msg']}"
             for e in error.errors()
         ]
         return TeamDefaults(
-            config_map, mark, problems=f"{source}: {bound_message(found)}; it has spec and locked alone"
+            config_map, mark, problems=f"{source}: {bound_message(found)}; it may only have spec and locked"
         )
     leaves = dict(_leaf_values(content.spec))
     problems = [*_unknown_keys(leaves), *_unlockable_fields(content.locked, leaves)]
     problems = problems or _judge_values(content.spec)
-    said = f"{source}: {bound_message(problems)}" if problems else ""
-    return TeamDefaults(config_map, mark, {} if said else leaves, frozenset(content.locked), said)
+    refusal = f"{source}: {bound_message(problems)}" if problems else ""
+    return TeamDefaults(config_map, mark, {} if refusal else leaves, frozenset(content.locked), refusal)
 
 
 def apply_defaults(run: Manifest, defaults: TeamDefaults | None) -> Applied:
-    """A run laid over its namespace's defaults: what it says counts, but for fields that are locked."""
+    """Apply a namespace's defaults to a run. The run's own values take precedence, except for locked fields."""
     if defaults is None:
         return Applied(run)
     if defaults.problems:
@@ -142,25 +142,25 @@ def apply_defaults(run: Manifest, defaults: TeamDefaults | None) -> Applied:
 
 
 def refuse_locked(defaults: TeamDefaults, path: str, own: object) -> str:
-    """Words for a run's own value of a locked field."""
+    """Return the message about a run's own value of a locked field."""
     fix = f"remove it, or write {shorten_text(str(defaults.values[path]), 120)}"
     return f"{path} ({shorten_text(str(own), 120)}) is locked by ConfigMap {defaults.config_map}; {fix}"
 
 
 def is_locked(defaults: TeamDefaults, path: str) -> bool:
-    """True if a run may have no other value there."""
+    """Return whether a run may not set another value for a field."""
     return _is_locked(path, defaults.locked)
 
 
 def status_of(defaults: TeamDefaults | None, taken: tuple[str, ...]) -> DefaultsStatus | None:
-    """Record of an attempt's defaults; None: it takes none."""
+    """Return the record of an attempt's defaults, or None if it takes none."""
     if defaults is None or not taken:
         return None
     return DefaultsStatus(config_map=defaults.config_map, mark=defaults.mark, fields=list(taken[:_SHOWN]))
 
 
 def _leaf_values(block: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
-    """Paths and values; lists, and blocks that count as one, are values."""
+    """Yield paths and values. Lists and indivisible blocks are values."""
     for name, value in block.items():
         path = f"{above}{name}"
         if isinstance(value, dict) and value and name not in _WHOLE:
@@ -173,7 +173,7 @@ def _unknown_keys(leaves: Mapping[str, object]) -> list[str]:
     allowed = ", ".join(ALLOWED)
     wrong = [p for p in leaves if not any(p == a or p.startswith(f"{a}.") for a in ALLOWED)]
     return (
-        [f"spec.{', spec.'.join(wrong)}: no default is taken for it; remove it. Fields with defaults: {allowed}"]
+        [f"spec.{', spec.'.join(wrong)} cannot have a default; remove it. Fields that can have defaults: {allowed}"]
         if wrong
         else []
     )
@@ -181,22 +181,22 @@ def _unknown_keys(leaves: Mapping[str, object]) -> list[str]:
 
 def _unlockable_fields(locked: tuple[str, ...], leaves: Mapping[str, object]) -> list[str]:
     return [
-        f"locked ({path}): spec has no value there; give it one, or take it out of locked"
+        f"locked ({path}) has no value in spec; add a value, or remove it from locked"
         for path in locked
         if not any(_is_locked(leaf, (path,)) for leaf in leaves)
     ]
 
 
 def _judge_values(spec: Mapping[str, object]) -> list[str]:
-    """Problems of a small run that has these values."""
+    """Return the problems of a small run with these values."""
     metadata = {"name": "defaults", "uid": "", "generation": 0}
     run = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": {**_EXAMPLE, **spec}}
     judgement = read_spec(run)
-    return [said for said in (judgement.problems, judgement.ignored and f"not known: {judgement.ignored}") if said]
+    return [text for text in (judgement.problems, judgement.ignored and f"unknown fields: {judgement.ignored}") if text]
 
 
 def _concerns_run(path: str, spec: Json) -> bool:
-    """False for a field that this kind of run has no use for, and would be refused with."""
+    """Return whether this kind of run has the field. Without the field, the run would be refused because of the default."""
     root, _, rest = path.partition(".")
     trainer, storage, placement = spec.get("trainer"), spec.get("storage"), spec.get("placement")
     if isinstance(trainer, dict) and trainer.get("sharedWith") and root in _OF_HOST:
@@ -223,7 +223,7 @@ def _is_locked(path: str, locked: frozenset[str] | tuple[str, ...]) -> bool:
 
 
 def _value_at(block: object, names: list[str]) -> tuple[bool, object]:
-    """True and the value at a path, or where the way there ends in something else than a block."""
+    """Return whether a path has a value, with the value. A path through a value that is not a block counts as set."""
     for name in names:
         if not isinstance(block, dict):
             return True, block
@@ -234,6 +234,6 @@ def _value_at(block: object, names: list[str]) -> tuple[bool, object]:
 
 
 def _with_value(block: Json, names: list[str], value: object) -> Json:
-    """A copy with a value at a path."""
+    """Return a copy with a value at a path."""
     name, *rest = names
     return {**block, name: _with_value(block.get(name) or {}, rest, value) if rest else value}

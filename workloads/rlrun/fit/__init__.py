@@ -1,4 +1,4 @@
-"""Arithmetic of GPU memory: what a run's trainer and engines keep on each GPU, and changes that make a run fit.
+"""Estimates of GPU memory: what a run's trainer and engines keep on each GPU, and changes that make a run fit.
 
-Pure: a specification, a model's shape and a size of memory in, a report out. Nothing is loaded, and neither torch nor a GPU is needed.
+Pure: takes a specification, a model's shape and a memory size, and returns a report. It loads nothing and needs neither torch nor a GPU.
 """

@@ -1,11 +1,11 @@
 """Activations that a decoder layer keeps for its backward pass, in bytes per token: eager transformers code, gated MLPs, RMSNorm.
 
-Counted tensor by tensor of what autograd saves (`tests/tensors/trainer/test_fit.py` does so on real layers). c is the size of a number in
-forward and backward, H the hidden size, Q and K the elements of a token's queries and keys, I those of its MLP:
+The formulas count each tensor that autograd saves; `tests/tensors/trainer/test_fit.py` compares them with real layers. c is the number of
+bytes of an element in forward and backward, H the hidden size, Q and K the elements of a token's queries and keys, I the MLP's width:
 
-    norms       2H (4 + 2c)          float32 input, normalised value, and the product with the weight
-    q and k     (Q + K)(4 + c)       the same where the model normalises heads; the product goes on to the rotation
-    attention   c (2Q + 2K)          q, k, v, the result; 4 bytes a head for its sums
+    norms       2H (4 + 2c)          float32 input, normalized value, and the product with the weight
+    q and k     (Q + K)(4 + c)       the same if the model normalizes heads; the product is the input of the rotation
+    attention   c (2Q + 2K)          q, k, v, the result; 4 bytes per head for its sums
     MLP         4 c I                gate, its activation, up, their product
 """
 
@@ -17,40 +17,40 @@ from rlrun.config.models.parallel import ActivationMode
 from rlrun.fit.architecture import Architecture
 
 FUSED = 4 / 3
-"""Share that compiled code keeps, relative to the results of matrix products and of attention: the rest is computed again."""
+"""Activations kept by compiled code, relative to the outputs of matrix products and attention; it recomputes all others."""
 
 
 @dataclass(frozen=True)
 class LayerActivations:
-    """Bytes that one token leaves in one layer, on one of `tp` ranks."""
+    """Bytes of one token's activations in one layer, on one of `tp` ranks."""
 
     kept: float
-    """From the forward pass to the layer's backward pass, in bytes."""
+    """Bytes kept from the forward pass until the layer's backward pass."""
     working: float
-    """While that one layer's backward pass runs, in bytes."""
+    """Additional bytes during the backward pass of this layer."""
 
 
 def layer_activations(
     model: Architecture, mode: ActivationMode, *, number_bytes: int, tp: int, compiled: bool, padded: bool = False
 ) -> LayerActivations:
-    """Bytes of one token in one layer.
+    """Return the bytes of one token in one layer.
 
     Args:
-        model: the architecture.
-        mode: what is kept.
-        number_bytes: of a number in forward and backward.
-        tp: ranks that share the layer's matrices; the hidden state is whole on each.
+        model: shape of the model.
+        mode: activation mode, which determines what is kept.
+        number_bytes: bytes of an element in forward and backward.
+        tp: ranks that share the layer's matrices; each has the full hidden state.
         compiled: whether the layer is compiled.
-        padded: whether attention computes on copies of the row in padded blocks.
+        padded: whether attention copies the row into padded blocks.
     """
     c, everything = number_bytes, _keep_everything(model, number_bytes, tp)
     products = _product_bytes(model, c, tp)
     if compiled:
         everything = min(everything, FUSED * products)
-    if padded:  # queries, keys and values of all heads, and the result
+    if padded:  # copies of queries, keys and values of all heads, and of the result
         everything += 4 * c * model.queries / tp
     moving = 4 * model.queries / tp + _mlp_width(model, tp) * 2 * c
-    """Gradients within a layer: of attention's queries in float32, of two tensors of the MLP."""
+    """Gradients within a layer: float32 gradients of attention's queries, and of two tensors of the MLP."""
     kept = {
         "none": everything,
         "selective": products,
@@ -63,7 +63,7 @@ def layer_activations(
 
 
 def outside_layers(model: Architecture, number_bytes: int) -> float:
-    """Bytes of one token outside of the layers: the embedding's result and the last norm."""
+    """Return the bytes of one token outside the layers: the embedding's output and the last norm."""
     return model.hidden * (4 + 3 * number_bytes)
 
 
@@ -77,7 +77,7 @@ def _keep_everything(model: Architecture, c: int, tp: int) -> float:
 def _mlp_bytes(model: Architecture, c: int, tp: int) -> float:
     if not model.experts:
         return 4 * c * model.intermediate / tp
-    each = c * (3 * model.hidden + 4 * model.expert_intermediate / tp)  # tokens, in their experts' order, in and out
+    each = c * (3 * model.hidden + 4 * model.expert_intermediate / tp)  # tokens sorted by expert, input and output
     return model.experts_per_token * each + 8 * model.experts
 
 

@@ -1,4 +1,4 @@
-"""Changes of a manifest that make it fit. Each is judged as the manifest itself is: by its validation, and by the same arithmetic."""
+"""Changes of a manifest that make it fit. Each change is checked with the manifest's validation and the same memory estimate."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlrun.fit.parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of, refusals_of
 
 Fields = dict[str, object]
-"""Value by path; None removes the field."""
+"""Values by path; None removes the field."""
 MAX_CHANGES = 4
-"""Changes that are named for a role."""
+"""Most changes to suggest for a role."""
 _GPUS_MAX, _REPLICAS_MAX = 8, 16
 _RECOMPUTE = ("selective", "attention", "full")
 
@@ -24,35 +24,37 @@ _RECOMPUTE = ("selective", "attention", "full")
 @dataclass(frozen=True)
 class _Try:
     kind: str
-    """The first change of a kind that fits is named, not its variants."""
+    """Kind of change. Only the first change of a kind that fits is suggested."""
     fields: Fields
 
 
 def advise_roles(spec: RLRunSpec, around: Surroundings, needs: list[Needs]) -> list[Change]:
-    """Changes with which each role that does not fit does, the least intrusive first.
+    """Return changes that make each role that does not fit fit, the least intrusive first.
 
     Args:
-        spec: the run's.
-        around: as for `needs_of`.
-        needs: of this specification.
+        spec: specification of the run.
+        around: models and GPUs, as in `needs_of`.
+        needs: memory needs for this specification.
     """
     found: list[Change] = []
-    for one in needs:
-        if one.fits:
+    for role_needs in needs:
+        if role_needs.fits:
             continue
-        tries = _trainer_tries(spec, around.model) if one.role == "trainer" else _engine_tries(spec, around.model)
-        found += _fitting_changes(spec, around, needs, one.role, tries)
+        tries = (
+            _trainer_tries(spec, around.model) if role_needs.role == "trainer" else _engine_tries(spec, around.model)
+        )
+        found += _fitting_changes(spec, around, needs, role_needs.role, tries)
     return found
 
 
 def change_spec(spec: RLRunSpec, fields: Mapping[str, object]) -> RLRunSpec:
-    """The specification with some fields changed, as if the manifest had them.
+    """Return the specification with some fields changed, as if the manifest had set them.
 
     Raises:
-        ValidationError: it is not valid.
+        ValidationError: The changed specification is invalid.
     """
     document = spec.model_dump(by_alias=True, exclude_unset=True, mode="json")
-    document.pop("allocation", None)  # the fields that it stands for are there
+    document.pop("allocation", None)  # its fields are already set
     for path, value in fields.items():
         block, parts = document, path.removeprefix("spec.").split(".")
         for part in parts[:-1]:
@@ -71,11 +73,11 @@ def _fitting_changes(
     fit_already = {need.role for need in before if need.fits}
     kinds: set[str] = set()
     refused = set(refusals_of(spec, around))
-    for one in tries:
-        if one.kind in kinds or len(found) == MAX_CHANGES:
+    for candidate in tries:
+        if candidate.kind in kinds or len(found) == MAX_CHANGES:
             continue
         try:
-            tried = change_spec(spec, one.fields)
+            tried = change_spec(spec, candidate.fields)
             needs = needs_of(tried, around)
         except ValidationError:
             continue
@@ -83,8 +85,8 @@ def _fitting_changes(
             continue
         own = next(need for need in needs if need.role == role)
         if own.fits and fit_already <= {need.role for need in needs if need.fits}:
-            kinds.add(one.kind)
-            shown = {path: "removed" if value is None else value for path, value in one.fields.items()}
+            kinds.add(candidate.kind)
+            shown = {path: "removed" if value is None else value for path, value in candidate.fields.items()}
             found.append(Change(shown, role, own.total, own.limit, own.gpus))
     return found
 
@@ -112,7 +114,7 @@ def _trainer_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
 
 
 def _thrifty_changes(spec: RLRunSpec) -> Iterator[Fields]:
-    """Changes of what a rank keeps, from the cheapest to the dearest, then all together."""
+    """Yield changes that reduce what a rank keeps, from the cheapest to the most expensive, and at the end all together."""
     trainer, path = spec.trainer, "spec.trainer"
     base: Fields = {}
     if trainer.gradient_accumulation == "local":
@@ -122,7 +124,7 @@ def _thrifty_changes(spec: RLRunSpec) -> Iterator[Fields]:
     if trainer.micro_batch_tokens is None or trainer.micro_batch_tokens > spec.seq_len:
         row = {f"{path}.microBatchTokens": spec.seq_len}
     now = trainer.activation_checkpointing
-    modes = () if now == "auto" else _RECOMPUTE  # which has tried them
+    modes = () if now == "auto" else _RECOMPUTE  # auto has tried them
     for mode in modes[modes.index(now) + 1 :] if now in modes else modes:
         yield base | {f"{path}.activationCheckpointing": mode}
     if row:
@@ -132,7 +134,7 @@ def _thrifty_changes(spec: RLRunSpec) -> Iterator[Fields]:
 
 
 def _more_gpus(spec: RLRunSpec) -> Iterator[Fields]:
-    """Layouts with more ranks that share a copy: first those in a replica, then more replicas."""
+    """Yield layouts with more ranks per copy: first more GPUs per replica, then more replicas."""
     trainer, layout = spec.trainer, spec.trainer.parallelism
     shared: Fields = {"spec.trainer.parallelism.dpShard": None} if layout.dp_shard is not None else {}
     if layout.dp_replicate > 1:
@@ -159,7 +161,7 @@ def _gpus(spec: RLRunSpec, gpus: int) -> Fields:
 
 
 def _divide_rows(spec: RLRunSpec, field: str, model: Architecture) -> Iterator[Fields]:
-    """Rows shared by ranks that are there already."""
+    """Yield layouts in which existing ranks share rows."""
     now = getattr(spec.trainer.parallelism, field)
     size = 2 * now
     while size <= min(spec.trainer.world_size, _GPUS_MAX):
@@ -191,7 +193,7 @@ def _engine_tries(spec: RLRunSpec, model: Architecture) -> Iterator[_Try]:
 
 
 def _divide_layers(spec: RLRunSpec, tp: int) -> Fields:
-    """Layers over `tp` GPUs: those of other copies where there are some, else more."""
+    """Return the fields that spread layers over `tp` GPUs: GPUs of other copies if there are any, otherwise more GPUs."""
     engine, path = spec.inference, "spec.inference"
     copies = max(engine.world_size // tp, 1)
     fields: Fields = {f"{path}.tensorParallel": tp, f"{path}.dataParallel": copies}

@@ -1,4 +1,4 @@
-"""A decoder-only model's shape and the parameters that follow from it."""
+"""Shape of a decoder-only model, and the numbers of parameters that follow from it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from rlrun.fit.kernel_table import Feature
 
 _UNKNOWN = Family()
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-"""Names of the number of a mixture's experts in a model's configuration."""
+"""Names of the number of experts in a model's configuration."""
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token")
-"""Names of the number of experts that a token visits."""
+"""Names of the number of experts per token."""
 _OF_VALUES = "v_head_dim"
 _NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 _VARYING = ("attention_bias", "mlp_bias", "mlp_only_layers")
-"""Options that give a layer biases, or no experts; of types that are counted exactly without them."""
+"""Options that add biases to layers or remove experts; parameter counts are exact only without them."""
 _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "hidden_size": ("n_embd", "d_model"),
     "num_hidden_layers": ("n_layer",),
@@ -25,29 +25,29 @@ _OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "intermediate_size": ("n_inner", "ffn_dim", "moe_intermediate_size"),
     "max_position_embeddings": ("n_positions",),
 }
-"""Names of sizes in the files of older families; a mixture without dense layers has but the width of its experts."""
+"""Names of sizes in the files of older families. A mixture without dense layers has only the width of its experts."""
 
 
 class ShapeError(ValueError):
-    """Error for a configuration that does not describe a decoder; names the field."""
+    """Error for a configuration that does not describe a decoder. The message has the field."""
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer of a decoder layer, outside of experts."""
+    """A linear layer of a decoder layer, outside its experts."""
 
     inputs: int
     outputs: int
 
     @property
     def weights(self) -> int:
-        """Elements of its matrix."""
+        """Number of elements of its matrix."""
         return self.inputs * self.outputs
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """Sizes of a decoder-only transformer with gated MLPs; of a mixture of experts, too."""
+    """Sizes of a decoder-only transformer with gated MLPs, possibly a mixture of experts."""
 
     model_type: str
     hidden: int
@@ -59,42 +59,42 @@ class Architecture:
     vocabulary: int
     tied: bool = False
     experts: int = 0
-    """Experts of a layer; 0: dense."""
+    """Experts per layer; 0: dense model."""
     experts_per_token: int = 0
     expert_intermediate: int = 0
     positions: int | None = None
-    """Longest sequence that the positions allow; None: not known, or stretched."""
+    """Longest sequence that the positions allow; None: unknown, or extended by scaling."""
     whole_type: str = ""
-    """Type of a model of text and images of which this is the text; empty: it is all of the model."""
+    """Type of the multimodal model that this is the text part of; empty: not multimodal."""
     dense_widths: tuple[int, ...] = ()
-    """Widths of a mixture's feed-forward parts outside of its experts: of shared experts and of dense layers."""
+    """Widths of a mixture's feed-forward parts outside its experts: shared experts and dense layers."""
     attention: frozenset[Feature] = frozenset()
-    """Demands of its attention on the kernel, as far as its configuration shows them."""
+    """Features that its attention requires of the kernel, as far as the configuration shows them."""
     varied: bool = False
-    """True if it has options that add parameters or take them away, which no size tells."""
+    """Whether it has options that change the number of parameters independently of the sizes."""
     counted: int | None = None
-    """All parameters, where they were counted in the model itself; default: what follows from the sizes."""
+    """Total number of parameters, counted in the model itself. Default: computed from the sizes."""
 
     @property
     def exact(self) -> bool:
-        """True if the number of parameters is exact; of other families it is that of a Llama of this shape."""
+        """Whether the number of parameters is exact. For other families it is the number of a Llama of this shape."""
         return (self._family.counted and not self.varied and not self.whole_type) or self.counted is not None
 
     @property
     def trained_type(self) -> str:
-        """Type by which the trainer knows the model: what divides the text alone was not checked beside images."""
+        """Model type that the trainer uses. Layouts for a text model are not verified for multimodal models of the same text type."""
         return self.whole_type or self.model_type
 
     @property
     def divided(self) -> list[tuple[str, int]]:
-        """Sizes that ranks with `parallelism.tp` share, in words and numbers."""
+        """Sizes that ranks with `parallelism.tp` share, with their names."""
         widths = self.dense_widths if self.experts else (self.intermediate,)
         heads = [("key-value heads", self.kv_heads), ("attention heads", self.heads)]
         return [*heads, *(("intermediate size", width) for width in widths)]
 
     @property
     def qk_norm(self) -> bool:
-        """True if queries and keys are normalised head by head."""
+        """Whether queries and keys are normalized per head."""
         return self._family.normed
 
     @property
@@ -103,17 +103,17 @@ class Architecture:
 
     @property
     def queries(self) -> int:
-        """Elements of a token's queries."""
+        """Number of elements of a token's queries."""
         return self.heads * self.head_dim
 
     @property
     def keys(self) -> int:
-        """Elements of a token's keys; of its values as well."""
+        """Number of elements of a token's keys, equal to that of its values."""
         return self.kv_heads * self.head_dim
 
     @cached_property
     def linears(self) -> Mapping[str, Linear]:
-        """The linear layers of a decoder layer by the last part of their names; a mixture's experts are none."""
+        """Linear layers of a decoder layer, without experts, by the last part of their names."""
         h, q, k, i = self.hidden, self.queries, self.keys, self.intermediate
         attention = {"q_proj": Linear(h, q), "k_proj": Linear(h, k), "v_proj": Linear(h, k), "o_proj": Linear(q, h)}
         if self.experts:
@@ -135,37 +135,37 @@ class Architecture:
 
     @property
     def table(self) -> int:
-        """Elements of the embedding, which the head has as well."""
+        """Elements of the embedding, and also of the head."""
         return self.vocabulary * self.hidden
 
     @property
     def root_parameters(self) -> int:
-        """Parameters outside of the decoder layers: embedding, last norm and head."""
+        """Parameters outside the decoder layers: embedding, last norm and head."""
         return self.table * (1 if self.tied else 2) + self.hidden
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
+        """Total number of parameters."""
         if self.counted is not None:
             return self.counted
         return self.root_parameters + self.layers * (self.layer_parameters + self.expert_parameters)
 
     @property
     def largest_tensor(self) -> int:
-        """Elements of the largest parameter; the trainer holds a layer's experts in two."""
+        """Elements of the largest parameter. The trainer stores a layer's experts in two parameters."""
         return max(self.table, 2 * self.expert_parameters // 3, self.hidden * self.intermediate)
 
     def kv_bytes(self, element_bytes: int, tensor_parallel: int) -> int:
-        """Bytes of keys and values of one token on one of `tensor_parallel` GPUs, which repeat heads where these are fewer."""
+        """Return the bytes of one token's keys and values on one of `tensor_parallel` GPUs, which repeat heads if there are fewer heads."""
         heads = max(self.kv_heads // tensor_parallel, 1)
         return 2 * self.layers * heads * self.head_dim * element_bytes
 
 
 def from_config(config: Mapping[str, object]) -> Architecture:
-    """The shape that a Hugging Face `config.json` describes; of a model of text and images that of the text.
+    """Return the shape that a Hugging Face `config.json` describes; for a multimodal model, the shape of its text part.
 
     Raises:
-        ShapeError: it lacks a field, or one is not a positive number.
+        ShapeError: A field is missing or is not a positive number.
     """
     text, whole = config.get("text_config"), ""
     if isinstance(text, Mapping):
@@ -199,14 +199,14 @@ def from_config(config: Mapping[str, object]) -> Architecture:
 
 
 def _intermediate_size(config: Mapping[str, object]) -> int:
-    """Width of the feed-forward part; GPT-2's files need not say it."""
+    """Return the width of the feed-forward part. GPT-2's files may omit it."""
     if "n_embd" in config and _size_value(config, "intermediate_size") is None:
         return 4 * _read_size(config, "hidden_size")
     return _read_size(config, "intermediate_size")
 
 
 def _dense_widths(config: Mapping[str, object], own: str) -> tuple[int, ...]:
-    """Widths of a mixture's shared experts and dense layers."""
+    """Return the widths of a mixture's shared experts and dense layers."""
     found = []
     if config.get("shared_expert_intermediate_size"):
         found.append(_read_size(config, "shared_expert_intermediate_size"))
@@ -218,36 +218,39 @@ def _dense_widths(config: Mapping[str, object], own: str) -> tuple[int, ...]:
 
 
 def _attention_features(config: Mapping[str, object], kind: str) -> frozenset[Feature]:
-    """Demands on the kernel of attention."""
+    """Return the features that the model requires of the attention kernel."""
     layers = config.get("layer_types")
-    slides = any("sliding" in str(one) for one in layers) if isinstance(layers, list) else True
+    slides = any("sliding" in str(layer) for layer in layers) if isinstance(layers, list) else True
     acts: dict[Feature, bool] = {
         "window": bool(config.get("sliding_window")) and config.get("use_sliding_window") is not False and slides,
         "softcap": bool(config.get("attn_logit_softcapping")),
         "sinks": kind == "gpt_oss",
         "value heads": _OF_VALUES in config and config[_OF_VALUES] != _of_keys(config),
     }
-    return frozenset(name for name, there in acts.items() if there)
+    return frozenset(name for name, required in acts.items() if required)
 
 
 def _of_keys(config: Mapping[str, object]) -> object:
-    """Size of a head of keys where values have a size of their own."""
+    """Return the size of a key head for models whose value heads have another size."""
     parts = [config.get(name) for name in ("qk_nope_head_dim", "qk_rope_head_dim")]
     sizes = [part for part in parts if isinstance(part, int)]
     return sum(sizes) if sizes else config.get("head_dim")
 
 
 def _is_stretched(config: Mapping[str, object]) -> bool:
-    """True if rotary positions reach further than the field says."""
+    """Return whether rotary positions are scaled beyond the configured maximum."""
     rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
     kind = rope.get("rope_type", rope.get("type", "default")) if isinstance(rope, Mapping) else "default"
     return kind != "default"
 
 
 def _size_value(config: Mapping[str, object], name: str) -> object:
-    """Entry of the first of a size's names that has one; of sizes for every layer the largest."""
-    found = next((value for one in (name, *_OTHER_NAMES.get(name, ())) if (value := config.get(one)) is not None), None)
-    return max(found) if isinstance(found, list) and found and all(isinstance(one, int) for one in found) else found
+    """Return the entry of the first of a size's names that is set. For sizes per layer, return the largest."""
+    names = (name, *_OTHER_NAMES.get(name, ()))
+    found = next((value for alias in names if (value := config.get(alias)) is not None), None)
+    if isinstance(found, list) and found and all(isinstance(size, int) for size in found):
+        return max(found)
+    return found
 
 
 def _read_size(config: Mapping[str, object], name: str) -> int:

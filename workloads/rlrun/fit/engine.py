@@ -1,4 +1,4 @@
-"""Memory of one of an engine's GPUs: weights, what vLLM needs to compute, and the key-value cache that is left."""
+"""Memory of one GPU of an engine: weights, vLLM's working memory, and the remaining key-value cache."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rlrun.inference.command import MAX_LORAS
 from rlrun.inference.settings import LORA_RANKS
 
 LIBRARIES_BYTES = 1.5 * GIB
-"""CUDA's context, the workspaces of its libraries, and recorded graphs."""
+"""CUDA's context, the workspaces of its libraries, and recorded CUDA graphs."""
 COMMUNICATORS_BYTES = 0.5 * GIB
-"""With more than one GPU."""
+"""Communication buffers of an engine with several GPUs."""
 BATCHED_TOKENS = 8192
-"""Tokens of one engine step that vLLM makes room for, where `--max-num-batched-tokens` does not say."""
+"""vLLM's default number of tokens per engine step, without `--max-num-batched-tokens`."""
 WAITING_TRAINER_BYTES = 1.0 * GIB
-"""Memory that a trainer keeps of the same GPU in the engine's turn."""
+"""Memory that a trainer keeps on a shared GPU while the engine works."""
 FEW = 8
-"""Whole sequences in the cache below `maxNumSeqs` divided by this are worth a remark."""
+"""Divisor of `maxNumSeqs`. A cache with fewer full sequences than the quotient gets a remark."""
 _ONE_BYTE = ("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def engine_needs(config: InferenceConfig, model: Architecture, *, memory: int) -> Needs:
-    """Memory of one GPU of an engine.
+    """Return the memory needs of one GPU of an engine.
 
     Args:
-        config: the engine's.
-        model: the policy's shape.
-        memory: of the GPU, in bytes.
+        config: configuration of the engine.
+        model: shape of the policy.
+        memory: memory of the GPU, in bytes.
     """
     tp, c = config.tensor_parallel, 4 if config.model.dtype == "float32" else 2
     given = _flag_value(config.extra_args, "--kv-cache-dtype") or "auto"
@@ -63,7 +63,7 @@ def _engine_remarks(config: InferenceConfig, tokens: int, longest: int) -> list[
     found = [f"the cache holds {tokens:,} tokens: {sequences:,} sequences of maxModelLen ({longest:,}) at a time"]
     if sequences < config.max_num_seqs / FEW:
         found.append(
-            f"that is far below maxNumSeqs ({config.max_num_seqs}): where sequences get long, some wait or are computed again"
+            f"that is far below maxNumSeqs ({config.max_num_seqs}); with long sequences, some wait or are computed again"
         )
     return found
 
@@ -83,7 +83,7 @@ def _engine_adapters(config: InferenceConfig, model: Architecture, c: int) -> li
         return []
     rank = next(known for known in LORA_RANKS if known >= lora.rank)
     slots = MAX_LORAS * lora.slots
-    widths = sum(one.inputs + one.outputs for one in adapted_layers(lora, model).values())
+    widths = sum(linear.inputs + linear.outputs for linear in adapted_layers(lora, model).values())
     return [
         Part("adapters", slots * rank * widths * model.layers * c / config.tensor_parallel, f"{slots} of rank {rank}")
     ]
@@ -103,7 +103,7 @@ def _step_bytes(config: InferenceConfig, model: Architecture, c: int) -> float:
 
 
 def _flag_value(arguments: Sequence[str], flag: str) -> str | None:
-    """Value of a flag, written behind `=` or as the next argument."""
+    """Return the value of a flag, after `=` or as the next argument."""
     for index, argument in enumerate(arguments):
         name, _, value = argument.partition("=")
         if name.replace("_", "-") == flag:

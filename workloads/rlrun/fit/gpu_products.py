@@ -1,4 +1,4 @@
-"""Memory of GPUs by the node label `nvidia.com/gpu.product`, and sizes as people write them."""
+"""Memory of GPUs by the node label `nvidia.com/gpu.product`, and sizes in common notations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEMORY_MIB: Mapping[str, int] = {
     "V100-32GB": 32_510,
     "T4": 15_360,
 }
-"""Memory as the driver reports it, in MiB. A product is one whose label has all parts of a name (`NVIDIA-A100-SXM4-80GB`)."""
+"""Memory as the driver reports it, in MiB. A label matches a name if it contains all parts of the name (`NVIDIA-A100-SXM4-80GB`)."""
 CAPABILITIES: Mapping[str, tuple[int, int]] = {
     "B200": (10, 0),
     "H200": (9, 0),
@@ -44,12 +44,12 @@ CAPABILITIES: Mapping[str, tuple[int, int]] = {
     "V100": (7, 0),
     "T4": (7, 5),
 }
-"""Compute capabilities of CUDA by product; found as the memory is."""
+"""CUDA compute capabilities by product, matched like the memory."""
 _UNITS = {"Mi": MIB, "Gi": GIB, "M": 10**6, "G": 10**9, "MiB": MIB, "GiB": GIB, "MB": 10**6, "GB": 10**9}
 
 
 def memory_of(product: str) -> int | None:
-    """Bytes of a GPU's memory by its label, None when it is not in the table. A shared or divided GPU's label says so, and is not."""
+    """Return the bytes of a GPU's memory by its label, or None for unknown labels and labels of shared or partitioned GPUs."""
     if any(part in ("SHARED", "MIG") for part in product.upper().split("-")):
         return None
     name = _match_product(product, MEMORY_MIB)
@@ -57,30 +57,30 @@ def memory_of(product: str) -> int | None:
 
 
 def capability_of(product: str) -> tuple[int, int] | None:
-    """Compute capability of a GPU by its label, None when it is not in the table."""
+    """Return the compute capability of a GPU by its label, or None for unknown labels."""
     name = _match_product(product, CAPABILITIES)
     return None if name is None else CAPABILITIES[name]
 
 
 def _match_product(product: str, names: Iterable[str]) -> str | None:
-    """The name with the most parts of those whose parts a label has."""
+    """Return the name with the most parts among the names that match a label."""
     parts = product.upper().split("-")
     fitting = [name for name in names if all(part in parts for part in name.upper().split("-"))]
     return max(fitting, key=lambda name: (name.count("-"), len(name)), default=None)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of a size such as `80Gi`, `81559Mi` or `80GB`.
+    """Return the bytes of a size such as `80Gi`, `81559Mi` or `80GB`.
 
     Raises:
-        ValueError: it is none; says what it may be.
+        ValueError: The text is not a size; the message has the expected form.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", text.strip())
     if found is None or found[2] not in _UNITS or float(found[1]) <= 0:
-        raise ValueError(f"{text!r} is no size of memory; write a number and a unit, such as 80Gi or 24564Mi")
+        raise ValueError(f"{text!r} is not a size of memory; write a number and a unit, such as 80Gi or 24564Mi")
     return int(float(found[1]) * _UNITS[found[2]])
 
 
 def show_gib(size: float) -> str:
-    """A size for people."""
+    """Format a number of bytes in GiB."""
     return f"{size / GIB:.1f} GiB"

@@ -1,4 +1,4 @@
-"""Choice of the kernel that computes a model's attention on a device, with its reason. Pure, without torch."""
+"""Choice of the kernel that computes a model's attention on a device, with the reason. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ FIELD = "trainer.attention"
 
 
 class AttentionError(ValueError):
-    """Error for a kernel that cannot compute a model's attention here; names the field, the demand and what to choose or install."""
+    """Error for a kernel that cannot compute a model's attention here. The message has the field, the requirement and the fix."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Demands of a model and a run on the kernel."""
+    """Requirements of a model and a run on the kernel."""
 
     features: frozenset[Feature] = frozenset()
     head_dim: int = 0
-    """Largest size of a head of queries, keys or values; 0: not known."""
+    """Largest size of a head of queries, keys or values; 0: unknown."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts of a device and an installation."""
+    """Properties of a device and an installation."""
 
     name: str
-    """Name of the device, for people."""
+    """Name of the device for messages."""
     capability: tuple[int, int] | None
-    """Compute capability of CUDA; None: another device."""
+    """CUDA compute capability; None: not a CUDA device."""
     versions: Mapping[Kernel, str] = field(default_factory=dict)
-    """Versions of the kernels' packages that are there and usable."""
+    """Versions of the kernels' packages that are installed and usable."""
     missing: Mapping[Kernel, str] = field(default_factory=dict)
-    """Reasons why others are not."""
+    """Reasons why other kernels are not usable."""
 
     def without(self, kernel: Kernel, reason: str) -> Machine:
-        """The same machine, where a package is not usable for a reason that was found later."""
+        """Return the same machine without a package, for a reason found later."""
         versions = {name: version for name, version in self.versions.items() if name != kernel}
         return Machine(self.name, self.capability, versions, {**self.missing, kernel: reason})
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel, and why it computes."""
+    """A kernel, and the reason for its choice."""
 
     kernel: Kernel
     why: str
@@ -55,20 +55,20 @@ class Choice:
 
 
 def choose_kernel(asked: AttentionKernel, needs: Needs, machine: Machine) -> Choice:
-    """The kernel that was asked for, or for `auto` the first in order that computes what the model needs.
+    """Return the requested kernel, or for `auto` the first kernel in order that the model and the machine support.
 
     Args:
         asked: value of `trainer.attention`.
-        needs: the model's.
-        machine: where it computes.
+        needs: requirements of the model.
+        machine: device and installation.
 
     Raises:
-        AttentionError: the kernel that was asked for cannot; `auto` always finds one.
+        AttentionError: The requested kernel cannot be used. `auto` always finds a kernel.
     """
     if asked != "auto":
         problem = _kernel_problem(asked, needs, machine)
         if problem is None:
-            return Choice(asked, f"{_kernel_title(asked, machine)} as {FIELD} says")
+            return Choice(asked, f"{_kernel_title(asked, machine)} is set by {FIELD}")
         raise AttentionError(f"{FIELD} ({asked}): {problem}")
     passed: list[str] = []
     for kernel in _kernel_order(machine):
@@ -80,7 +80,7 @@ def choose_kernel(asked: AttentionKernel, needs: Needs, machine: Machine) -> Cho
                 f"{_kernel_title(kernel, machine)} is the first that {_where_installed(machine)} and the model allow{before}",
             )
         passed.append(f"{kernel}: {problem.partition('; ')[0]}")
-    raise AssertionError("sdpa computes everything everywhere")
+    raise AssertionError("sdpa supports every model on every device")
 
 
 def _kernel_order(machine: Machine) -> tuple[Kernel, ...]:
@@ -92,7 +92,7 @@ def _kernel_order(machine: Machine) -> tuple[Kernel, ...]:
 
 
 def _kernel_problem(kernel: Kernel, needs: Needs, machine: Machine) -> str | None:
-    """Reason why a kernel does not do, with the way out after a semicolon; None: it does."""
+    """Return why a kernel cannot be used, with the fix after a semicolon, or None if it can."""
     backend = BACKENDS[kernel]
     return _explain_unfit(kernel, backend, needs, machine) or _explain_absent(kernel, backend, machine)
 
@@ -102,21 +102,21 @@ def _explain_unfit(kernel: Kernel, backend: Backend, needs: Needs, machine: Mach
         first, last = backend.capabilities
         majors = f"{first}.x" if first == last else f"{first}.x to {last}.x"
         here, others = _where_installed(machine), _able_kernels(needs, machine)
-        return f"it needs a GPU of compute capability {majors}, and this is {here}; set attention: auto{others}"
-    lacking = [FEATURES[one] for one in FEATURES if one in needs.features - backend.features]
+        return f"it needs a GPU of compute capability {majors}, but this is {here}; set attention: auto{others}"
+    lacking = [FEATURES[feature] for feature in FEATURES if feature in needs.features - backend.features]
     if lacking:
         return (
-            f"the model's attention has {' and '.join(lacking)}, which {kernel} does not compute; "
+            f"the model's attention has {' and '.join(lacking)}, which {kernel} does not support; "
             f"set attention: auto{_able_kernels(needs, machine)}"
         )
     if backend.head_dims is not None and needs.head_dim > backend.head_dims:
         return (
-            f"the model's heads have {needs.head_dim} elements, and {kernel} computes up to {backend.head_dims}; "
+            f"the model's heads have {needs.head_dim} elements, but {kernel} supports at most {backend.head_dims}; "
             f"set attention: auto{_able_kernels(needs, machine)}"
         )
     if needs.head_dim % backend.head_step:
         return (
-            f"the model's heads have {needs.head_dim} elements, and {kernel} computes multiples of {backend.head_step}; "
+            f"the model's heads have {needs.head_dim} elements, but {kernel} supports only multiples of {backend.head_step}; "
             f"set attention: auto{_able_kernels(needs, machine)}"
         )
     return None
@@ -130,7 +130,7 @@ def _explain_absent(kernel: Kernel, backend: Backend, machine: Machine) -> str |
 
 
 def _able_kernels(needs: Needs, machine: Machine) -> str:
-    """Kernels here that compute it, as the rest of a sentence."""
+    """List the usable kernels, as the end of a sentence."""
     able = [
         kernel
         for kernel, backend in BACKENDS.items()

@@ -1,4 +1,4 @@
-"""Kernels of attention as data: features, devices and packages of each, and the order in which they are tried. Imports nothing."""
+"""Attention kernels as data: features, devices and packages of each, and the order of `auto`. Imports nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 
 Feature = Literal["window", "softcap", "sinks", "value heads", "float32", "context"]
 Kernel = Literal["fa3", "fa4", "flash2", "cudnn", "varlen", "flex", "sdpa"]
-"""A kernel; `AttentionKernel` without `auto`."""
+"""A kernel: `AttentionKernel` without `auto`."""
 FEATURES: Mapping[Feature, str] = {
     "window": "a sliding window",
     "softcap": "soft-capped scores",
@@ -17,37 +17,37 @@ FEATURES: Mapping[Feature, str] = {
     "float32": "computeDtype float32",
     "context": "rows that ranks share (parallelism.cp)",
 }
-"""Demands on a kernel, in words that follow "does not compute"."""
+"""Requirements on a kernel, as text after "the model's attention has"."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that a kernel comes from."""
+    """A package that provides a kernel."""
 
     module: str
-    """Module that is imported."""
+    """Module to import."""
     functions: Mapping[str, tuple[str, ...]]
-    """Functions that are called, and the arguments by which they are."""
+    """Functions to call, with their arguments."""
     distributions: tuple[str, ...]
-    """Names under which it may be installed; they have the version."""
+    """Possible names of the distribution, which has the version."""
     install: str
-    """Way to get it."""
+    """Command or instruction to install it."""
     operations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Operations that its import registers with torch, and their arguments that are used."""
+    """Operations that the import registers with torch, with the arguments that are used."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Abilities of one kernel."""
+    """Capabilities of one kernel."""
 
     features: frozenset[Feature]
     head_dims: int | None
-    """Largest size of a head; None: any."""
+    """Largest head size; None: unlimited."""
     capabilities: tuple[int, int] | None
-    """First and last major compute capability of CUDA; None: any device."""
+    """First and last major CUDA compute capability; None: any device."""
     package: Package | None = None
     head_step: int = 1
-    """Sizes of heads are multiples of this. A package's kernel is tried with the model's size besides."""
+    """Divisor of supported head sizes. A package's kernel is also tested with the model's size."""
 
 
 _VARLEN_FUNCTION = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal")
@@ -68,7 +68,7 @@ FA3 = Package(
         "flash_attn_3::bwd": (*_OPERATION3, "window_size_left", "window_size_right", "dq", "dk", "dv", "deterministic"),
     },
 )
-"""The two operations take the same arguments in all versions since April 2025; the Python functions around them do not."""
+"""The two operations have the same arguments in all versions since April 2025; the Python functions around them have not."""
 _FLASH4_ARGUMENTS = ("cu_seqlens_q", "cu_seqlens_k", "softmax_scale", "causal", "window_size_left", "window_size_right")
 FA4 = Package(
     "flash_attn.cute.interface",
@@ -79,8 +79,8 @@ FA4 = Package(
     ("flash-attn-4", "flash_attn_4"),
     "pip install --pre 'flash-attn-4>=4.0.0b4,<5'",
 )
-"""The two functions are those that torch's own adapter to FlashAttention 4 calls. The public one has no gradient of sinks, and its
-backward pass over packed rows refuses soft caps."""
+"""The two functions that torch's own adapter to FlashAttention 4 calls. The public function has no gradient of sinks, and its backward
+pass over packed rows refuses soft caps."""
 
 BACKENDS: Mapping[Kernel, Backend] = {
     "fa3": Backend(frozenset({"window", "softcap", "sinks", "context"}), 256, (9, 9), FA3, 8),
@@ -96,5 +96,5 @@ ORDER: tuple[tuple[range, tuple[Kernel, ...]], ...] = (
     (range(10, 12), ("fa4", "varlen", "flash2", "flex", "sdpa")),
     (range(8, 13), ("varlen", "flash2", "flex", "sdpa")),
 )
-"""Order of `auto` by major compute capability, the first range that has it; elsewhere `sdpa`. cuDNN plans anew for every shape, which rows
-of changing lengths would wait for: it is taken by name alone."""
+"""Order of `auto` by major compute capability; the first matching range counts. Other devices use `sdpa`. cuDNN is used only by name,
+because it creates a new plan for every shape, which would delay rows of changing lengths."""

@@ -1,4 +1,4 @@
-"""Kernel of attention that the trainer would choose on a GPU product, by the trainer's own rule (`kernel_choice`)."""
+"""Attention kernel that the trainer would choose on a GPU product, by the trainer's own rule (`kernel_choice`)."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ _RATES: Mapping[Kernel, tuple[float, float]] = {
     "cudnn": (480e12, 480e12),
     "fa3": (700e12, 555e12),
 }
-"""FLOP/s on Hopper, forward and backward, causal, heads of 128: measured for rows of 16,384 tokens (benchmarks/results/gpu/kernels.md);
-torch's FlashAttention 2 stands for both of that version. At 65,536 tokens they are between 6 % less and 18 % more."""
+"""FLOP/s on Hopper, forward and backward, causal, head size 128, measured for rows of 16,384 tokens (benchmarks/results/gpu/kernels.md).
+The values of torch's FlashAttention 2 are used for both variants of that version. At 65,536 tokens the rates differ by -6 % to +18 %."""
 _HOPPER, _MEASURED_HEAD = 9, 128
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Kernel that the trainer is expected to compute with."""
+    """Kernel that the trainer is expected to use."""
 
     kernel: Kernel
     with_packages: Kernel
-    """The same where the trainer's image has the packages of all kernels."""
+    """Kernel if the trainer's image has the packages of all kernels."""
 
     @property
     def padded(self) -> bool:
-        """True if it computes on copies of the row in padded blocks."""
+        """Whether the kernel copies the row into padded blocks."""
         return self.kernel in ("sdpa", "cudnn")
 
     def __str__(self) -> str:
         package = BACKENDS[self.with_packages].package
         if self.with_packages == self.kernel or package is None:
             return self.kernel
-        return f"{self.kernel}, or {self.with_packages} where the trainer's image has {package.module}"
+        return f"{self.kernel}, or {self.with_packages} if the trainer's image has {package.module}"
 
 
 def attention_seconds(
     kernel: Kernel, trainer: TrainerSpec, model: Architecture, product: str | None, *, tokens: int, again: bool
 ) -> float | None:
-    """Time of attention over a row of one sequence, forward and backward, on one GPU; None where no rate is known.
+    """Return the seconds of attention over a row with one sequence, forward and backward, on one GPU, or None without a known rate.
 
     Args:
-        kernel: what computes it.
-        trainer: the run's: ranks share heads, tokens and layers.
-        model: the policy's shape.
-        product: the GPU's.
-        tokens: of the row.
+        kernel: kernel that computes it.
+        trainer: configuration of the trainer, whose ranks share heads, tokens and layers.
+        model: shape of the policy.
+        product: product name of the GPU.
+        tokens: tokens of the row.
         again: whether the forward pass is repeated in the backward pass.
     """
     rates, capability = _RATES.get(kernel), capability_of(product) if product else None
@@ -71,7 +71,7 @@ def attention_seconds(
 
 
 def needs_of_attention(trainer: TrainerSpec, model: Architecture) -> Needs:
-    """Demands of a model and a run on the kernel."""
+    """Return the requirements of a model and a run on the kernel."""
     features: set[Feature] = set(model.attention)
     if trainer.compute_dtype == "float32":
         features.add("float32")
@@ -81,18 +81,18 @@ def needs_of_attention(trainer: TrainerSpec, model: Architecture) -> Needs:
 
 
 def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | None) -> str | None:
-    """Reason why the kernel that a run asks for cannot compute its model, after the field; None where it can, or nothing is known.
+    """Return why the requested kernel cannot compute the model, as text after the field, or None if it can or nothing is known.
 
     Args:
-        trainer: the run's.
-        model: the policy's shape.
-        product: its GPUs; None: not known, and the model alone is looked at.
+        trainer: configuration of the trainer.
+        model: shape of the policy.
+        product: product name of its GPUs; None: unknown, so that only the model is checked.
     """
     asked = trainer.attention
     if asked == "auto" or not trainer.gpus_per_replica:
         return None
     capability = capability_of(product) if product else None
-    if capability is None:  # a GPU on which the kernel runs
+    if capability is None:  # assume a GPU that supports the kernel
         first = BACKENDS[asked].capabilities
         capability = (first[0] if first else 9, 0)
     machine = Machine(product or "this GPU", capability, _EVERY_PACKAGE)
@@ -104,12 +104,12 @@ def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | Non
 
 
 def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | None) -> Expected | None:
-    """The kernel, without and with the packages that an image may have; None where the GPU is not known.
+    """Return the kernel without and with the packages that an image may have, or None for an unknown GPU.
 
     Args:
-        trainer: the run's; one whose kernel cannot compute the model counts as `auto`.
-        model: the policy's shape.
-        product: its GPUs.
+        trainer: configuration of the trainer; a kernel that cannot compute the model counts as `auto`.
+        model: shape of the policy.
+        product: product name of its GPUs.
     """
     capability = capability_of(product) if product else None
     if product is None or capability is None or not trainer.gpus_per_replica:
@@ -117,5 +117,7 @@ def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | No
     needs = needs_of_attention(trainer, model)
     if trainer.attention != "auto" and kernel_problem(trainer, model, product) is None:
         return Expected(trainer.attention, trainer.attention)
-    plain, full = (choose_kernel("auto", needs, Machine(product, capability, there)) for there in ({}, _EVERY_PACKAGE))
+    plain, full = (
+        choose_kernel("auto", needs, Machine(product, capability, packages)) for packages in ({}, _EVERY_PACKAGE)
+    )
     return Expected(plain.kernel, full.kernel)

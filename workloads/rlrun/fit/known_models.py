@@ -1,4 +1,4 @@
-"""Shapes of well-known models, for machines that reach no hub. From the models' published configurations."""
+"""Shapes of well-known models, from their published configurations, for machines without access to the hub."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rlrun.fit.architecture import Architecture
 
 _SUFFIXES = ("-Base", "-Instruct", "-Instruct-2507", "-Thinking-2507")
-"""Ends of names of models that have the shape of the one without."""
+"""Name endings of models with the same shape as the model without the ending."""
 
 
 def _qwen3(hidden: int, layers: int, heads: int, intermediate: int, *, tied: bool = False) -> Architecture:
@@ -66,6 +66,6 @@ KNOWN: Mapping[str, Architecture] = {
 
 
 def known_model(name: str) -> Architecture | None:
-    """The shape of a model of the hub, None when it is not in the table."""
+    """Return the shape of a hub model, or None if it is not in the table."""
     plain = next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
     return KNOWN.get(name) or KNOWN.get(plain)

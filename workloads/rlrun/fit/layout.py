@@ -1,4 +1,4 @@
-"""Rules that hold between a run's layout and its models' sizes, which the roles would find out minutes later."""
+"""Rules between a run's layout and its models' sizes, checked before the start because the roles would only fail minutes later."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlrun.fit.architecture import Architecture
 from rlrun.fit.kernels import kernel_problem
 
 Key = tuple[str | int, ...]
-"""A field of the specification, by Python names."""
-_REFERENCE = "by which algorithm.reference is divided too,"
+"""Path of a field of the specification, in Python names."""
+_REFERENCE = "which also divides algorithm.reference,"
 
 
 def layout_problems(
     spec: RLRunSpec, model: Architecture, reference: Architecture | None, *, product: str | None = None
 ) -> Iterator[tuple[Key, str]]:
-    """Fields that do not go with the models, each with the value and the fix.
+    """Yield fields that do not fit the models, each with the value and the fix.
 
     Args:
-        spec: the run's.
-        model: the policy's shape.
-        reference: that of the frozen model, if it is known.
-        product: the trainer's GPUs, if they are known.
+        spec: specification of the run.
+        model: shape of the policy.
+        reference: shape of the frozen model, if it is known.
+        product: product name of the trainer's GPUs, if it is known.
     """
     own = spec.trainer.shared_with is None
     if spec.task in TRAINING_TASKS and own:
@@ -53,7 +53,7 @@ def _check_trainer(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, 
 
 
 def _find_indivisible(layout: ParallelismConfig, model: Architecture) -> Iterator[tuple[str, str]]:
-    """Fields of the layout that a model cannot be divided by, each with a text that follows its value."""
+    """Yield fields of the layout by which a model cannot be divided, each with text that continues after the value."""
     divided: dict[Kind, int] = {"tp": layout.tp, "cp": layout.cp}
     if model.experts:
         divided["ep"] = layout.ep
@@ -69,13 +69,13 @@ def _find_indivisible(layout: ParallelismConfig, model: Architecture) -> Iterato
 
 
 def _check_reference(spec: RLRunSpec, model: Architecture, reference: Architecture) -> Iterator[tuple[Key, str]]:
-    """The trainer divides a frozen model as it divides the policy."""
+    """Check the frozen model, which the trainer divides like the policy."""
     layout = spec.trainer.parallelism
     if reference.vocabulary != model.vocabulary:
         yield (
             ("algorithm", "reference", "model"),
-            f"has a vocabulary of {reference.vocabulary:,} tokens, the policy one of {model.vocabulary:,}: they must be the same; "
-            "choose a model of the same family",
+            f"has a vocabulary of {reference.vocabulary:,} tokens, but the policy's has {model.vocabulary:,}; "
+            "use a model of the same family",
         )
     known = set(_find_indivisible(layout, model))
     for field, text in _find_indivisible(layout, reference):
@@ -95,5 +95,5 @@ def _check_engine(spec: RLRunSpec, model: Architecture) -> Iterator[tuple[Key, s
         key: Key = ("seq_len",) if given is None or spec.seq_len > model.positions else ("inference", "max_model_len")
         yield (
             key,
-            f"{longest:,} is more than the model's positions (max_position_embeddings: {model.positions:,}); lower it",
+            f"{longest:,} is higher than the model's positions (max_position_embeddings: {model.positions:,}); lower it",
         )

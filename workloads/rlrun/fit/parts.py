@@ -1,4 +1,4 @@
-"""One GPU's memory as parts, each with what it is for."""
+"""Memory of one GPU as parts, each with its purpose."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ class Part:
     name: str
     bytes: float
     why: str = ""
-    """Derivation, for people."""
+    """Explanation of the size, for messages."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """Need of one role on each of its GPUs."""
+    """Memory needs of one role on each of its GPUs."""
 
     role: str
     """`trainer` or `inference`."""
     gpus: int
-    """GPUs of the role."""
+    """Number of GPUs of the role."""
     parts: Sequence[Part]
     limit: float
-    """Bytes that the parts may have together."""
+    """Bytes that all parts together may use."""
     limit_is: str
-    """Source of the limit, for people."""
+    """Origin of the limit, for messages."""
     remarks: Sequence[str] = ()
-    """Facts that follow, none of which stops the run."""
+    """Additional facts, which do not stop the run."""
 
     @property
     def total(self) -> float:
-        """Bytes of all parts."""
+        """Bytes of all parts together."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def fits(self) -> bool:
-        """True if the parts have room."""
+        """Whether the parts fit into the limit."""
         return self.total <= self.limit

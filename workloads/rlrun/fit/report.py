@@ -1,4 +1,4 @@
-"""The memory of a whole run against its GPUs, and how it is shown."""
+"""Memory needs of a whole run compared with its GPUs, and their report."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from rlrun.fit.trainer import trainer_needs
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Facts that a specification alone does not give."""
+    """Facts in addition to a specification."""
 
     model: Architecture
-    """The policy's shape."""
+    """Shape of the policy."""
     reference: Architecture | None = None
-    """Shape of a frozen model beside it."""
+    """Shape of a frozen model in the trainer."""
     memory: Mapping[str, int] | None = None
     """Bytes of a GPU, by role."""
     product: str | None = None
-    """The trainer's GPUs, if they are known by name."""
+    """Product name of the trainer's GPUs, if it is known."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Change:
     """Changed fields with which a role fits."""
 
     fields: Mapping[str, object]
-    """Value by the field's path in the manifest."""
+    """Values by the fields' paths in the manifest."""
     role: str
     total: float
     """Bytes of the role with the change."""
     limit: float
     gpus: int
-    """GPUs of the role with the change."""
+    """Number of GPUs of the role with the change."""
 
     def __str__(self) -> str:
         what = ", ".join(f"{path}: {yaml_value(value)}" for path, value in self.fields.items())
@@ -52,16 +52,16 @@ class Change:
 
 
 def yaml_value(value: object) -> str:
-    """A value as a manifest has it."""
+    """Return a value in the notation of a manifest."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {yaml_value(one)}" for name, one in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {yaml_value(inner)}" for name, inner in value.items()) + "}"
     return str(value).replace("'", '"') if isinstance(value, list) else str(value)
 
 
 def gpu_products(spec: RLRunSpec) -> dict[str, str | None]:
-    """Product that the manifest asks for, of each role that has GPUs of its own."""
+    """Return the requested GPU product of each role that has its own GPUs."""
     placement, own = spec.placement, spec.trainer.shared_with is None
     found = {}
     if own and spec.task in TRAINING_TASKS and spec.trainer.gpus_per_replica:
@@ -72,11 +72,11 @@ def gpu_products(spec: RLRunSpec) -> dict[str, str | None]:
 
 
 def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
-    """Needs of each role that has GPUs.
+    """Return the needs of each role with GPUs.
 
     Args:
-        spec: the run's.
-        around: shapes and GPUs.
+        spec: specification of the run.
+        around: models and GPUs.
     """
     config = resolve_spec(spec, name="fit", uid="fit", output_dir="/fit")
     memory = around.memory or {}
@@ -101,7 +101,7 @@ def needs_of(spec: RLRunSpec, around: Surroundings) -> list[Needs]:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Field that does not go with the models: the run would fail at its start, whatever the memory."""
+    """Field that does not fit the models. The run would fail at its start, with any amount of memory."""
 
     field: str
     """Path in the manifest."""
@@ -110,7 +110,7 @@ class Refusal:
 
 
 def refusals_of(spec: RLRunSpec, around: Surroundings) -> list[Refusal]:
-    """All fields of a run that do not go with its models or GPUs."""
+    """Return all fields of a run that do not fit its models or GPUs."""
     layout = layout_problems(spec, around.model, around.reference, product=around.product)
     found = [*untrainable_models(spec), *layout]
     return [Refusal(".".join(["spec", *(to_camel(str(part)) for part in key)]), message) for key, message in found]
@@ -119,22 +119,22 @@ def refusals_of(spec: RLRunSpec, around: Surroundings) -> list[Refusal]:
 def report_lines(
     name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
 ) -> list[str]:
-    """The report for people."""
+    """Return the report as lines of text."""
     count = f"{model.parameters / 1e9:.2f} billion parameters{'' if model.exact else ' (about)'}"
     shown = [f"{name}: {count}"]
-    shown += [f"  REFUSED: {one.field}: {one.message}" for one in refusals]
-    for one in needs:
-        verdict = "fits" if one.fits else "DOES NOT FIT"
+    shown += [f"  REFUSED: {refusal.field}: {refusal.message}" for refusal in refusals]
+    for role_needs in needs:
+        verdict = "fits" if role_needs.fits else "DOES NOT FIT"
+        count = f"{role_needs.gpus} GPU{'s' * (role_needs.gpus != 1)}"
+        size = f"{show_gib(role_needs.total)} of {show_gib(role_needs.limit)} ({role_needs.limit_is})"
+        shown += ["", f"{role_needs.role}, {count}: {verdict}, each needs {size}"]
         shown += [
-            "",
-            f"{one.role}, {one.gpus} GPU{'s' * (one.gpus != 1)}: {verdict}, each needs {show_gib(one.total)} of {show_gib(one.limit)} "
-            f"({one.limit_is})",
+            f"  {part.name:<26}{show_gib(part.bytes):>11}  {part.why}".rstrip()
+            for part in role_needs.parts
+            if part.bytes >= 1
         ]
-        shown += [
-            f"  {part.name:<26}{show_gib(part.bytes):>11}  {part.why}".rstrip() for part in one.parts if part.bytes >= 1
-        ]
-        shown += [f"  note: {remark}" for remark in one.remarks]
-        shown += _advice_lines(one, advice)
+        shown += [f"  note: {remark}" for remark in role_needs.remarks]
+        shown += _advice_lines(role_needs, advice)
     return shown
 
 
@@ -143,36 +143,36 @@ def _advice_lines(needs: Needs, advice: Sequence[Change]) -> list[str]:
         return []
     own = [change for change in advice if change.role == needs.role]
     if not own:
-        return ["  no change that was tried makes it fit: use a smaller model, adapters (trainer.lora), or larger GPUs"]
+        return ["  no tested change makes it fit; use a smaller model, adapters (trainer.lora), or larger GPUs"]
     return ["  fits with one of:", *(f"    - {change}" for change in own)]
 
 
 def report_document(
     name: str, needs: Sequence[Needs], advice: Sequence[Change], model: Architecture, refusals: Sequence[Refusal] = ()
 ) -> dict[str, object]:
-    """The report for programs. Sizes in GiB."""
+    """Return the report as JSON data, with sizes in GiB."""
     return {
         "run": name,
         "parameters": model.parameters,
         "exact": model.exact,
-        "fits": not refusals and all(one.fits for one in needs),
-        "refused": [{"field": one.field, "message": one.message} for one in refusals],
+        "fits": not refusals and all(role_needs.fits for role_needs in needs),
+        "refused": [{"field": refusal.field, "message": refusal.message} for refusal in refusals],
         "roles": [
             {
-                "role": one.role,
-                "gpus": one.gpus,
-                "fits": one.fits,
-                "needed_gib": _round_gib(one.total),
-                "limit_gib": _round_gib(one.limit),
-                "parts_gib": {part.name: _round_gib(part.bytes) for part in one.parts},
-                "notes": list(one.remarks),
+                "role": role_needs.role,
+                "gpus": role_needs.gpus,
+                "fits": role_needs.fits,
+                "needed_gib": _round_gib(role_needs.total),
+                "limit_gib": _round_gib(role_needs.limit),
+                "parts_gib": {part.name: _round_gib(part.bytes) for part in role_needs.parts},
+                "notes": list(role_needs.remarks),
                 "advice": [
                     {"fields": dict(change.fields), "needed_gib": _round_gib(change.total), "gpus": change.gpus}
                     for change in advice
-                    if change.role == one.role
+                    if change.role == role_needs.role
                 ],
             }
-            for one in needs
+            for role_needs in needs
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Sources of a model's shape: its folder, the hub's cache on this machine, a table, or what a tiny model is made with."""
+"""Sources of a model's shape: its folder, the hub's local cache, a table, or the sizes of a tiny model."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlrun.fit.known_models import KNOWN, known_model
 
 _CONFIG = "config.json"
 _TINY_VOCABULARY = 128
-"""More than the character tokenizer has."""
+"""Upper bound of the character tokenizer's vocabulary."""
 
 
 class UnknownModelError(ValueError):
-    """Error for a model whose shape is not at hand; names the field and the fix."""
+    """Error for a model of unknown shape. The message has the field and the fix."""
 
 
 def shape_of(
@@ -30,17 +30,17 @@ def shape_of(
     count: bool = True,
     environment: Mapping[str, str] = os.environ,
 ) -> Architecture:
-    """A model's shape, without a network.
+    """Return a model's shape without network access.
 
     Args:
-        model: which one.
-        field: of the manifest that names it.
-        option: of the command line that names its configuration instead.
-        count: whether to count parameters in the model where its type is not known here, which may import torch.
-        environment: says where the hub's cache is.
+        model: source of the model.
+        field: field of the manifest that names the model.
+        option: option of the command line that replaces the model's configuration.
+        count: whether to count the parameters of unknown model types in the model itself, which may import torch.
+        environment: environment variables, which contain the folder of the hub's cache.
 
     Raises:
-        UnknownModelError: it is not known here, or its configuration is none.
+        UnknownModelError: The shape is unknown, or the configuration does not describe a language model.
     """
     if model.tiny is not None:
         return _tiny_architecture(model.tiny)
@@ -52,26 +52,26 @@ def shape_of(
     if (folder := cached_folder(name, environment)) is not None:
         return read_shape(folder, f"{field}.name", option=option, count=count)
     raise UnknownModelError(
-        f"{field}.name ({name}) is neither on this machine nor one of the {len(KNOWN)} models whose sizes are known here; "
-        f"name a folder with its config.json: {option} FOLDER"
+        f"{field}.name ({name}) is neither in the hub's cache on this machine nor one of the {len(KNOWN)} models with known sizes; "
+        f"pass a folder with its config.json: {option} FOLDER"
     )
 
 
 def read_shape(folder: Path, field: str, *, option: str = "--model-config", count: bool = True) -> Architecture:
-    """The shape that a folder's `config.json`, or such a file, describes.
+    """Return the shape that a folder's `config.json`, or another file of this format, describes.
 
     Raises:
-        UnknownModelError: there is none, or it describes no language model.
+        UnknownModelError: The file is missing or does not describe a language model.
     """
     file = folder / _CONFIG if folder.is_dir() else folder
     try:
         config = json.loads(file.read_bytes())
         if not isinstance(config, dict):
-            raise ShapeError("it is no JSON object")
+            raise ShapeError("it is not a JSON object")
         shape = from_config(config)
     except OSError as error:
         raise UnknownModelError(
-            f"{field}: {file} cannot be read: {error.strerror}; name a folder with config.json: {option} FOLDER"
+            f"{field}: {file} cannot be read: {error.strerror}; pass a folder with config.json: {option} FOLDER"
         ) from None
     except ValueError as error:
         raise UnknownModelError(f"{field}: {file}: {error}") from None
@@ -85,7 +85,7 @@ def read_shape(folder: Path, field: str, *, option: str = "--model-config", coun
 
 
 def count_on_meta(config: Mapping[str, object]) -> int | None:
-    """Parameters of a model that transformers builds without memory; None where it is not installed, or does not know the type."""
+    """Return the number of parameters of a model that transformers builds without memory, or None if it cannot build the model."""
     model = _on_meta(config)
     return None if model is None else _count_parameters(model)
 
@@ -105,12 +105,12 @@ def _on_meta(config: Mapping[str, object]) -> Any | None:
         with torch.device("meta"):
             own = {name: value for name, value in config.items() if name != "model_type"}
             return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own))
-    except Exception:  # the code of any architecture
+    except Exception:  # any code of an architecture may fail
         return None
 
 
 def cached_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Folder of a repository in the hub's cache on this machine; None: it is not there."""
+    """Return the folder of a repository in the hub's local cache, or None."""
     home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
     cache = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
     found = sorted((cache / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{_CONFIG}"))

@@ -1,4 +1,4 @@
-"""Cut of a model's layers into stages of nearly equal work, what each rank of a pipeline has, and how long it waits. Pure."""
+"""Division of a model's layers into pipeline stages of nearly equal work, the part of each rank, and its idle time. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from rlrun.fit.architecture import Architecture
 
 
 def cut_layers(layers: Sequence[float], head: float, stages: int) -> list[range]:
-    """The layers of each stage, in order: runs of neighbours, of which the most costly costs least.
+    """Divide layers into stages of consecutive layers, so that the most expensive stage is as cheap as possible.
 
-    Of cuts that are equal in this the one with the least in the first stages is taken: these keep activations of most micro-batches.
+    Among equal divisions the function prefers cheap first stages, because these keep activations of the most micro-batches.
 
     Args:
         layers: cost of each layer, in any unit.
-        head: cost of what the last stage has besides.
-        stages: at most as many as layers.
+        head: additional cost of the last stage.
+        stages: number of stages, at most the number of layers.
 
     Raises:
-        ValueError: there are more stages than layers.
+        ValueError: There are more stages than layers.
     """
     count = len(layers)
     if not 1 <= stages <= count:
-        raise ValueError(f"{count} layers cannot be cut into {stages} stages")
+        raise ValueError(f"{count} layers cannot be divided into {stages} stages")
     sums = [0.0, *accumulate(layers)]
 
     @cache
     def best(start: int, left: int) -> tuple[float, tuple[int, ...]]:
-        """Largest cost of the stages from layer `start` on, and where each of them ends."""
+        """Return the largest cost among the stages from layer `start` on, and the end of each stage."""
         if left == 1:
             return sums[count] - sums[start] + head, (count,)
         found = []
@@ -47,56 +47,56 @@ def cut_layers(layers: Sequence[float], head: float, stages: int) -> list[range]
 
 @dataclass(frozen=True)
 class Held:
-    """Part of a model that one rank of a pipeline has; without a pipeline all of it."""
+    """Part of a model on one pipeline rank; without a pipeline, the whole model."""
 
     layout: ParallelismConfig
     index: int
-    """Place of the rank among those that a row passes through."""
+    """Position of the rank among the ranks that a micro-batch passes through."""
     count: int
     """Number of these ranks."""
     numbers: tuple[int, ...]
-    """Its stages."""
+    """Numbers of its stages."""
     layers: int
     """Number of its layers."""
     each: float
-    """Parameters of a layer."""
+    """Parameters per layer."""
     root: int
-    """Parameters of embedding, last norm and head that it has."""
+    """Parameters of its embedding, last norm and head."""
 
     @property
     def first(self) -> bool:
-        """True if it has the embedding."""
+        """Whether it has the embedding."""
         return 0 in self.numbers
 
     @property
     def last(self) -> bool:
-        """True if it has norm and head."""
+        """Whether it has the last norm and the head."""
         return self.count * len(self.numbers) - 1 in self.numbers
 
     @property
     def parameters(self) -> int:
-        """All of its parameters."""
+        """Total number of its parameters."""
         return self.root + round(self.layers * self.each)
 
     @property
     def rows(self) -> float:
-        """Micro-batches whose activations it keeps at a time, of a step with twice as many as ranks or more."""
+        """Micro-batches whose activations it keeps at once, for a step with at least twice as many micro-batches as ranks."""
         return kept_passes(self.layout, self.index) / len(self.numbers)
 
     @property
     def links(self) -> int:
-        """Tensors that it receives of every micro-batch: of the stage before each of its own, and of the one behind."""
+        """Tensors that it receives per micro-batch: from the stage before and the stage after each of its stages."""
         return 2 * len(self.numbers) - self.first - self.last
 
 
 def kept_passes(layout: ParallelismConfig, place: int) -> int:
-    """Passes of a row through one stage whose activations a rank keeps at a time: forward ones that have not come back.
+    """Return the passes through one stage whose activations a rank keeps at once: forward passes without their backward pass.
 
-    Of a step with `2 * pp` rows or more; with zero-bubble schedules a pass is over when the gradients of its weights are computed.
+    For a step with at least `2 * pp` micro-batches. With zero-bubble schedules a pass ends with the gradients of its weights.
 
     Args:
-        layout: with its schedule.
-        place: of the rank among those that a row passes through.
+        layout: layout with its schedule.
+        place: position of the rank among the ranks that a micro-batch passes through.
     """
     behind = layout.pp - 1 - place
     if layout.schedule == "1F1B":
@@ -107,30 +107,30 @@ def kept_passes(layout: ParallelismConfig, place: int) -> int:
 
 
 def idle_share(layout: ParallelismConfig, rows: int) -> float:
-    """Share of a step's passes for which a rank of a pipeline waits.
+    """Return the share of a step that a pipeline rank is idle.
 
-    Stages count as equal, and a forward pass, the gradients of its inputs and those of its weights as one unit each; what is sent takes no
-    time. Exact where `rows` is a multiple of pp, and twice it or more with ZBVZeroBubble.
+    All stages count as equal. A forward pass, the gradients of its inputs and the gradients of its weights take one unit each, and
+    transfers take no time. Exact if `rows` is a multiple of pp, and at least twice pp with ZBVZeroBubble.
 
     Args:
-        layout: with its schedule.
-        rows: micro-batches of a step, of one data-parallel rank.
+        layout: layout with its schedule.
+        rows: micro-batches of a step, per data-parallel rank.
     """
     waits = layout.pp - 1
     return waits / (waits + idle_divisor(layout) * rows)
 
 
 def idle_divisor(layout: ParallelismConfig) -> int:
-    """Units of work in a row, of which a rank of a pipeline waits for `pp - 1` in a step."""
+    """Return the units of work per micro-batch. In a step, a pipeline rank is idle for `pp - 1` such units."""
     return layout.local_stages * (3 if layout.schedule in ZERO_BUBBLE else 1)
 
 
 def stages_of(model: Architecture, layout: ParallelismConfig) -> list[Held]:
-    """Stages of each rank that a row passes through, in their order; of more stages than layers as many as these.
+    """Return the part of each rank that a micro-batch passes through, in order. Ranks without layers are omitted.
 
     Args:
-        model: its shape.
-        layout: with `pp`, and which stages a rank has.
+        model: shape of the model.
+        layout: layout with `pp` and its schedule.
     """
     count = min(layout.pp, model.layers)
     per_rank = layout.local_stages if count * layout.local_stages <= model.layers else 1

@@ -1,4 +1,4 @@
-"""Models of a run that the trainer cannot train, as far as this machine knows: by a folder, by the hub's cache, or by a name."""
+"""Check of a run's models for trainability, as far as this machine has information: a folder, the hub's cache, or the name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlrun.fit.sources import cached_folder
 from rlrun.hub.trainable import read_refusal
 
 TRAINER: Key = ("trainer",)
-"""Left out as a whole, nothing is trained."""
+"""Key of the whole trainer block. If it is left out, nothing is trained."""
 
 
 def trained_models(spec: RLRunSpec, left_out: Collection[Key] = ()) -> Mapping[Key, ModelConfig]:
-    """The models that the trainer loads, by field: the policy, and a reference that is another one."""
+    """Return the models that the trainer loads, by field: the policy, and the reference if it is another model."""
     if spec.task not in TRAINING_TASKS or TRAINER in left_out:
         return {}
     models: dict[Key, ModelConfig] = {("model", "name" if spec.model.path is None else "path"): spec.model}
@@ -29,13 +29,13 @@ def trained_models(spec: RLRunSpec, left_out: Collection[Key] = ()) -> Mapping[K
 
 
 def untrainable_models(spec: RLRunSpec) -> list[tuple[Key, str]]:
-    """The models of a run that cannot be trained, by field, each with the reason and what can be done."""
+    """Return the models of a run that cannot be trained, by field, each with reason and fix."""
     found = [(key, why_untrainable(model)) for key, model in trained_models(spec).items()]
     return [(key, why) for key, why in found if why is not None]
 
 
 def why_untrainable(model: ModelConfig) -> str | None:
-    """Reason why a model cannot be trained, with what can be done; None: nothing is known against it on this machine."""
+    """Return why a model cannot be trained, with a fix, or None if this machine has no reason against it."""
     if model.path is not None:
         return read_refusal(Path(model.path), model.path)
     if model.name is None:
@@ -45,7 +45,7 @@ def why_untrainable(model: ModelConfig) -> str | None:
 
 
 def quantization_notes(models: Mapping[Key, ModelConfig]) -> Iterator[tuple[Key, str]]:
-    """Notes about repositories that are quantised by their names."""
+    """Yield notes about repositories whose names indicate quantized weights."""
     for key, model in models.items():
         if (
             model.name is not None

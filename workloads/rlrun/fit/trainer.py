@@ -1,4 +1,4 @@
-"""Memory of one of the trainer's GPUs in a step: a copy's share of the states, and what one micro-batch needs."""
+"""Memory of one of the trainer's GPUs during a step: its share of the states, and the needs of one micro-batch."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rlrun.fit.stages import Held, idle_divisor, idle_share, stages_of
 from rlrun.protocol.messages.buckets import MAX_ROOTS
 
 MASTER_BYTES = 4
-"""A parameter's number that the optimizer steps, its gradient's and its moments' likewise: float32."""
+"""Bytes of a master weight, of its gradient and of each moment (float32)."""
 REFERENCE_BYTES = 2
-"""A frozen model's number on a GPU."""
+"""Bytes of a frozen model's parameter on a GPU (bfloat16)."""
 HEAD_CHUNK_BYTES = GIB
-"""Float32 logits that exist at a time (`trainer.learning.lm_head`)."""
+"""Bytes of float32 logits that exist at once (`trainer.learning.lm_head`)."""
 HEAD_CHUNKS = 3
 MOMENT_BUCKET_BYTES = 256 * 2**20
-"""Moments in one buffer with `optimizer.offload` (`optim.host_moments`); of one parameter more than that, as they are not cut."""
+"""Bytes of one buffer of moments with `optimizer.offload` (`optim.host_moments`). A parameter is not split, so a buffer may be larger."""
 HOST_LINK_BYTES_PER_SECOND = 50e9
-"""Speed of a GPU's link to the host in one direction, PCIe 5.0 x16: what copies of moments are counted with."""
+"""Bandwidth of a GPU's link to the host in one direction, PCIe 5.0 x16, to estimate the time of copying moments."""
 LIBRARIES_BYTES = 1.5 * GIB
 """CUDA's context and the workspaces of its libraries."""
 COMMUNICATORS_BYTES = 1.0 * GIB
-"""NCCL's buffers, with more than one rank."""
+"""NCCL's buffers with more than one rank."""
 SLEEPING_ENGINE_BYTES = 3.0 * GIB
-"""Memory that an engine keeps of a GPU while it sleeps."""
+"""Memory of a GPU that a sleeping engine keeps."""
 FRAGMENTS = 0.03
-"""Share of the GPU that stays unused between blocks of memory."""
+"""Share of the GPU that is lost to fragmentation."""
 RESERVE = 0.05
-"""Share of the GPU that `auto` leaves free on top: the sum is an estimate, and a run that chose too much would end."""
+"""Additional share of the GPU that `auto` leaves unused, because the sum is an estimate and an out-of-memory error would end the run."""
 MODES_BY_WORK: tuple[ActivationMode, ...] = ("none", "selective", "attention", "full", "offload")
-"""Modes by the work that they repeat; copies to the host and back come last: they repeat nothing, and wait for the link."""
+"""Modes by the work that they repeat. `offload` repeats no work but waits for copies to the host and back, so it is last."""
 _MOMENTS = {"adamw": 2, "muon": 2, "sgd": 1}
 _CODED_SHARE = (1 + 4 / 256) / MASTER_BYTES
-"""Bytes of a moment in 8-bit codes with a float32 scale for each block, by those of one in float32 (`optim.adamw8bit`)."""
+"""Bytes of a moment in 8-bit codes with a float32 scale per block, relative to a float32 moment (`optim.adamw8bit`)."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Ranks:
     """Division of the work among ranks."""
 
     shards: int
-    """Ranks that share one copy of parameters and states; with a pipeline, of a stage's."""
+    """Ranks that share one copy of parameters and states, or of a stage's in a pipeline."""
     tp: int
     cp: int
     ep: int
@@ -58,7 +58,7 @@ class _Ranks:
     world: int
 
     @classmethod
-    def of(cls, config: TrainerConfig) -> _Ranks:
+    def from_config(cls, config: TrainerConfig) -> _Ranks:
         layout, world = config.parallelism, config.world_size
         shards = world // layout.pp // layout.dp_replicate
         return cls(shards, layout.tp, layout.cp, layout.ep, layout.pp, world)
@@ -66,20 +66,20 @@ class _Ranks:
 
 @dataclass(frozen=True)
 class _Trained:
-    """Numbers of parameters that have gradients."""
+    """Numbers of trained parameters."""
 
     all: int
     matrices: int
-    """Parameters among these in the matrices of decoder layers."""
+    """Number of those in the matrices of decoder layers."""
     layer: float
-    """Parameters of one decoder layer on one rank, gathered."""
+    """Trained parameters of one gathered decoder layer on one rank."""
     head: bool
-    """True if the head is among them."""
+    """Whether the head is trained."""
 
 
 @dataclass(frozen=True)
 class ChosenMode:
-    """Activation mode that `activationCheckpointing: auto` means, and why."""
+    """Activation mode that `activationCheckpointing: auto` selects, and the reason."""
 
     mode: ActivationMode
     why: str
@@ -94,15 +94,15 @@ def trainer_needs(
     colocated: bool,
     product: str | None = None,
 ) -> Needs:
-    """Memory of one GPU of the trainer; with a pipeline of the stage that needs most.
+    """Return the memory needs of one GPU of the trainer; in a pipeline, of the stage that needs the most.
 
     Args:
-        config: the trainer's.
-        model: the policy's shape.
-        reference: shape of a frozen model beside it.
-        memory: of the GPU, in bytes.
-        colocated: whether engines have the same GPUs.
-        product: the GPU's, if it is known: the kernel of attention follows from it.
+        config: configuration of the trainer.
+        model: shape of the policy.
+        reference: shape of a frozen model in the trainer.
+        memory: memory of the GPU, in bytes.
+        colocated: whether engines use the same GPUs.
+        product: product name of the GPU, which determines the attention kernel, if it is known.
     """
     kernel = expected_kernel(config, model, product)
     remarks = [] if kernel is None else [f"attention: {config.attention} is {kernel}"]
@@ -110,7 +110,7 @@ def trainer_needs(
     mode = config.activation_checkpointing
     if mode == "auto":
         chosen = chosen_mode(config, model, reference, memory=memory, colocated=colocated, padded=padded)
-        remarks.append(f"activationCheckpointing: auto is {chosen.mode} here ({chosen.why})")
+        remarks.append(f"activationCheckpointing: auto selects {chosen.mode} ({chosen.why})")
         mode = chosen.mode
     needs = _rank_needs(config, mode, model, reference, memory=memory, colocated=colocated, padded=padded)
     if kernel is not None and (times := _attention_times(config, model, mode, kernel, product)):
@@ -123,13 +123,13 @@ def trainer_needs(
 def _attention_times(
     config: TrainerConfig, model: Architecture, mode: ActivationMode, kernel: Expected, product: str | None
 ) -> str:
-    """Times with the kernels that are expected, for people; empty where none is known."""
+    """Describe the times with the expected kernels; empty if they are unknown."""
     again = mode == "full"
     found = {
-        one: attention_seconds(one, config, model, product, tokens=_row_tokens(config), again=again)
-        for one in dict.fromkeys((kernel.kernel, kernel.with_packages))
+        each: attention_seconds(each, config, model, product, tokens=_row_tokens(config), again=again)
+        for each in dict.fromkeys((kernel.kernel, kernel.with_packages))
     }
-    return ", ".join(f"about {seconds:.2f} s with {one}" for one, seconds in found.items() if seconds is not None)
+    return ", ".join(f"about {seconds:.2f} s with {name}" for name, seconds in found.items() if seconds is not None)
 
 
 def chosen_mode(
@@ -141,9 +141,9 @@ def chosen_mode(
     colocated: bool,
     padded: bool = False,
 ) -> ChosenMode:
-    """The activation mode with the least work with which a step fits; where none does, the one that needs least.
+    """Return the activation mode with the least work that fits, or the one that needs the least memory if none fits.
 
-    Arguments as of `trainer_needs`; `padded` as of `layer_activations`.
+    The arguments are as in `trainer_needs`, and `padded` as in `layer_activations`.
     """
     limit = memory * (1 - FRAGMENTS - RESERVE)
     totals: dict[ActivationMode, float] = {}
@@ -152,12 +152,10 @@ def chosen_mode(
             config, mode, model, reference, memory=memory, colocated=colocated, padded=padded
         ).total
         if totals[mode] <= limit:
-            asked = ", ".join(f"{one} needs {show_gib(total)}" for one, total in totals.items())
+            asked = ", ".join(f"{name} needs {show_gib(total)}" for name, total in totals.items())
             return ChosenMode(mode, f"{asked}, of {show_gib(limit)}")
     least = min(totals, key=lambda mode: totals[mode])
-    return ChosenMode(
-        least, f"none of the modes fits into {show_gib(limit)}; {least} needs least, {show_gib(totals[least])}"
-    )
+    return ChosenMode(least, f"no mode fits into {show_gib(limit)}; {least} needs the least, {show_gib(totals[least])}")
 
 
 def _rank_needs(
@@ -174,7 +172,7 @@ def _rank_needs(
         _needs_of_stage(config, mode, model, reference, held, memory=memory, colocated=colocated, padded=padded)
         for held in stages_of(model, config.parallelism)
     ]
-    return max(found, key=lambda one: one.total)
+    return max(found, key=lambda needs: needs.total)
 
 
 def _needs_of_stage(
@@ -188,7 +186,8 @@ def _needs_of_stage(
     colocated: bool,
     padded: bool,
 ) -> Needs:
-    ranks = _Ranks.of(config)
+    ranks = _Ranks.from_config(config)
+    # States and gathered parameters exist during the whole step; activations, logits and one layer's gradients only during a micro-batch.
     c = 4 if config.compute_dtype == "float32" else 2
     trained = _trained_count(config, model, held, ranks)
     parts = [
@@ -201,7 +200,7 @@ def _needs_of_stage(
         Part("CUDA and its libraries", LIBRARIES_BYTES + (COMMUNICATORS_BYTES if ranks.world > 1 else 0)),
     ]
     if colocated:
-        parts.append(Part("the sleeping engine", SLEEPING_ENGINE_BYTES, "what it keeps in the trainer's turn"))
+        parts.append(Part("the sleeping engine", SLEEPING_ENGINE_BYTES, "memory that it keeps while the trainer works"))
     limit = memory * (1 - FRAGMENTS)
     return Needs(
         "trainer",
@@ -214,7 +213,7 @@ def _needs_of_stage(
 
 
 def _state_bytes(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks) -> list[Part]:
-    """Masters, gradients and moments of the policy."""
+    """Return the parts of the policy's master weights, gradients and moments."""
     on_gpu = not config.cpu_offload
     slots = config.lora.slots if config.lora is not None else 1
     of_adapters = trained.all if config.lora is not None else 0
@@ -223,7 +222,7 @@ def _state_bytes(config: TrainerConfig, held: Held, trained: _Trained, ranks: _R
     if config.gradient_accumulation == "local":
         gradients, summed = (
             MASTER_BYTES * trained.all / ranks.tp,
-            "float32, whole on every rank (gradientAccumulation: local)",
+            "float32, in full on every rank (gradientAccumulation: local)",
         )
     else:
         gradients, summed = on_gpu * MASTER_BYTES * trained.all / ranks.shards, shared
@@ -235,7 +234,7 @@ def _state_bytes(config: TrainerConfig, held: Held, trained: _Trained, ranks: _R
 
 
 def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> float:
-    """The optimizer's moments on one rank, wherever they are."""
+    """Return the bytes of the optimizer's moments on one rank, on the GPU or on the host."""
     slots = config.lora.slots if config.lora is not None else 1
     numbers = _moments(config) * trained.all
     if config.optimizer.name == "muon":
@@ -244,21 +243,21 @@ def _moment_bytes(config: TrainerConfig, trained: _Trained, ranks: _Ranks) -> fl
 
 
 def _host_buffers(config: TrainerConfig, held: Held, trained: _Trained, ranks: _Ranks, moments: float) -> Part:
-    """Buffers of moments that live in host memory; no part of a micro-batch is there when the optimizer steps."""
+    """Return the GPU buffers for moments in host memory. They exist while the optimizer steps, when there is no micro-batch."""
     table = held.root if trained.head or config.lora is None else 0
-    one = max(MOMENT_BUCKET_BYTES, MASTER_BYTES * _moments(config) * table / ranks.shards)
-    return Part("optimizer state", min(2 * one, moments), "two buckets of moments, which live in host memory")
+    buffer = max(MOMENT_BUCKET_BYTES, MASTER_BYTES * _moments(config) * table / ranks.shards)
+    return Part("optimizer state", min(2 * buffer, moments), "two buckets of moments, which stay in host memory")
 
 
 def _moments(config: TrainerConfig) -> float:
-    """The optimizer's numbers for each trained one, in float32 ones."""
+    """Return the optimizer's numbers per trained parameter, in units of float32."""
     return _MOMENTS[config.optimizer.name] * (_CODED_SHARE if config.optimizer.moments == "int8" else 1)
 
 
 def _companion_bytes(
     config: TrainerConfig, model: Architecture, reference: Architecture | None, held: Held, ranks: _Ranks
 ) -> list[Part]:
-    """Models beside the policy."""
+    """Return the parts of models other than the policy."""
     found = []
     if reference is not None:
         its = stages_of(reference, config.parallelism)
@@ -275,14 +274,14 @@ def _companion_bytes(
 
 
 GATHERED_SHARE = 32
-"""Part of a GPU's memory that a single GPU's copies in the compute dtype may take while they wait for the backward pass."""
+"""Divisor of a GPU's memory. Copies in the compute dtype up to the quotient stay on a single GPU until the backward pass."""
 
 
 def _gathered_bytes(model: Architecture, held: Held, ranks: _Ranks, c: int, memory: int) -> Part:
     layer = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
     whole = c * (held.root + held.layers * layer)
     if ranks.world == 1 and c == 2 and whole * GATHERED_SHARE <= memory:
-        return Part("gathered parameters", whole, "all layers: they are few enough to stay for the backward pass")
+        return Part("gathered parameters", whole, "all layers, which are small enough to stay until the backward pass")
     return Part("gathered parameters", c * (held.root + 2 * layer), "two layers, embedding and head")
 
 
@@ -299,9 +298,9 @@ def _micro_batch(
         Part("one layer's backward pass", tokens * each.working),
     ]
     if held.count > 1:
-        one = held.links * tokens * model.hidden * c
-        why = f"received of {held.count} rows; each further row of a step {show_gib(one)}"
-        parts.append(Part("between stages", held.count * one, why))
+        link = held.links * tokens * model.hidden * c
+        why = f"received of {held.count} rows; each further row of a step {show_gib(link)}"
+        parts.append(Part("between stages", held.count * link, why))
     return parts
 
 
@@ -313,14 +312,17 @@ def _logit_bytes(config: TrainerConfig, model: Architecture, trained: _Trained, 
 
 
 def _hand_over(config: TrainerConfig, model: Architecture, step: list[Part]) -> Part:
-    """The largest tensor whole, as the master and in the published format; between steps, so that it has the micro-batch's place."""
+    """Return the part for the gathered largest tensor, as master weight and in the published format.
+
+    It exists between steps, so it can use the memory of the micro-batch.
+    """
     needed = (MASTER_BYTES + (4 if config.model.dtype == "float32" else 2)) * model.largest_tensor
     names = ("activations", "one layer's backward pass", "logits", "gathered parameters", "gradients of one layer")
     free = sum(part.bytes for part in step if part.name in names)
     return Part(
         "hand-over of weights",
         max(needed - free, 0),
-        f"{show_gib(needed)} between steps, mostly in the micro-batch's place",
+        f"{show_gib(needed)} between steps, mostly in memory of the micro-batch",
     )
 
 
@@ -329,9 +331,12 @@ def _trained_count(config: TrainerConfig, model: Architecture, held: Held, ranks
         inside = model.layer_parameters + model.expert_parameters
         gathered = model.layer_parameters / ranks.tp + model.expert_parameters / (ranks.ep * ranks.tp)
         return _Trained(held.parameters, held.layers * inside, gathered, head=True)
-    adapters = sum(config.lora.rank * (one.inputs + one.outputs) for one in adapted_layers(config.lora, model).values())
+    linears = adapted_layers(config.lora, model).values()
+    adapters = sum(config.lora.rank * (linear.inputs + linear.outputs) for linear in linears)
     whole = {
-        name: one.weights for name, one in model.linears.items() if _named_bytes(name, config.lora.modules_to_save)
+        name: linear.weights
+        for name, linear in model.linears.items()
+        if _named_bytes(name, config.lora.modules_to_save)
     }
     layer = adapters + sum(whole.values())
     there = {"lm_head": held.last or model.tied, "embed_tokens": held.first or (model.tied and held.last)}
@@ -341,8 +346,10 @@ def _trained_count(config: TrainerConfig, model: Architecture, held: Held, ranks
 
 
 def adapted_layers(lora: LoRAConfig, model: Architecture) -> Mapping[str, Linear]:
-    """The linear layers of a decoder layer that get an adapter, by name."""
-    return {name: one for name, one in model.linears.items() if not lora.targets or _named_bytes(name, lora.targets)}
+    """Return the linear layers of a decoder layer that get an adapter, by name."""
+    return {
+        name: linear for name, linear in model.linears.items() if not lora.targets or _named_bytes(name, lora.targets)
+    }
 
 
 def _named_bytes(name: str, patterns: list[str]) -> bool:
@@ -354,16 +361,16 @@ def _row_tokens(config: TrainerConfig) -> int:
 
 
 def _pipeline_remark(config: TrainerConfig, held: Held) -> str:
-    """Stage that needs most, and what the schedule costs: rows kept, and time waited."""
+    """Describe the stage that needs the most memory, and the cost of the schedule: kept rows and idle time."""
     layout, divisor = config.parallelism, idle_divisor(config.parallelism)
-    one, several = "stages", ""
+    kind, several = "stages", ""
     if len(held.numbers) > 1:
-        one, several = "ranks", f" in {len(held.numbers)} stages"
+        kind, several = "ranks", f" in {len(held.numbers)} stages"
     rows = 4 * held.count
     total = "M + pp - 1" if divisor == 1 else f"{divisor} M + pp - 1"
     return (
-        f"parallelism.pp: of {held.count} {one} number {held.index + 1} needs most, with {held.layers} layers{several}; "
-        f"schedule {layout.schedule} keeps activations of {held.rows:g} rows there, and of a step of M rows a rank waits for "
+        f"parallelism.pp: of {held.count} {kind} number {held.index + 1} needs the most memory, with {held.layers} layers{several}; "
+        f"schedule {layout.schedule} keeps activations of {held.rows:g} rows there, and in a step of M rows a rank is idle for "
         f"(pp - 1) / ({total}) of the time, {idle_share(layout, rows):.1%} of {rows} rows"
     )
 
@@ -371,7 +378,7 @@ def _pipeline_remark(config: TrainerConfig, held: Held) -> str:
 def _trainer_remarks(
     config: TrainerConfig, mode: ActivationMode, model: Architecture, held: Held, trained: _Trained
 ) -> list[str]:
-    found, ranks = [], _Ranks.of(config)
+    found, ranks = [], _Ranks.from_config(config)
     if held.count > 1:
         found.append(_pipeline_remark(config, held))
     if config.cpu_offload:
@@ -396,19 +403,19 @@ def _trainer_remarks(
 
 
 def _kept_versions(config: TrainerConfig, size: int) -> list[str]:
-    """Host memory that versions of `size` bytes take between trainer and engines."""
+    """Describe the host memory for versions of `size` bytes between trainer and engines."""
     sync, found = config.weight_sync, []
     if sync.transport == "NCCL":
         found.append(
             f"weightSync.transport: NCCL keeps two versions, {show_gib(2 * size)}, in host memory of up to {MAX_ROOTS} ranks, "
             "a part each, and "
-            f"one, {show_gib(size)}, in shared memory of each engine while it takes it"
+            f"one, {show_gib(size)}, in shared memory of each engine while the engine loads it"
         )
     if sync.deltas == "Auto" and not (config.lora is not None and config.lora.served_as_adapter):
         trainer = (
             f"host memory of up to {MAX_ROOTS} ranks, a part each, and in " if sync.transport == "Filesystem" else ""
         )
         found.append(
-            f"weightSync.deltas: Auto keeps one version, {show_gib(size)}, in {trainer}shared memory of each engine, all the time"
+            f"weightSync.deltas: Auto keeps one version, {show_gib(size)}, in {trainer}shared memory of each engine permanently"
         )
     return found

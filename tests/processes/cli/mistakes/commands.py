@@ -30,7 +30,13 @@ COMMANDS: Sequence[Mistake] = (
             "needs a value after it",
         ),
         ("a value of a switch", "rlrun local run.yaml --resume=yes", "--resume", "yes", "takes no value"),
-        ("an empty value", "rlrun render run.yaml --output-dir=", "--output-dir", "got ''", "leave --output-dir out"),
+        (
+            "an empty value",
+            "rlrun render run.yaml --output-dir=",
+            "--output-dir",
+            "got ''",
+            "remove --output-dir to use the default",
+        ),
     ),
 )
 

@@ -130,7 +130,7 @@ _FILES = (
         SPEC.replace("  maxSteps: 10\n", "<<<<<<< HEAD\n  maxSteps: 10\n=======\n  maxSteps: 20\n>>>>>>> b\n"),
         "run.yaml:6",
         "<<<<<<<",
-        "remove the marks of git",
+        "remove the markers",
     ),
     Mistake("a TOML file", "rlrun validate run.toml", 78, "run.toml", "is TOML", "rlrun convert run.toml"),
     Mistake(

@@ -107,7 +107,7 @@ def test_the_example_needs_no_more_than_an_orchestrator() -> None:
     ("blocks", "words"),
     [
         ({"inference": {"replicas": 3}}, "inference.replicas (3) is the host's"),
-        ({"trainer": {"sharedWith": "h", "lora": {}, "image": "x"}}, "trainer.image (x) is the host's"),
+        ({"trainer": {"sharedWith": "h", "lora": {}, "image": "x"}}, "trainer.image (x) is set by the host"),
     ],
 )
 def test_what_is_the_hosts_is_refused_in_a_guest(blocks: dict[str, Any], words: str) -> None:

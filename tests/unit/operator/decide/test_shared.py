@@ -103,7 +103,7 @@ WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, st
         None,
         ["trainer.guests: gues, guest-*, other"],
     ),
-    ("HostIncompatible", {}, {"model": {"path": "/models/b"}}, None, ["model is another one than that of host"]),
+    ("HostIncompatible", {}, {"model": {"path": "/models/b"}}, None, ["model differs from the model of host"]),
     (
         "HostIncompatible",
         {},
@@ -349,7 +349,7 @@ def test_the_engines_of_a_guest_are_its_hosts_to_configure() -> None:
     guest = Kube(GUEST | {"inference": {"replicas": 2}}, name="guest", uid="uid-of-guest")
     guest.settle()
     assert guest.status["phase"] == "Failed"
-    assert "inference.replicas (2) is the host's, with trainer.sharedWith; remove it" in guest.status["message"]
+    assert "inference.replicas (2) is set by the host of trainer.sharedWith; remove it" in guest.status["message"]
     assert SMALLEST["model"]
 
 

@@ -110,14 +110,14 @@ def test_a_field_that_is_locked_may_not_be_changed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("spec: [", "it is no YAML"),
+        ("spec: [", " is not YAML"),
         ("spec: {}\nlock: [a]", "lock"),
         ("spec: 5", "spec (5)"),
-        ("spec: {maxSteps: 5}", "spec.maxSteps: no default is taken for it; remove it"),
-        ("spec: {placement: {colocate: true}}", "spec.placement.colocate: no default is taken"),
+        ("spec: {maxSteps: 5}", "spec.maxSteps cannot have a default; remove it"),
+        ("spec: {placement: {colocate: true}}", "spec.placement.colocate cannot have a default"),
         ("spec: {trainer: {image: 'a b'}}", "trainer.image"),
         ("spec: {failurePolicy: {maxRestart: 3}}", "maxRestart"),
-        ("locked: [trainer.image]", "locked (trainer.image): spec has no value there"),
+        ("locked: [trainer.image]", "locked (trainer.image) has no value in spec"),
     ],
 )
 def test_wrong_content_is_told_and_disturbs_no_attempt(text: str, words: str) -> None:

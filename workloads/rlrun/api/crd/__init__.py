@@ -1,1 +1,1 @@
-"""The CustomResourceDefinition and the admission policy, made from the models."""
+"""The CustomResourceDefinition and the admission policy, generated from the models."""

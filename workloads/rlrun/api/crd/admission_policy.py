@@ -1,10 +1,11 @@
-"""The rules between fields as a ValidatingAdmissionPolicy: the API server judges them when a specification is written, and only then.
+"""The rules between fields as a ValidatingAdmissionPolicy, which the API server evaluates only when a specification is written.
 
-As `x-kubernetes-validations` of the CRD they would be judged at every write of the status, too, over the whole object: most of what a run
-costs the API server. A policy also sees what a CRD's rules do not, the inside of free-form fields. It names every broken rule at once.
+As `x-kubernetes-validations` of the CRD they would also be evaluated over the whole object at every write of the status, which would be
+most of the load of a run on the API server. Unlike a CRD's rules, a policy can also read free-form fields. It reports all broken rules
+at once.
 
-Pure: models in, plain data out. `self` of a rule is bound by macros: `optional.optMap(self, ...)` for a block, `[item].map(self, ...)`
-for an item of a list, whose index macros do not give.
+Pure: models in, plain data out. The variable `self` of a rule is bound by macros: `optional.optMap(self, ...)` for a block and
+`[item].map(self, ...)` for an item of a list, because macros do not provide the index.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from rlrun.runtime.json_types import Json
 
 NAME = f"{PLURAL}.{GROUP}"
 SPEC_LEVELS_MAX = LEVELS_MAX + 4
-"""Lists and mappings inside each other, of a whole specification: `spec.environments[0].args` is four levels deep."""
-TOLD_MAX = 10
-"""Broken rules in one answer. The API server's own limit is 5 kiB; each message is cut at `MESSAGE_MAX`."""
+"""Deepest nesting of lists and mappings in a specification; `spec.environments[0].args` is four levels deep."""
+MESSAGES_MAX = 10
+"""Most broken rules in one answer. The API server's own limit is 5 kiB; each message is truncated at `MESSAGE_MAX`."""
 MESSAGE_MAX = 480
 _SPEC = "object.spec"
 _ROOT = quote_cel("")
 
 
 def validating_policy() -> list[Json]:
-    """The ValidatingAdmissionPolicy and its binding, which holds in all namespaces."""
+    """Return the ValidatingAdmissionPolicy and its binding, which applies to all namespaces."""
     api = {"apiVersion": "admissionregistration.k8s.io/v1"}
     policy: Json = {
         **api,
@@ -47,7 +48,7 @@ def validating_policy() -> list[Json]:
                     }
                 ]
             },
-            # Else a rule of a newer release would keep a run of an older one from being labelled, or from losing a finalizer.
+            # Without it, a rule of a newer release would prevent that a run of an older release is labeled or loses a finalizer.
             "matchConditions": [
                 {"name": "spec-written", "expression": "request.operation == 'CREATE' || object.spec != oldObject.spec"}
             ],
@@ -71,7 +72,7 @@ def validating_policy() -> list[Json]:
 
 
 def _message_variables() -> list[tuple[str, str]]:
-    """Name and CEL expression of each variable: lists of messages, and the sum of them all."""
+    """Return the name and CEL expression of each variable: lists of messages, and their concatenation."""
     schema = spec_schema(ruled=True)
     found = [("indices", f"[{','.join(str(i) for i in range(_longest_list(schema)))}]"), ("deep", _depth_problem())]
     parts = [("ofName", f"[object].map(self,{_broken_rules(RLRun.CEL_RULES, _ROOT)})[0]")]
@@ -88,17 +89,17 @@ def _message_variables() -> list[tuple[str, str]]:
 
 
 def _longest_list(schema: Json) -> int:
-    """Most items that a list inside may have."""
+    """Return the most items that a list in the schema may have."""
     inner = [*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties")]
     return max([int(schema.get("maxItems", 0)), *(_longest_list(each) for each in inner if isinstance(each, dict))])
 
 
 def _problems_below(schema: Json, path: str, lists: int) -> str:
-    """CEL list of what is wrong in the value `self` of this schema; empty: it has no rules.
+    """Return the CEL list of problems in the value `self` of this schema; empty if the schema has no rules.
 
     Args:
-        path: of the value, as a CEL expression.
-        lists: how many lists it is inside of.
+        path: path of the value, as a CEL expression.
+        lists: number of lists around the value.
     """
     parts = [_broken_rules(schema[RULES_KEY], path)] if schema.get(RULES_KEY) else []
     for name, inner in schema.get("properties", {}).items():
@@ -120,37 +121,39 @@ def _problems_below(schema: Json, path: str, lists: int) -> str:
 
 
 def _extend_path(path: str, text: str, *more: str) -> str:
-    """A path with something behind it; `more` are an expression and a text in turns."""
+    """Append to a path. `more` alternates between an expression and a text."""
     return "+".join([path, quote_cel(text), *(part if i % 2 == 0 else quote_cel(part) for i, part in enumerate(more))])
 
 
 def _broken_rules(rules: Iterable[Rule], path: str) -> str:
-    """CEL list of the messages of the rules that `self` breaks."""
+    """Return the CEL list of the messages of the rules that `self` breaks."""
     each = []
     for rule in rules:
         field = rule.field or ""
         prefix = [] if path == _ROOT else [path]
         if field or prefix:
             prefix.append(quote_cel(f"{field if prefix else field.lstrip('.')}: "))
-        each.append(f"({compact_cel(rule.holds)})?'':{'+'.join([*prefix, rule.said()])}")
+        each.append(f"({compact_cel(rule.holds)})?'':{'+'.join([*prefix, rule.message_cel()])}")
     return f"[{','.join(each)}].filter(s,s!='')"
 
 
 def _first_problems() -> str:
-    """CEL string of the first problems, on one line: the API server drops a message with a line break."""
+    """Return the CEL string of the first problems, on one line: the API server drops a message with a line break."""
     cut = f"size(p)>{MESSAGE_MAX}?p.substring(0,{MESSAGE_MAX})+'…':p"
-    first = f"variables.indices.filter(i,i<{TOLD_MAX}&&i<size(variables.problems)).map(i,variables.problems[i])"
-    more = f"size(variables.problems)>{TOLD_MAX}?['and %d more'.format([size(variables.problems)-{TOLD_MAX}])]:[]"
+    first = f"variables.indices.filter(i,i<{MESSAGES_MAX}&&i<size(variables.problems)).map(i,variables.problems[i])"
+    more = (
+        f"size(variables.problems)>{MESSAGES_MAX}?['and %d more'.format([size(variables.problems)-{MESSAGES_MAX}])]:[]"
+    )
     return f"({first}.map(p,{cut})+({more})).join('; ').replace('\\n',' ').replace('\\r',' ')"
 
 
 def _depth_problem() -> str:
-    """CEL list of one message when the specification is nested too deeply: CEL has no recursion, so it is written out."""
+    """Return the CEL list with one message for a specification that is nested too deeply. CEL has no recursion, so it is unrolled."""
     names = [f"v{i}" for i in range(SPEC_LEVELS_MAX)]
     inner = f"{_child_schemas(names[-1])}.all(v,type(v)!=map&&type(v)!=list)"
     for outer, name in zip(reversed(names[:-1]), reversed(names[1:]), strict=True):
         inner = f"{_child_schemas(outer)}.all({name},{inner})"
-    message = f"spec: more than {SPEC_LEVELS_MAX} lists and mappings inside each other: flatten the value, or put it into a file"
+    message = f"spec: more than {SPEC_LEVELS_MAX} nested lists and mappings: flatten the value, or put it into a file"
     return f"[{_SPEC}].all({names[0]},{inner})?[]:[{quote_cel(message)}]"
 
 

@@ -1,4 +1,4 @@
-"""Objects as YAML text, as files and `rlrun crd` have them."""
+"""Objects as YAML text, for files and for `rlrun crd`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import yaml
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper without anchors: equal values are written out each time."""
+    """Dumper without anchors: equal values are written out every time."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
 def as_yaml(*documents: Mapping[str, object]) -> str:
-    """The documents in their order, with `---` between them."""
+    """Return the documents in order as YAML, separated by `---`."""
     return "---\n".join(_yaml_text(document) for document in documents)
 
 

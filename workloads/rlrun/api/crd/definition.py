@@ -1,7 +1,8 @@
-"""The CustomResourceDefinition, made from the models: a structural OpenAPI v3 schema with documentation, and no default in `spec`.
+"""The CustomResourceDefinition: a structural OpenAPI v3 schema with documentation and without defaults in `spec`.
 
-Pure: models in, plain data out. Kubernetes wants no `$ref`, one `type` everywhere and no `anyOf` but for int-or-string; so the models
-are walked here instead of translating pydantic's JSON schema. The rules between fields are in `admission_policy`.
+Pure: models in, plain data out. Kubernetes requires a `type` everywhere and supports neither `$ref` nor `anyOf` (except for
+int-or-string). So this module walks the models instead of translating pydantic's JSON schema. The rules between fields are in
+`admission_policy`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
 PLURAL, SINGULAR, SHORT_NAMES, CATEGORIES = "rlruns", "rlrun", ["rlr"], ["all", "rl"]
 GROUP, _, VERSION = API_VERSION.partition("/")
 RULES_KEY = "rules"
-"""Key under which `spec_schema(ruled=True)` has the rules of a value."""
+"""Key of the rules of a value in `spec_schema(ruled=True)`."""
 KEYS_KEY = "propertyNames"
-"""Key under which it has the schema of a mapping's keys, if they have rules."""
+"""Key of the schema of a mapping's keys, if the keys have rules."""
 
-# Bounds for what the models leave open: the API server must know how much a rule can cost.
+# Bounds for fields without bounds in the models: the API server estimates the cost of a rule from them.
 STRING_MAX = 1024
 ITEMS_MAX = 64
 PROPERTIES_MAX = 64
@@ -50,22 +51,22 @@ _DESCRIBED_ELSEWHERE = {
     (EnvironmentConfig, "sampling"),
     (EvaluationConfig, "sampling"),
 }
-"""Fields whose parts are those of `spec.algorithm` and `spec.sampling`, which describe them; a second time would not fit."""
+"""Fields whose parts are not described again, because `spec.algorithm` and `spec.sampling` describe them; the CRD would be too large."""
 _FREE: tuple[type[BaseModel], ...] = (NodeAffinity, PodAffinity)
-"""Blocks whose fields' names alone the API server checks: in every role, the terms were a twentieth of the CRD."""
+"""Blocks of which the API server checks only the field names. Their terms, in every role, were a twentieth of the CRD."""
 _BOUNDS = {
     "str": {"min_length": "minLength", "max_length": "maxLength"},
     "list": {"min_length": "minItems", "max_length": "maxItems"},
     "mapping": {"min_length": "minProperties", "max_length": "maxProperties"},
 }
 _SELECTABLE = (".status.phase",)
-"""Fields that `kubectl get rlr --field-selector` takes (Kubernetes 1.31 and newer)."""
+"""Fields that `kubectl get rlr --field-selector` supports (Kubernetes 1.31 and newer)."""
 _SCALE = {
     "specReplicasPath": ".spec.inference.replicas",
     "statusReplicasPath": ".status.inference.desired",
     "labelSelectorPath": ".status.inference.selector",
 }
-"""Fields that `kubectl scale` and autoscalers of Kubernetes read and write: the number of engines."""
+"""Fields that `kubectl scale` and Kubernetes autoscalers read and write: the number of engines."""
 _COLUMNS = (
     ("Phase", "string", ".status.phase", 0),
     ("Step", "string", ".status.steps", 0),
@@ -84,7 +85,7 @@ _COLUMNS = (
 
 
 def build_crd() -> Json:
-    """The CustomResourceDefinition `rlruns.rlrun.io`."""
+    """Return the CustomResourceDefinition `rlruns.rlrun.io`."""
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -137,33 +138,33 @@ def _root_schema() -> Json:
 
 
 def spec_schema(*, ruled: bool = False) -> Json:
-    """The schema of `spec`; `ruled`: with the `Rule`s of each value beside it."""
+    """Return the schema of `spec`; with `ruled`, including the `Rule`s of each value."""
     return _Writer(spec=True, ruled=ruled).model(RLRunSpec, _description_text(field_meaning(RLRun, "spec")))
 
 
 def status_schema() -> Json:
-    """The schema of `status`. Without defaults, but for a status that no operator has written: what the operator did not write is unknown.
+    """Return the schema of `status`. It has no defaults except the status of a run that no operator has seen; missing values are unknown.
 
-    Atomic: it has one writer, and an owner of each of its fields would be a quarter of the object and of the cost of each write.
+    The status is atomic: it has one writer, and owners of single fields would be a quarter of the object and of the cost of each write.
     """
     schema = _Writer(spec=False).model(RLRunStatus, _description_text(RLRunStatus.__doc__))
     return schema | {"x-kubernetes-map-type": "atomic", "default": dict(UNSERVED)}
 
 
 class _Writer:
-    """Writes the schema of one half of the resource.
+    """Writer of the schema of `spec` or `status`.
 
     Args:
-        spec: what users write, with defaults and bounds everywhere; otherwise what the operator writes.
-        described: whether fields have their descriptions.
-        ruled: whether values have their rules.
+        spec: whether the schema is for `spec` (written by users, with bounds and defaults in descriptions) or for `status`.
+        described: whether fields get descriptions.
+        ruled: whether values get their rules.
     """
 
     def __init__(self, *, spec: bool, described: bool = True, ruled: bool = False) -> None:
         self._spec, self._described, self._ruled = spec, described, ruled
 
     def model(self, model: type[BaseModel], description: str = "") -> Json:
-        """A block."""
+        """Return the schema of a block."""
         schema: Json = {"type": "object"}
         if description and model.__module__ != _KUBERNETES:
             schema["description"] = description
@@ -196,7 +197,7 @@ class _Writer:
         return schema
 
     def _type(self, annotation: object, metadata: Iterable[object] = ()) -> Json:
-        """The schema of an annotation; `metadata` is what `Annotated` and `Field` say about it."""
+        """Return the schema of an annotation; `metadata` comes from its `Annotated` and `Field`."""
         origin, args = typing.get_origin(annotation), typing.get_args(annotation)
         if origin is Annotated:
             return self._type(args[0], (*args[1:], *metadata))
@@ -281,7 +282,7 @@ def _format_rule(item: Format) -> Rule:
 
 
 def _list_type(metadata: Iterable[object]) -> Json:
-    """Kind of list for server-side apply, a map or a set; else it is atomic, as where the order of the items means something."""
+    """Return the list type for server-side apply: map or set. Other lists are atomic, because the order of their items matters."""
     for item in metadata:
         if isinstance(item, Distinct):
             keys = {"x-kubernetes-list-map-keys": [item.key]} if item.key else {}
@@ -294,7 +295,7 @@ def _is_any(schema: Json) -> bool:
 
 
 def _shown_default(info: FieldInfo) -> str:
-    """The end of a description: the value that the operator takes where nothing is written."""
+    """Return the end of a description: the value that the operator uses if the field is not set."""
     value = default_of(info)
     if value is None or value == [] or value == {}:
         return ""

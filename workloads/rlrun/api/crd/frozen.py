@@ -1,7 +1,7 @@
-"""Mutable and immutable fields of a run that has begun, as CEL rules of the whole resource.
+"""Mutable and immutable fields of a started run, as CEL rules of the whole resource.
 
-They read the status: an update of the spec sees the status as it is stored. Python has no such rules, as
-only the API server knows the old object. A field that is unset is compared as its default: to write it, or to leave it out, is no change.
+The rules read the status: an update of the spec sees the stored status. There are no such rules in Python, because only the API server
+has the old object. An unset field equals its default, so writing or removing a default is not a change.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from rlrun.config.rule import Rule, quote_cel
 
 _BEGUN = "self.?status.?attempt.orValue(0)>0"
 _UNSTARTED = "self.?status.?unstarted.orValue([]).size()>0"
-"""CEL condition that a role has not started with the present specification, so that no step can be lost."""
+"""CEL condition that some role has not started with the current specification, so that no step can be lost."""
 _UNBOUND = f"{_UNSTARTED}&&self.?status.?storage.?volumeName.orValue('')==''"
-"""CEL condition that there is no volume yet. A claim without one holds nothing."""
+"""CEL condition that there is no volume yet; a claim without a volume contains nothing."""
 _SUSPENDED = "oldSelf.spec.?suspend.orValue(false)&&self.status.?phase.orValue('')=='Suspended'"
-_SINCE = "since attempt {self.status.attempt} began"
+_SINCE = "since attempt {self.status.attempt} started"
 _UNREADABLE = "!q.all(s,isQuantity(s))"
-"""CEL condition that one of a pair of sizes is no quantity: another rule refuses such a size, and a status may lack it."""
+"""CEL condition that a size of a pair is not a quantity. Another rule refuses such a size, and a status may lack it."""
 _SCALARS = ("int", "choice")
 _STORAGE = "storage"
 _SUSPEND, _EDIT = "set spec.suspend to true", "wait for phase Suspended, then edit and set it to false"
 _BY_PHASE = {
-    "Failed": f"the run has failed: {_SUSPEND}, annotate it with rlrun.io/restart-requested-at and the time of now, {_EDIT}",
+    "Failed": f"the run has failed: {_SUSPEND}, annotate it with rlrun.io/restart-requested-at and the current time, {_EDIT}",
     "Complete": f"the run is complete: {_SUSPEND}, raise spec.maxSteps, {_EDIT}",
 }
 _PHASE = "self.?status.?phase.orValue('')"
@@ -36,13 +36,15 @@ _WAY = (
     + "".join(f"{_PHASE}=='{phase}'?{quote_cel(way)}:" for phase, way in _BY_PHASE.items())
     + quote_cel(f"{_SUSPEND}, {_EDIT}")
 )
-"""Way to an edit of what is frozen: an ended run is suspended once something makes it go on."""
+"""How to edit frozen fields. An ended run can only be suspended after a change that restarts it."""
 
 
 def frozen_rules() -> list[Rule]:
-    """`LIVE_FIELDS` may change at any time, `maxSteps` and the size upwards, `IDENTITY_FIELDS` never, and all else while suspended.
+    """Return the rules of a change.
 
-    Until every role has started, all but the identity may change at once; `storage` and its size, until the claim has a volume.
+    `LIVE_FIELDS` may change at any time, but `maxSteps` and the volume's size only grow. `IDENTITY_FIELDS` never change. All other fields
+    may change while the run is suspended. Until every role has started, all fields except the identity may change; `storage` and its size
+    may change until the claim has a volume.
     """
     rest = _fields_below({*LIVE_FIELDS, *IDENTITY_FIELDS})
     identity = {block: [name for name in names if _is_identity(block, name)] for block, names in _all_fields().items()}
@@ -56,7 +58,7 @@ def frozen_rules() -> list[Rule]:
         Rule(
             f"!({_BEGUN})||(({_UNBOUND})?{_unchanged_condition(apart)}:{_unchanged_condition(identity)})",
             f"fixed {_SINCE}: {{{_changed_paths(identity)}.filter(f,f!={quote_cel(_STORAGE)}||!({_UNBOUND}))}}; "
-            "another value makes another run: "
+            "changing it needs a new run: "
             "create it under another name",
             ".spec",
         ),
@@ -74,7 +76,7 @@ def frozen_rules() -> list[Rule]:
 
 
 def _all_fields() -> dict[str, list[str]]:
-    """Names of fields by block; "" holds those of the specification itself that are no block that is always there."""
+    """Return the names of fields by block. The key "" has the fields of the specification that are not always-present blocks."""
     result: dict[str, list[str]] = {"": []}
     for name, info in RLRunSpec.model_fields.items():
         shape, alias = field_shapes(RLRunSpec)[name], info.alias or name
@@ -90,7 +92,7 @@ def _is_identity(block: str, name: str) -> bool:
 
 
 def _fields_below(left_out: set[str]) -> dict[str, list[str]]:
-    """`_all_fields` without some fields and blocks."""
+    """Return `_all_fields` without some fields and blocks."""
     return {
         block: [name for name in names if _field_path(block, name) not in left_out]
         for block, names in _all_fields().items()
@@ -114,11 +116,11 @@ def _list_size(root: str) -> str:
 
 _CLAIMED = "self.?status.?storage.?size.orValue('')"
 _FLOOR = f"[[{_list_size('oldSelf')},{_CLAIMED}]].map(q,{_UNREADABLE}||!quantity(q[1]).isLessThan(quantity(q[0]))?q[0]:q[1])[0]"
-"""Least size: the specified one, or less where the claim has never asked for so much, as its growth was refused."""
+"""Smallest size: the specified size, or less if the claim never requested that size because its growth was refused."""
 
 
 def _field_values(compared: dict[str, list[str]]) -> dict[str, str]:
-    """CEL expression of each field, by its path, in the specification of the resource `o`."""
+    """Return the CEL expression of each field, by its path, in the specification of the resource `o`."""
     found: dict[str, str] = {}
     for block, names in compared.items():
         model = field_shapes(RLRunSpec)[snake_name(block)].model if block else RLRunSpec
@@ -132,18 +134,18 @@ def _field_values(compared: dict[str, list[str]]) -> dict[str, str]:
 
 
 def _unchanged_condition(compared: dict[str, list[str]]) -> str:
-    """CEL condition that nothing of `compared` has changed."""
+    """Return the CEL condition that the fields in `compared` have not changed."""
     values = ",".join(f"dyn({value})" for value in _field_values(compared).values())
     return f"[[self,oldSelf].map(o,[{values}])].all(v,v[0]==v[1])"
 
 
 def _changed_paths(compared: dict[str, list[str]]) -> str:
-    """CEL list of the paths of what has changed, numbers and choices of the specification itself with both values."""
+    """Return the CEL list of changed paths. Numbers and choices at the top of the specification include both values."""
     shapes = {info.alias or name: field_shapes(RLRunSpec)[name] for name, info in RLRunSpec.model_fields.items()}
     valued = [name for name in compared[""] if shapes[name].kind in _SCALARS and not shapes[name].nullable]
     pairs = ",".join(f"[dyn({quote_cel(path)}),dyn({value})]" for path, value in _field_values(compared).items())
-    told = f"p[0] in {_list_cel(valued)}?p[0]+' (%s, was %s)'.format([p[1],v[1].filter(q,q[0]==p[0])[0][1]]):p[0]"
-    return f"[[self,oldSelf].map(o,[{pairs}])].map(v,v[0].filter(p,!(p in v[1])).map(p,{told}))[0]"
+    described = f"p[0] in {_list_cel(valued)}?p[0]+' (%s, was %s)'.format([p[1],v[1].filter(q,q[0]==p[0])[0][1]]):p[0]"
+    return f"[[self,oldSelf].map(o,[{pairs}])].map(v,v[0].filter(p,!(p in v[1])).map(p,{described}))[0]"
 
 
 def _list_cel(names: Iterable[str]) -> str:
@@ -151,4 +153,4 @@ def _list_cel(names: Iterable[str]) -> str:
 
 
 TRANSITION_RULES = tuple(frozen_rules())
-"""Rules of a change, over `self` and `oldSelf`, the whole resources."""
+"""Rules of a change, over `self` and `oldSelf`, which are the whole resources."""

@@ -1,7 +1,7 @@
-"""Rules over a stored specification, which holds only the fields that a client wrote.
+"""Rules over a stored specification, which contains only the fields that a client wrote.
 
-The CRD fills in no default, so a rule reads `self.trainer.replicas` of an object that may have no `trainer`. Rules are written as if all
-fields were there; here each read of a field becomes one with the model's default: `self.?trainer.?replicas.orValue(1)`.
+The CRD has no defaults, so a rule may read `self.trainer.replicas` of an object without `trainer`. Rules are written as if all fields
+were present. This module replaces each read of a field by an optional read with the model's default: `self.?trainer.?replicas.orValue(1)`.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class _Step:
 
 
 def reading_defaults(rule: Rule, roots: Roots) -> Rule:
-    """The rule for a specification without its defaults.
+    """Return the rule for a specification without its defaults.
 
     Args:
-        rule: written as if every field with a default were there.
-        roots: the model of each of its variables, `self` among them.
+        rule: rule that assumes that every field with a default is present.
+        roots: model of each variable of the rule, including `self`.
     """
     message = "".join(f"{{{_optional_read(part, roots)}}}" if i % 2 else part for i, part in enumerate(rule.parts))
     return replace(rule, holds=_optional_read(rule.holds, roots), message=message)
 
 
 def always_there(info: FieldInfo) -> bool:
-    """True if a block means the same unset and empty: it is required, or its default is made of its fields' defaults alone."""
+    """Return whether an unset block equals an empty block: it is required, or its default consists only of its fields' defaults."""
     return info.is_required() or (isinstance(info.default, BaseModel) and not info.default.model_fields_set)
 
 
@@ -61,14 +61,14 @@ def canonical_fields(
     depth: int = 0,
     left_out: frozenset[str] = frozenset(),
 ) -> Iterator[tuple[str, str]]:
-    """Name and CEL expression of each field of a block, alike for blocks that mean the same.
+    """Yield name and CEL expression of each field of a block. Blocks with the same meaning have equal expressions.
 
     Args:
-        root: the block as an optional expression ends in `.`, such as `o.spec.?trainer.`.
-        model: of the block.
-        names: Python names of the fields; default: all.
-        depth: blocks and lists around it.
-        left_out: paths of fields that do not count, such as `claimTemplate.size`.
+        root: prefix of the block as an optional expression that ends in `.`, such as `o.spec.?trainer.`.
+        model: model of the block.
+        names: Python names of the fields. Default: all fields.
+        depth: number of blocks and lists around the block.
+        left_out: paths of fields to skip, such as `claimTemplate.size`.
     """
     for name in names if names is not None else field_shapes(model):
         info, shape = model.model_fields[name], field_shapes(model)[name]
@@ -79,7 +79,7 @@ def canonical_fields(
 
 
 def _canonical_value(read: str, info: FieldInfo, shape: Shape, depth: int, left_out: frozenset[str]) -> str:
-    """CEL expression of the field that the optional expression `read` is."""
+    """Return the CEL expression of the field that the optional expression `read` reads."""
     inner, each = (shape.parts[0], f"i{depth}") if shape.kind == "list" else (shape, f"b{depth}")
     if inner.model is None:
         default = default_of(info)
@@ -99,7 +99,7 @@ def _block_fields(root: str, model: type[BaseModel], depth: int, left_out: froze
 
 
 def default_of(info: FieldInfo) -> object:
-    """A field's default as plain data; None: unset means something of its own, or the field is a block."""
+    """Return a field's default as plain data, or None if an unset field has its own meaning or the field is a block."""
     if info.is_required():
         return None
     value = info.get_default(call_default_factory=True, validated_data={})
@@ -107,7 +107,7 @@ def default_of(info: FieldInfo) -> object:
 
 
 def cel_literal(value: object) -> str:
-    """Plain data as a CEL literal."""
+    """Return plain data as a CEL literal."""
     if isinstance(value, str):
         return quote_cel(value)
     if isinstance(value, list | tuple):
@@ -116,11 +116,11 @@ def cel_literal(value: object) -> str:
         return "{" + ",".join(f"{cel_literal(name)}:{cel_literal(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise TypeError(f"no CEL literal for {value!r}")
+    raise TypeError(f"cannot write {value!r} as a CEL literal")
 
 
 def _optional_read(expression: str, roots: Roots) -> str:
-    """An expression with its fields read as optional ones."""
+    """Return an expression with its fields read as optional fields."""
     known = dict(roots)
     for macro in _MACRO.finditer(expression):
         item = _path_steps(known, macro["root"], macro["path"].split(".")[1:])[0]
@@ -141,7 +141,7 @@ def _optional_read(expression: str, roots: Roots) -> str:
 
 
 def _path_steps(known: Roots, root: str, names: list[str]) -> tuple[list[_Step], list[str]]:
-    """The fields at the beginning of a path, and what follows them: methods, keys of mappings."""
+    """Return the leading fields of a path, and the rest: methods or keys of mappings."""
     steps: list[_Step] = []
     model = known.get(root)
     for i, alias in enumerate(names):

@@ -1,1 +1,1 @@
-"""Advantages, losses and presets by name: their options, defaults and bounds."""
+"""Named advantages, losses and presets with their options, defaults and bounds."""

@@ -1,7 +1,7 @@
-"""Look-ups in the tables of algorithms: known names, complete options, what an objective needs.
+"""Lookups in the tables of algorithms: known names, complete options, inputs of an objective.
 
-Pure checks without torch: the configuration validates a manifest with them, `rlrun.algorithms` calls its functions with them, the
-documentation lists the tables. A test keeps them equal to the functions' signatures.
+Pure checks without torch. The configuration validates manifests with them, `rlrun.algorithms` completes options with them, and the
+documentation lists the tables. A test checks that the tables equal the functions' signatures.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
 def is_import_path(name: str) -> bool:
-    """True for `package.module:function`, a user's own algorithm; whether it imports is for the role to find out."""
+    """Return whether a name has the form `package.module:function`, a user's own algorithm. The role imports it later."""
     return _IMPORT_PATH.fullmatch(name) is not None
 
 
 def find_entry(kind: Kind, name: str) -> Entry:
-    """The table's entry of a built-in algorithm. Raises ValueError that lists the known names."""
+    """Return the table entry of a built-in algorithm. A ValueError for an unknown name lists the known names."""
     table = LOSS_ENTRIES if kind == "loss" else ADVANTAGE_ENTRIES
     if name not in table:
         raise ValueError(unknown_name(kind, name, table) + ", or an import path package.module:function")
@@ -74,17 +74,19 @@ def find_entry(kind: Kind, name: str) -> Entry:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name. Raises ValueError that lists the known names."""
+    """Return the preset of a name. A ValueError for an unknown name lists the known names."""
     if name not in PRESETS:
         raise ValueError(unknown_name("preset", name, PRESETS))
     return PRESETS[name]
 
 
 def complete_options(kind: Kind, name: str, given: Options) -> Options:
-    """`given` with the defaults of the algorithm filled in.
+    """Return `given` completed with the defaults of the algorithm.
 
-    Options of an import path are returned as they are: only its function knows them.
-    Raises ValueError for an unknown name, an unknown option, and a value of the wrong type or out of its range.
+    Options of an import path are returned unchanged, because only its function defines them.
+
+    Raises:
+        ValueError: The name or an option is unknown, or a value has the wrong type or is out of range.
     """
     if is_import_path(name):
         return dict(given)
@@ -108,30 +110,30 @@ def complete_options(kind: Kind, name: str, given: Options) -> Options:
 
 
 def _unused_option(table: Mapping[str, Option], options: Options) -> str | None:
-    """Problem of an option that changes nothing beside the others, or None."""
+    """Return the problem of an option that has no effect with the other options, or None."""
     for name, spec in table.items():
         if spec.only_with is None or options[name] == spec.default:
             continue
         other, value = spec.only_with
         if options[other] != value:
-            return f"{name} ({options[name]}) changes nothing with {other} {options[other]}; remove it or set {other} to {value}"
+            return f"{name} ({options[name]}) has no effect with {other} {options[other]}; remove it or set {other} to {value}"
     return None
 
 
 def unknown_option(kind: Kind, name: str, option: str, known: Iterable[str]) -> ValueError:
-    """The error for an option that the algorithm `name` does not take."""
+    """Return the error for an option that the algorithm `name` does not have."""
     return ValueError(unknown_name(f"option of {kind} {name}", option, known))
 
 
 def check_known(what: str, name: str, table: Iterable[str]) -> str:
-    """`name`, if `table` has it. Raises ValueError that lists the known names."""
+    """Return `name` if `table` contains it. A ValueError for an unknown name lists the known names."""
     if name not in (names := list(table)):
         raise ValueError(unknown_name(what, name, names))
     return name
 
 
 def algorithm_inputs(kind: Kind, name: str, options: Options) -> dict[Need, str]:
-    """Inputs of an algorithm besides the policy, each with the part that needs it: `{"reference": "loss distill"}`."""
+    """Return inputs of an algorithm other than the policy, each with the part that needs it: `{"reference": "loss distill"}`."""
     if is_import_path(name):
         return {}
     algorithm = find_entry(kind, name)
@@ -144,44 +146,44 @@ def algorithm_inputs(kind: Kind, name: str, options: Options) -> dict[Need, str]
 
 
 def default_aggregation(loss: str, options: Mapping[str, object]) -> str:
-    """`token_mean`; for `masked_is` with `ratio="sequence"` `seq_mean_token_mean`."""
+    """Return the default aggregation: `seq_mean_token_mean` for `masked_is` with `ratio="sequence"`, otherwise `token_mean`."""
     by_sequence = loss == "masked_is" and options.get("ratio") == "sequence"
     return "seq_mean_token_mean" if by_sequence else "token_mean"
 
 
 def default_proximal(loss: str) -> str:
-    """The proximal policy of a loss, a key of `PROXIMAL_METHODS`."""
+    """Return the default proximal policy of a loss, a key of `PROXIMAL_METHODS`."""
     return "inference" if is_import_path(loss) else find_entry("loss", loss).proximal
 
 
 def proximal_problem(loss: str, proximal: str, *, corrected: bool) -> str | None:
-    """Conflict of a proximal policy with a loss, or None.
+    """Return the conflict between a proximal policy and a loss, or None.
 
     Args:
         loss: name of the loss, or an import path, whose function may read any input.
-        proximal: a key of `PROXIMAL_METHODS`.
-        corrected: whether a correction, which reads the proximal policy too, is set.
+        proximal: proximal policy, a key of `PROXIMAL_METHODS`.
+        corrected: whether there is a correction, which also reads the proximal policy.
     """
     if is_import_path(loss):
         return None
     reads = "proximal_logprobs" in find_entry("loss", loss).reads
     if loss == "decoupled_ppo" and proximal == "inference":
-        return "proximal (inference) leaves loss decoupled_ppo nothing to decouple; use recompute or log_linear"
+        return "proximal (inference) is the policy that loss decoupled_ppo decouples from; use recompute or log_linear"
     if proximal == "inference" or reads or corrected:
         return None
-    readers = ", ".join(name for name, one in LOSS_ENTRIES.items() if "proximal_logprobs" in one.reads)
+    readers = ", ".join(name for name, entry in LOSS_ENTRIES.items() if "proximal_logprobs" in entry.reads)
     return (
-        f"proximal ({proximal}) is not used by loss {loss}, which measures from the engine's policy; "
-        f"set it to inference, or choose one of the losses {readers}"
+        f"proximal ({proximal}) is not used by loss {loss}, which compares with the engine's policy; "
+        f"set it to inference, or use one of the losses {readers}"
     )
 
 
 NARROW_BAND = 0.01
-"""Bands below this are narrower than the rounding of engine and trainer: vLLM against a bfloat16 trainer differs by 0.05 a token."""
+"""Narrowest useful band. Rounding alone exceeds narrower bands: vLLM and a bfloat16 trainer differ by 0.05 per token."""
 
 
 def narrow_bands(loss: str, options: Options) -> dict[str, float]:
-    """Options of a loss that bound how far a token may move, and that are below `NARROW_BAND`, with their values."""
+    """Return options of a loss that bound how far a token may move and that are below `NARROW_BAND`, with their values."""
     if is_import_path(loss):
         return {}
     complete = complete_options("loss", loss, options)
@@ -189,7 +191,10 @@ def narrow_bands(loss: str, options: Options) -> dict[str, float]:
 
 
 def correction_problem(correction: Mapping[str, object], loss: str, *, has_proximal: bool) -> str | None:
-    """Conflict of a complete correction with a loss: weights on top of a loss that has the same ratio already."""
+    """Return the conflict between a complete correction and a loss, or None.
+
+    A correction must not weight by a ratio that the loss already contains.
+    """
     if correction["action"] == "none":
         return None
     clamps = correction["action"] == "clamp"
@@ -199,14 +204,18 @@ def correction_problem(correction: Mapping[str, object], loss: str, *, has_proxi
     if not own.weighs and (has_proximal or "proximal_logprobs" not in own.reads):
         return None
     without = "" if own.weighs else " without a proximal policy"
-    what, fix = (
+    part, fix = (
         ("action clamp", "use action mask") if clamps else (f"weight {correction['weight']}", "set weight to none")
     )
-    return f"correction: {what} would weigh twice by the ratio of trainer and engine: loss {loss} does so already{without}; {fix}"
+    return f"correction: {part} would apply the ratio of trainer and engine twice, because loss {loss} applies it already{without}; {fix}"
 
 
 def complete_correction(given: Options) -> Options:
-    """`given` with the defaults of a correction filled in. Raises ValueError that names the option, its value and what is allowed."""
+    """Return `given` completed with the defaults of a correction.
+
+    Raises:
+        ValueError: An option is unknown or has an invalid value; the message has the option, its value and the allowed values.
+    """
     for option, value in given.items():
         if option not in CORRECTION_OPTIONS:
             raise ValueError(unknown_name("option of a correction", option, CORRECTION_OPTIONS))
@@ -216,7 +225,7 @@ def complete_correction(given: Options) -> Options:
     if options["action"] == "none":
         for option, value in options.items():
             if option != "action" and value != CORRECTION_OPTIONS[option].default:
-                raise ValueError(f"correction: {option} ({value}) has no meaning for action none; remove it")
+                raise ValueError(f"correction: {option} ({value}) has no effect with action none; remove it")
         return options
     if problem := _unused_option(CORRECTION_OPTIONS, options):
         raise ValueError(f"correction: {problem}")
@@ -230,11 +239,11 @@ def complete_correction(given: Options) -> Options:
         raise ValueError(f"correction: low ({options['low']}) must be at least 0 for measure ratio")
     if options["action"] == "clamp" and options["measure"] != "ratio":
         raise ValueError(
-            f"correction: action clamp needs measure ratio, got {options['measure']}: a divergence is no weight; use action mask"
+            f"correction: action clamp needs measure ratio, got {options['measure']}, which is not a weight; set action to mask"
         )
     if options["weight"] != "none" and options["action"] == "clamp":
         raise ValueError(
-            f"correction: weight ({options['weight']}) needs action mask: action clamp weighs already; set one of them"
+            f"correction: weight ({options['weight']}) needs action mask, because clamp weights already; remove weight or set action: mask"
         )
     if options["weight"] == "none" and given.get("cap") is not None:
         raise ValueError(f"correction: cap ({options['cap']}) needs a weight; set weight to token or sequence")

@@ -1,4 +1,4 @@
-"""Declaration of an algorithm's option: its default, its bounds and its description. Pure, without torch."""
+"""Declaration of an algorithm's options: default, bounds and description. Pure, without torch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, Literal
 
 OptionValue = bool | int | float | str | None
 Options = Mapping[str, Any]
-"""Keywords of an algorithm's function: a built-in one's are those of its `Entry`, of a user's own each may be any JSON value."""
+"""Keyword arguments of an algorithm's function. The `Entry` of a built-in algorithm declares them; a user's function takes any JSON."""
 Kind = Literal["advantage", "loss"]
 Need = Literal["reference", "critic"]
-"""Input that an objective may need besides the policy: log-probs of a reference or teacher model, values of a critic."""
+"""Input of an objective other than the policy: log-probs of a reference or teacher model, or values of a critic."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One keyword of an algorithm. `choices` makes it an enumeration, a bool default a switch, else it is a number, or null if it may."""
+    """One keyword argument of an algorithm: an enumeration if it has `choices`, a switch if its default is a bool, otherwise a number."""
 
     default: OptionValue
     summary: str
@@ -27,19 +27,19 @@ class Option:
     low_excluded: bool = False
     choices: tuple[OptionValue, ...] = ()
     needs: Need | None = None
-    """Needed where the value is not 0."""
+    """Input that is needed if the value is not 0."""
     only_with: tuple[str, OptionValue] | None = None
-    """Another option and the value without which this one changes nothing: only its default is accepted then."""
+    """Another option with the value that this option needs. With other values only the default of this option is accepted."""
     nullable: bool = False
-    """None is a value too: it switches off what the option bounds."""
+    """Whether None is allowed; it disables the bound."""
 
     def problem(self, value: object) -> str | None:
-        """Reason to refuse `value`, as the end of a sentence that starts with the option's name; None if it is fine."""
+        """Return the reason to refuse `value`, as the rest of a sentence that starts with the option's name, or None."""
         if value is None:
             return (
                 None
                 if self.nullable
-                else f"must not be null; leave it out for the default ({json.dumps(self.default)})"
+                else f"must not be null; remove it to use the default ({json.dumps(self.default)})"
             )
         if self.choices:
             known = any(value == choice and type(value) is type(choice) for choice in self.choices)
@@ -59,9 +59,9 @@ class Option:
 
 @dataclass(frozen=True)
 class Entry:
-    """One named algorithm: its options, and the optional inputs that it reads (the others are accepted and unused).
+    """One named algorithm: its options, and the optional inputs that it reads. It accepts and ignores all other inputs.
 
-    `ordered` names pairs of options of which the first must not exceed the second.
+    `ordered` has pairs of options; the first of a pair must not exceed the second.
     """
 
     summary: str
@@ -70,15 +70,15 @@ class Entry:
     ordered: tuple[tuple[str, str], ...] = ()
     needs: Need | None = None
     rewarded: bool = True
-    """False: a loss that reads no advantages, so that rewards change nothing."""
+    """Whether the loss reads advantages. If not, rewards have no effect."""
     weighs: bool = False
-    """A loss that already weighs each token by ρ, the trainer's probability over the engine's."""
+    """Whether the loss already weights each token by ρ, the trainer's probability over the engine's."""
     function: str | None = None
-    """Function of `rlrun.algorithms.losses` behind a loss; default: the one of its name."""
+    """Name of the function in `rlrun.algorithms.losses`. Default: the name of the loss."""
     proximal: str = "inference"
-    """The policy that a loss measures its trust region from, unless a run says otherwise."""
+    """Default proximal policy, from which the loss measures its trust region."""
     bands: tuple[str, ...] = ()
-    """Options that bound how far a ratio or probability may move before its token loses gradient."""
+    """Options that bound how far a ratio or probability may move before its token loses its gradient."""
 
 
 def _list_names(values: Iterable[object]) -> str:

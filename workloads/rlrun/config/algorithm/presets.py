@@ -1,4 +1,4 @@
-"""The presets: named points of the grid advantage x loss x aggregation x filters. Pure data; the docs page is made of it."""
+"""The presets: named combinations of advantage, loss, aggregation and filters. Pure data, from which the docs page is generated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_LOSS = "aipo"
 
 @dataclass(frozen=True)
 class Preset:
-    """Options that are not listed have their default. `filters` holds fields of `FilterConfig`."""
+    """Parts of a preset. Options that are not listed have their default. `filters` has fields of `FilterConfig`."""
 
     description: str
     advantage: str = DEFAULT_ADVANTAGE
@@ -22,20 +22,20 @@ class Preset:
     advantage_options: Mapping[str, OptionValue] = field(default_factory=dict)
     loss_options: Mapping[str, OptionValue] = field(default_factory=dict)
     aggregation: str | None = None
-    """None: that of the loss."""
+    """Aggregation over tokens; None: the aggregation of the loss."""
     filters: Mapping[str, OptionValue] = field(default_factory=dict)
     correction: Mapping[str, OptionValue] | None = None
-    """Options of the correction beside the preset's own loss, where a proximal policy leaves it the mismatch with the engine."""
+    """Options of the correction for the preset's own loss, if its proximal policy does not include the mismatch with the engine."""
 
 
 _CLIP = {"dual_clip": None}
-"""The papers clip the ratio on two sides only."""
+"""Options for papers that clip the ratio only on two sides."""
 
 PRESETS: Mapping[str, Preset] = {
     "aipo": Preset("the default: group-mean baseline without std, one-sided truncated importance sampling (LlamaRL)"),
     "grpo": Preset(
         "group mean and std, clipped ratio, mean over each answer's tokens, then over answers (DeepSeekMath; TRL's `loss_type: grpo`). "
-        "TRL's and verl's present default: `aggregation: token_mean`. The paper's KL term: `regularizers: {kl: 0.04}` and a `reference`",
+        "TRL's and verl's current default: `aggregation: token_mean`. The paper's KL term: `regularizers: {kl: 0.04}` and a `reference`",
         advantage_options={"std": "group"},
         loss="ppo",
         loss_options=_CLIP,
@@ -49,36 +49,36 @@ PRESETS: Mapping[str, Preset] = {
         aggregation="constant_length",
     ),
     "rloo": Preset(
-        "leave-one-out baseline; sum over each answer's tokens, mean over answers, as REINFORCE on whole answers has it; "
-        "truncated importance sampling where data are not on-policy",
+        "leave-one-out baseline; sum over each answer's tokens, mean over answers, like REINFORCE on whole answers; "
+        "truncated importance sampling for off-policy data",
         advantage="rloo",
         aggregation="seq_mean_token_sum",
     ),
     "opo": Preset(
-        "length-weighted baseline; the paper is exactly on-policy (`maxAsyncLevel: 0`), data that are not are weighed by truncated "
+        "length-weighted baseline; the paper is strictly on-policy (`maxAsyncLevel: 0`), off-policy data are weighted by truncated "
         "importance sampling",
         advantage="opo",
     ),
     "reinforce_pp": Preset(
         "no groups: returns whitened over all loss tokens of the batch, clipped ratio (REINFORCE++). "
-        "Its KL in the reward: `regularizers: {klReward: ...}` and a `reference`",
+        "KL in the reward: `regularizers: {klReward: ...}` and a `reference`",
         advantage="reinforce_pp",
         loss="ppo",
         loss_options=_CLIP,
     ),
     "reinforce_pp_baseline": Preset(
         "group-mean baseline, whitened over all loss tokens of the batch, clipped ratio (REINFORCE++-baseline). "
-        "Its KL term: `regularizers: {kl: ..., klKind: k2}` and a `reference`",
+        "KL term: `regularizers: {kl: ..., klKind: k2}` and a `reference`",
         advantage="reinforce_pp_baseline",
         loss="ppo",
         loss_options=_CLIP,
     ),
     "max_rl": Preset(
-        "group-mean baseline divided by the mean: hard tasks weigh more (MaxRL); truncated importance sampling",
+        "group-mean baseline divided by the mean, which gives hard tasks more weight (MaxRL); truncated importance sampling",
         advantage="max_rl",
     ),
     "ppo": Preset(
-        "actor and critic: generalised advantage estimation, clipped ratio (PPO)",
+        "actor and critic: generalized advantage estimation, clipped ratio (PPO)",
         advantage="gae",
         loss="ppo",
         loss_options=_CLIP,
@@ -90,7 +90,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "gspo": Preset(
         "group mean and std, clipped ratio of whole answers to the policy at the start of the step, mean over answers (GSPO); "
-        "the mismatch with the engine is corrected apart, by truncated importance weights",
+        "the mismatch with the engine is corrected separately, by truncated importance weights",
         loss="gspo",
         advantage_options={"std": "group"},
         aggregation="seq_mean_token_mean",
@@ -113,7 +113,7 @@ PRESETS: Mapping[str, Preset] = {
     "dppo": Preset("group-mean baseline, trust region on probability differences (PRIME-RL)", loss="dppo"),
     "ipo": Preset("group-mean baseline, trust region on probability differences of either sign (PRIME-RL)", loss="ipo"),
     "dapo": Preset(
-        "group mean and std, higher upper clip, token mean, dynamic sampling, soft penalty of overlong answers (DAPO)",
+        "group mean and std, higher upper clip, token mean, dynamic sampling, soft penalty for overlong answers (DAPO)",
         loss="ppo",
         advantage_options={"std": "group"},
         loss_options={**_CLIP, "eps_high": 0.28},
@@ -122,7 +122,7 @@ PRESETS: Mapping[str, Preset] = {
     ),
     "distill": Preset("on-policy distillation from a teacher, without rewards", loss="distill"),
     "sft": Preset(
-        "likelihood: of an SFT run's demonstrations, or of a run's own rollouts weighted by their reward",
+        "likelihood: of the demonstrations of an SFT run, or of an RL run's own rollouts weighted by their reward",
         advantage="reward",
         loss="sft",
     ),

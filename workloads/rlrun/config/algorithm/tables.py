@@ -13,21 +13,21 @@ AGGREGATIONS: Mapping[str, str] = {
     "constant_length": "sum over the tokens of each sequence divided by a constant length, mean over the sequences (Dr. GRPO)",
 }
 PROXIMAL_METHODS: Mapping[str, str] = {
-    "inference": "o = i: the policy that sampled",
+    "inference": "o = i: the policy that sampled the tokens",
     "recompute": "o = the policy at the start of the step",
     "log_linear": "o = i + α(t - i), α = clamp((v_θ - 1 - v_b)/(v_θ - v_b), 0, 1) from the policy versions v; no extra pass",
 }
 KL_KINDS: Mapping[str, str] = {
-    "k1": "d; in the reward only, because its expected gradient as a loss is 0",
+    "k1": "d; only in the reward, because its expected gradient in a loss is 0",
     "k2": "d²/2, with the gradient of the KL divergence on-policy",
     "k3": "e^{-d} - 1 + d",
     "k1+": "the value of k1 with the gradient of k2; verl's kl+",
     "k3+": "the value of k3 with the gradient of k2; verl's low_var_kl+",
     "k3_unbiased": "ρ·(e^{-d} - 1 + d), with the gradient of ρ too: value and gradient without bias, off-policy as well (DeepSeek-V3.2)",
 }
-"""Estimates of the KL divergence to the reference, with d = t - ref."""
+"""Estimators of the KL divergence to the reference, with d = t - ref."""
 KL_REWARD_KINDS = ("k1", "k2", "k3")
-"""Estimates that have a value of their own, without a gradient: those of KL in the reward."""
+"""Estimators for KL in the reward, which need a value but no gradient."""
 
 _LEVELS = ("none", "group", "batch")
 _REWARDS = {
@@ -39,18 +39,18 @@ _REWARDS = {
 _GLOBAL_STD = {
     "global_std": Option(False, "divide by the unbiased standard deviation of the rewards of the whole batch, + 1e-6")
 }
-_NEG_CLIPPED = {"neg_clipped": Option(False, "replace negative advantages by 0, last of all")}
+_NEG_CLIPPED = {"neg_clipped": Option(False, "replace negative advantages by 0, as the last operation")}
 
 
 def _normalization_options(level: str) -> Mapping[str, Option]:
-    """AReaL's adv_norm: options that every estimator has, with this default."""
+    """Return AReaL's adv_norm: options of every estimator, with the default `level`."""
     return {
         "adv_mean": Option(
             level, "then subtract the advantages' mean over the loss tokens of the group or batch", choices=_LEVELS
         ),
         "adv_std": Option(
             level,
-            "divide by their unbiased standard deviation around what was subtracted, + 1e-6",
+            "divide by their unbiased standard deviation around the subtracted value, + 1e-6",
             choices=_LEVELS,
         ),
     }
@@ -71,7 +71,7 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
             "mean": Option("group", "subtract the mean reward of the group, of the batch, or none", choices=_LEVELS),
             "std": Option(
                 "none",
-                "divide by the rewards' unbiased standard deviation around what was subtracted, + 1e-6",
+                "divide by the rewards' unbiased standard deviation around the subtracted value, + 1e-6",
                 choices=_LEVELS,
             ),
             **_EVERY_ADVANTAGE,
@@ -82,13 +82,13 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
     "opo": Entry(
         "R - ΣR·L/ΣL: the length-weighted mean of the group is the baseline",
         {
-            "leave_one_out": Option(False, "leave the rollout itself out of its baseline: (ΣRL - RL)/(ΣL - L)"),
+            "leave_one_out": Option(False, "exclude the rollout from its own baseline: (ΣRL - RL)/(ΣL - L)"),
             **_EVERY_ADVANTAGE,
         },
         reads=("lengths",),
     ),
     "max_rl": Entry(
-        "(R - mean)/mean of the group, scaled to within ±(G-1); 0 where the mean is not positive",
+        "(R - mean)/mean of the group, scaled to within ±(G-1); 0 if the mean is not positive",
         dict(_EVERY_ADVANTAGE),
     ),
     "reinforce_pp": Entry(
@@ -101,13 +101,13 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
     ),
     "reward": Entry("R itself, without a baseline", dict(_EVERY_ADVANTAGE)),
     "gae": Entry(
-        "generalised advantage estimation per token from a critic's values, whitened over all loss tokens of the batch",
+        "generalized advantage estimation per token from a critic's values, whitened over all loss tokens of the batch",
         {
             "gamma": Option(1.0, "discount of the reward per token", low=0.0, high=1.0),
-            "lam": Option(1.0, "λ: 1 is the return less the value, 0 the one-step difference", low=0.0, high=1.0),
+            "lam": Option(1.0, "λ: 1 is the return minus the value, 0 is the one-step difference", low=0.0, high=1.0),
             "bootstrap": Option(
                 True,
-                "the value after the last token of an answer that a limit of tokens cut stands for its continuation; false: 0",
+                "for an answer truncated by a token limit, use the value after its last token as the value of the continuation; false: 0",
             ),
             **_normalization_options("batch"),
         },
@@ -118,11 +118,11 @@ ADVANTAGE_ENTRIES: Mapping[str, Entry] = {
 _CLIP = {
     "eps_low": Option(0.2, "the ratio is clipped from below at 1 - eps_low", low=0.0, high=1.0),
     "eps_high": Option(0.2, "the ratio is clipped from above at 1 + eps_high", low=0.0),
-    "dual_clip": Option(3.0, "cap of the ratio where A < 0; null: none", low=1.0, low_excluded=True, nullable=True),
+    "dual_clip": Option(3.0, "cap of the ratio if A < 0; null: no cap", low=1.0, low_excluded=True, nullable=True),
 }
 _KL_TAU = Option(1e-3, "weight of (log ρ)²", low=0.0)
 _TEACHER = {
-    "mask_low": Option(0.2, "drop where the probability fell by more than this", low=0.0),
+    "mask_low": Option(0.2, "drop the token if its probability decreased by more than this", low=0.0),
     "kl_tau": _KL_TAU,
 }
 
@@ -142,7 +142,9 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         "ppo on exp(t - o), weighted by sg exp(o - i)",
         {
             **_CLIP,
-            "cap": Option(5.0, "bound of the weight exp(o - i); null: none", low=0.0, low_excluded=True, nullable=True),
+            "cap": Option(
+                5.0, "upper bound of the weight exp(o - i); null: no bound", low=0.0, low_excluded=True, nullable=True
+            ),
             "cap_mode": Option("clamp", "clamp: cap the weight; mask: drop the token", choices=("clamp", "mask")),
         },
         reads=("proximal_logprobs",),
@@ -161,7 +163,7 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         proximal="recompute",
     ),
     "cispo": Entry(
-        "clipped importance weight times A·t: the gradient stays where the weight is clipped",
+        "clipped importance weight times A·t: tokens with a clipped weight keep their gradient",
         {
             "eps_low": Option(
                 1.0, "the weight is clipped from below at 1 - eps_low; 1 means no bound", low=0.0, high=1.0
@@ -174,16 +176,16 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
     "sapo": Entry(
         "soft gate (4/τ)·σ(τ(r - 1)) instead of a clip: -gate·A",
         {
-            "tau_positive": Option(1.0, "τ where A > 0", low=0.0, low_excluded=True),
-            "tau_negative": Option(1.05, "τ elsewhere", low=0.0, low_excluded=True),
+            "tau_positive": Option(1.0, "τ if A > 0", low=0.0, low_excluded=True),
+            "tau_negative": Option(1.05, "τ if A <= 0", low=0.0, low_excluded=True),
         },
         reads=("proximal_logprobs",),
     ),
     "masked_is": Entry(
-        "importance sampling that drops tokens and sequences of extreme ratio; -sg(ρ·coefficient)·t",
+        "importance sampling that drops tokens and sequences with extreme ratios; -sg(ρ·coefficient)·t",
         {
             "ratio": Option(
-                "token", "ratio of each token, or one of the whole sequence", choices=("token", "sequence")
+                "token", "ratio of each token, or one ratio of the whole sequence", choices=("token", "sequence")
             ),
             "mask_low": Option(0.125, "drop the token below this ratio", low=0.0),
             "mask_high": Option(8.0, "drop the token above this ratio", low=0.0, low_excluded=True),
@@ -210,23 +212,23 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
         weighs=True,
     ),
     "dppo": Entry(
-        "drop a token whose probability moved too far in the direction of its advantage; -A·ρ + kl_tau·(log ρ)²",
+        "drop a token if its probability moved too far in the direction of its advantage; -A·ρ + kl_tau·(log ρ)²",
         {
-            "mask_low": Option(0.2, "drop where A <= 0 and the probability fell by more than this", low=0.0),
-            "mask_high": Option(0.2, "drop where A > 0 and the probability rose by more than this", low=0.0),
+            "mask_low": Option(0.2, "drop if A <= 0 and the probability decreased by more than this", low=0.0),
+            "mask_high": Option(0.2, "drop if A > 0 and the probability increased by more than this", low=0.0),
             "kl_tau": _KL_TAU,
         },
         weighs=True,
         bands=("mask_low", "mask_high"),
     ),
     "ipo": Entry(
-        "drop a token whose probability moved too far, whatever its advantage; -A·ρ + kl_tau·(log ρ)²",
-        {"thr": Option(0.1, "drop where the probability moved by more than this", low=0.0), "kl_tau": _KL_TAU},
+        "drop a token if its probability moved too far, for any advantage; -A·ρ + kl_tau·(log ρ)²",
+        {"thr": Option(0.1, "drop if the probability moved by more than this", low=0.0), "kl_tau": _KL_TAU},
         weighs=True,
         bands=("thr",),
     ),
     "ref_kl": Entry(
-        "on-policy distillation: -sg(ref - t)·ρ + kl_tau·(log ρ)², whatever the rewards",
+        "on-policy distillation: -sg(ref - t)·ρ + kl_tau·(log ρ)², independent of the rewards",
         dict(_TEACHER),
         reads=("reference_logprobs",),
         needs="reference",
@@ -246,16 +248,18 @@ LOSS_ENTRIES: Mapping[str, Entry] = {
     ),
     "sft": Entry("negative log-likelihood -w·t, weighted by the advantage w"),
 }
-"""The one declaration of each loss: its function is the one of the same name in `rlrun.algorithms.losses`, which imports torch."""
+"""Declaration of each loss. The function of the same name in `rlrun.algorithms.losses`, which imports torch, implements it."""
 
 CORRECTION_OPTIONS: Mapping[str, Option] = {
     "action": Option(
         "clamp",
-        "clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside, see `weight` for what is kept; "
-        "none: no correction, also where the preset has one",
+        "clamp: weight by the ratio, clamped to [low, high]; mask: drop tokens outside, see `weight` for the others; "
+        "none: no correction, even if the preset has one",
         choices=("clamp", "mask", "none"),
     ),
-    "level": Option("token", "judge each token, or each sequence as a whole", choices=("token", "sequence")),
+    "level": Option(
+        "token", "compare each token, or each sequence as a unit, with the bounds", choices=("token", "sequence")
+    ),
     "measure": Option(
         "ratio",
         "ratio exp(x), or an estimate of KL(engine ‖ trainer): k1 = -x, k2 = x²/2, k3 = exp(x) - 1 - x",
@@ -269,10 +273,12 @@ CORRECTION_OPTIONS: Mapping[str, Option] = {
     ),
     "weight": Option(
         "none",
-        "with mask: what is kept weighs 1 (none), or by its ratio: the token's, the product or the geometric mean of the sequence's",
+        "with mask, weight of the kept tokens: 1 (none), the token's ratio, or the product or geometric mean of the sequence's ratios",
         choices=("none", "token", "sequence", "geometric"),
     ),
-    "cap": Option(None, "cap of that weight; null: none besides the bounds", low=0.0, low_excluded=True, nullable=True),
+    "cap": Option(
+        None, "upper limit of that weight; null: no limit except the bounds", low=0.0, low_excluded=True, nullable=True
+    ),
     "low": Option(0.0, "lower bound of the measure; for k1 the default is -high"),
     "high": Option(2.0, "upper bound of the measure"),
 }

@@ -1,1 +1,1 @@
-"""Other projects' names for our fields, as tables of rows: what becomes of each key is data, read by one translator."""
+"""Other projects' names for our fields, as tables of rows. The rows are data, and one translator reads them."""

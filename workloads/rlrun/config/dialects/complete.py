@@ -1,6 +1,6 @@
-"""Completion of a run in another project's names, from values that mean something only beside each other.
+"""Completion of a run with another project's names, from values that have a meaning only together with others.
 
-Only fields that nothing sets are set here, so that a file of ours, an option and a variable win.
+This module sets only unset fields, so that files in our format, options and environment variables take precedence.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ _SEQ_LEN = 2048
 MAX_STEPS = 100
 """Default of `max_steps`."""
 _LOSSES = {
-    "custom": "got 'custom'; a function of your own has another signature: algorithm.loss.name takes package.module:function",
-    "sft": "got 'sft'; rollouts are the policy's own: `rlrun synthesize` writes a teacher's, which sft learns from",
+    "custom": "got 'custom'; a custom function has another signature here: algorithm.loss.name takes package.module:function",
+    "sft": "got 'sft'; rollouts come from the policy itself: `rlrun synthesize` writes rollouts of a teacher for supervised fine-tuning",
 }
-"""Counterparts of losses that are not here."""
+"""Alternatives to losses that are not supported."""
 _LEARNING: Mapping[str, object] = {
     "algorithm.loss.name": "dppo",
     "algorithm.filters.zero_variance": True,
     "orchestrator.batch_size": 128,
     "trainer.optimizer.weight_decay": 0.01,
 }
-"""PRIME-RL's loss (with this project's options of it, which are the same), `filter_zero_advantages`, batch and weight decay."""
+"""PRIME-RL's defaults: its loss (whose options have the same defaults here), `filter_zero_advantages`, batch size and weight decay."""
 _GROUP_SIZE = 1
-"""PRIME-RL's `group_size` of a source that sets none."""
+"""PRIME-RL's default `group_size` of a source."""
 PRIME_RL_MODEL = "Qwen/Qwen3-0.6B"
 PRIME_RL_ENVIRONMENT = "verifiers:reverse-text"
-"""Model and environment of PRIME-RL's files that name none, in both of their versions."""
+"""Default model and environment of both versions of PRIME-RL."""
 
 
 def complete_layer(layer: Layer, below: Key = ()) -> None:
-    """Set what follows from a layer's hints.
+    """Set the fields that follow from a layer's hints.
 
     Args:
-        layer: all sources as one; nothing happens without hints.
-        below: place of the run's description in its values.
+        layer: layer with all sources merged; without hints nothing changes.
+        below: path of the run's description in the layer's values.
     """
     if not layer.hints:
         return
@@ -57,7 +57,7 @@ def complete_layer(layer: Layer, below: Key = ()) -> None:
 
 
 def _share_run_values(run: RunView) -> None:
-    """Values of a role's table for the whole run, where the run itself has none: there, roles may differ."""
+    """Set values of the whole run that PRIME-RL sets per role. There, roles may have different values."""
     for role in ("trainer", "orchestrator", "inference"):
         name = f"{role}_output_dir"
         folder = run.hint(name)
@@ -65,7 +65,7 @@ def _share_run_values(run: RunView) -> None:
             continue
         run.put("output_dir", folder, name)
         if (own := run.get("output_dir")) != folder:
-            run.note(name, f"ignored: the roles of a run have one folder, {own}")
+            run.note(name, f"ignored: all roles of a run use one folder, {own}")
     if (seed := run.hint("inference_seed")) is not None:
         run.put("seed", seed, "inference_seed")
 
@@ -75,9 +75,9 @@ def _complete_groups(run: RunView) -> None:
     if size is None:
         return
     if not [*run.environments()]:
-        run.refuse("group_size", "there is no environment in the files; set its group_size")
-    for i, one in run.environments():
-        own = one.get("group_size")
+        run.refuse("group_size", "the files contain no environment; add one, and set its group_size")
+    for i, environment in run.environments():
+        own = environment.get("group_size")
         if own is not None and own != size and not _from_dialect(run, i):
             other = run.layer.origin((*run.below, "environments", i, "group_size"))
             line = "" if other.line is None else f":{other.line}"
@@ -94,12 +94,14 @@ def _from_dialect(run: RunView, i: int) -> bool:
 def _each_environment(run: RunView) -> None:
     ratios = run.hint("ratios")
     if isinstance(ratios, list) and (count := len([*run.environments()])) != len(ratios):
-        run.refuse("ratios", f"has {len(ratios)} numbers for {count} environments; write one for each, in their order")
+        run.refuse(
+            "ratios", f"has {len(ratios)} numbers for {count} environments; write one number per environment, in order"
+        )
         ratios = None
     elif ratios is not None and not isinstance(ratios, list):
-        run.refuse("ratios", f"got {ratios!r:.60}, expected a list of numbers, one for each environment")
+        run.refuse("ratios", f"got {ratios!r:.60}, expected a list with one number per environment")
         ratios = None
-    for i, one in run.environments():
+    for i, environment in run.environments():
         path = f"environments[{i}]"
         if ratios is not None:
             run.put(f"{path}.ratio", ratios[i], "ratios")
@@ -110,7 +112,7 @@ def _each_environment(run: RunView) -> None:
         if run.hint("workers") not in (None, "auto"):
             run.put(f"{path}.workers", run.hint("workers"), "workers")
         shared = run.get("sampling")
-        if isinstance(one.get("sampling"), dict) and isinstance(shared, dict):
+        if isinstance(environment.get("sampling"), dict) and isinstance(shared, dict):
             for name, value in shared.items():
                 run.put(f"{path}.sampling.{name}", value, DIALECT, like=f"sampling.{name}")
 
@@ -126,11 +128,11 @@ def _complete_rate(run: RunView) -> None:
     decay, steps, warmup = run.hint("decay_steps"), run.get("max_steps"), run.get("trainer.scheduler.warmup_steps")
     if decay is None or run.get("trainer.scheduler.name") in (None, "constant"):
         return
-    whole = steps - (warmup if is_count(warmup) else 0) if is_count(steps) else None
-    if decay != whole:
+    expected = steps - (warmup if is_count(warmup) else 0) if is_count(steps) else None
+    if decay != expected:
         run.refuse(
             "decay_steps",
-            f"got {decay!r:.60}; a schedule decays from the end of the warm-up to max_steps ({steps}): write {whole}, or remove it",
+            f"got {decay!r:.60}; a schedule decays from the end of the warm-up to max_steps ({steps}): write {expected}, or remove it",
         )
 
 
@@ -139,7 +141,7 @@ def _complete_objective(run: RunView) -> None:
     name, kind = run.get("algorithm.loss.name"), run.hint("loss_type")
     if kind is not None and kind not in ("default", "ipo", "dppo", "masked_is"):
         run.refuse(
-            "loss_type", _LOSSES.get(str(kind), f"got {kind!r:.60}; there is none here; known: default, ipo, dppo")
+            "loss_type", _LOSSES.get(str(kind), f"got {kind!r:.60}, which is not supported; known: default, ipo, dppo")
         )
     elif kind in ("ipo", "dppo") and name is None:
         run.put("algorithm.loss.name", kind, "loss_type")
@@ -152,32 +154,31 @@ def _complete_objective(run: RunView) -> None:
         run.put("algorithm.loss.name", "masked_is", "adv_tau")
         run.put("algorithm.loss.options.adv_tau", scale, "adv_tau")
     elif scale is not None and scale != 1:
-        run.refuse("adv_tau", f"got {scale!r:.60}; there is none in this loss: the learning rate scales the advantage")
+        run.refuse("adv_tau", f"got {scale!r:.60}, which this loss does not support; scale the learning rate instead")
     strength = run.get("algorithm.loss.options.teacher_tau")
-    if (
-        is_number(strength) and strength > 0
-    ):  # their teacher is the model as it was at the start, unless another one is named
+    if is_number(strength) and strength > 0:  # PRIME-RL's default teacher is the initial model
         run.put("algorithm.reference", {"model": "initial"}, DIALECT, like="algorithm.loss.options.teacher_tau")
 
 
 def _complete_evaluation(run: RunView) -> None:
-    names = {str(one.get("name") or one.get("id")) for _, one in run.environments()}
-    names |= {str(one.get("id")).removeprefix("verifiers:") for _, one in run.environments()}
+    names = {str(environment.get("name") or environment.get("id")) for _, environment in run.environments()}
+    names |= {str(environment.get("id")).removeprefix("verifiers:") for _, environment in run.environments()}
     evaluated = run.hint("evaluated")
     others: list[str] = []
     if isinstance(evaluated, list):
-        labels = [_environment_label(one) for one in evaluated]
+        labels = [_environment_label(entry) for entry in evaluated]
         others = [label for label in labels if label not in names]
         if others:
             run.note(
                 "evaluated",
-                f"not measured during the run: {', '.join(others[:10])}; evaluation asks held-out tasks of the run's own environments; "
-                "`rlrun eval` measures its checkpoints in others afterwards",
+                f"not evaluated during the run: {', '.join(others[:10])}; evaluation uses held-out tasks of the run's own environments; "
+                "run `rlrun eval` afterwards to evaluate the checkpoints in other environments",
             )
         if labels and len(others) == len(labels):
             _drop_hint(run, "evaluation")
             return
-        _complete_samples(run, [one for one in evaluated if isinstance(one, dict) and _environment_label(one) in names])
+        known = [entry for entry in evaluated if isinstance(entry, dict) and _environment_label(entry) in names]
+        _complete_samples(run, known)
     elif evaluated is not None:
         run.refuse("evaluated", f"got {evaluated!r:.60}, expected a list of tables")
     if run.hint("evaluates") is not None and run.get("evaluation") is None:
@@ -189,17 +190,17 @@ def _complete_validation(run: RunView) -> None:
         run.put("evaluation", {}, "validates")
         for ours, name in (("interval", "interval"), ("num_tasks", "tasks"), ("samples_per_task", "samples")):
             if (value := run.hint(f"validation_{name}")) is not None:
-                whole = ours == "num_tasks" and value == -1
-                run.put(f"evaluation.{ours}", ALL_TASKS if whole else value, f"validation_{name}")
+                is_all = ours == "num_tasks" and value == -1
+                run.put(f"evaluation.{ours}", ALL_TASKS if is_all else value, f"validation_{name}")
 
 
 def _complete_samples(run: RunView, own: list[dict[str, Any]]) -> None:
-    """Numbers of one environment's evaluation, which here are those of all."""
+    """Set the numbers of tasks and samples, which PRIME-RL sets per environment, for all environments."""
     for ours, theirs in (
         ("samples_per_task", ("rollouts_per_example", "group_size")),
         ("num_tasks", ("num_examples",)),
     ):
-        found = [one[name] for one in own for name in theirs if is_count(one.get(name))]
+        found = [entry[name] for entry in own for name in theirs if is_count(entry.get(name))]
         if found:
             run.put("evaluation", {}, "evaluated")
             run.put(f"evaluation.{ours}", max(found), "evaluated")
@@ -212,15 +213,15 @@ def _drop_hint(run: RunView, path: str) -> None:
     if isinstance(place, dict):
         place.pop(path, None)
     key = (*run.below, path)
-    for old in [one for one in run.layer.origins if one[: len(key)] == key]:
+    for old in [origin for origin in run.layer.origins if origin[: len(key)] == key]:
         del run.layer.origins[old]
 
 
-def _environment_label(one: Any) -> str:
-    if not isinstance(one, dict):
-        return repr(one)[:60]
-    nested = one.get("taskset") or (one["env"].get("taskset") if isinstance(one.get("env"), dict) else None)
-    given = one.get("name") or one.get("id") or (nested.get("id") if isinstance(nested, dict) else None)
+def _environment_label(entry: Any) -> str:
+    if not isinstance(entry, dict):
+        return repr(entry)[:60]
+    nested = entry.get("taskset") or (entry["env"].get("taskset") if isinstance(entry.get("env"), dict) else None)
+    given = entry.get("name") or entry.get("id") or (nested.get("id") if isinstance(nested, dict) else None)
     return str(given or "reverse-text").partition("@")[0].rpartition("/")[2][:60]
 
 
@@ -233,7 +234,7 @@ def _complete_machines(run: RunView) -> None:
 
 
 def _trainer_gpus(run: RunView, per_node: int) -> None:
-    """The trainer's replicas, which are its nodes, and their GPUs."""
+    """Set the trainer's replicas, one per node, and their GPUs."""
     total, name = _read_gpus(run, "trainer")
     nodes = run.hint("trainer_nodes")
     if total is not None or nodes is not None:
@@ -243,7 +244,7 @@ def _trainer_gpus(run: RunView, per_node: int) -> None:
 
 
 def _inference_gpus(run: RunView, per_node: int) -> None:
-    """The engines on all GPUs of inference."""
+    """Set the engines on all GPUs of inference."""
     total, name = _read_gpus(run, "inference")
     nodes = run.hint("inference_nodes")
     if (total is not None or nodes is not None) and run.get("data") is None:  # fine-tuning has no engines
@@ -251,20 +252,20 @@ def _inference_gpus(run: RunView, per_node: int) -> None:
 
 
 def _engine_nodes(run: RunView) -> None:
-    """An engine of several nodes, which here is as many engines; refused where its experts lie on all of them."""
+    """Replace an engine on several nodes by one engine per node; refuse it if its experts are distributed over the nodes."""
     engines = run.hint("engine_nodes")
     if engines is None or engines <= 1:
         return
     if "--enable-expert-parallel" in (run.get("inference.extra_args") or ()):
         run.refuse(
-            "engine_nodes", f"got {engines}; an engine is on one node: remove enable_expert_parallel, or write 1"
+            "engine_nodes", f"got {engines}, but an engine runs on one node; remove enable_expert_parallel, or write 1"
         )
     else:
         run.put("inference.replicas", engines, "engine_nodes")
 
 
 def _engine_gpus(run: RunView) -> None:
-    """The GPUs of an engine from its parallelism alone."""
+    """Set the GPUs of an engine if only its parallelism is set."""
     if not run.hint(PARALLEL) or run.get("inference.gpus_per_replica") is not None:
         return
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel") or 1
@@ -273,7 +274,7 @@ def _engine_gpus(run: RunView) -> None:
 
 
 def _read_gpus(run: RunView, role: str) -> tuple[int | None, str]:
-    """Number of GPUs of a role, None where nothing says it; and the hint that it, or the number of nodes, comes from."""
+    """Return the number of GPUs of a role, or None, and the hint that sets the number of GPUs or nodes."""
     ids, count = run.hint(f"{role}_gpu_ids"), run.hint(f"{role}_gpus")
     if ids is not None:
         return len(ids), f"{role}_gpu_ids"
@@ -291,10 +292,10 @@ def _read_replication(run: RunView) -> None:
 
 
 def _divide_engines(run: RunView, total: int, per_node: int, hint: str) -> None:
-    """Engines on `total` GPUs: copies of the model within one server, servers of at most a node."""
+    """Divide `total` GPUs into engines: copies of the model in one server, and servers of at most one node."""
     tp, dp = run.get("inference.tensor_parallel") or 1, run.get("inference.data_parallel")
     if not is_count(tp) or total % tp:
-        run.refuse(hint, f"{total} GPUs cannot be divided into engines of tensor_parallel {tp}; change one of them")
+        run.refuse(hint, f"{total} GPUs cannot be divided into engines with tensor_parallel {tp}; change one of them")
         return
     copies = total // tp
     if is_count(dp):
@@ -318,7 +319,7 @@ def _complete_lengths(run: RunView) -> None:
     longest = run.hint("max_model_len")
     if longest is not None:
         if run.hint(ENVIRONMENTS) and is_count(longest) and is_count(seq_len) and longest < seq_len:
-            run.note("max_model_len", f"got {longest}, raised to seq_len ({seq_len}), the length of a whole sample")
+            run.note("max_model_len", f"got {longest}, raised to seq_len ({seq_len}), the length of a full sample")
             longest = seq_len
         run.put("inference.max_model_len", longest, "max_model_len")
     if not is_count(seq_len) or seq_len < 2 or not [*run.environments()]:
@@ -331,14 +332,14 @@ def _complete_lengths(run: RunView) -> None:
         given = run.get(f"{path}.max_tokens")
         if is_count(given) and given >= seq_len:
             origin = run.layer.origin((*run.below, *key_of(f"{path}.max_tokens")))
-            text = f"got {given}, lowered to {seq_len - 1}: seq_len ({seq_len}) holds the prompt too"
+            text = f"got {given}, lowered to {seq_len - 1}: seq_len ({seq_len}) also includes the prompt"
             run.layer.notices.append(Problem(origin.source, origin.path, text, origin.line))
             run.put(f"{path}.max_tokens", seq_len - 1, DIALECT, over=True)
             run.layer.origins[(*run.below, *key_of(f"{path}.max_tokens"))] = origin
 
 
 def _template_arguments(run: RunView) -> None:
-    """Set arguments of the chat template, in the run's sampling and in each sampling that goes before it."""
+    """Set arguments of the chat template in the run's sampling and in each sampling that replaces it."""
     own = ("evaluation.sampling", *(f"environments[{i}].sampling" for i, _ in run.environments()))
     for label in [label for label in run.layer.hints if label.startswith(TEMPLATE_ARGUMENT)]:
         name = label.removeprefix(TEMPLATE_ARGUMENT)
@@ -348,7 +349,7 @@ def _template_arguments(run: RunView) -> None:
 
 def _in_flight(run: RunView) -> None:
     groups = run.hint("groups_in_flight")
-    sizes = [one.get("group_size") for _, one in run.environments()]
+    sizes = [environment.get("group_size") for _, environment in run.environments()]
     if groups is not None:
         size = next((size for size in sizes if is_count(size)), 8)
         run.put("orchestrator.max_concurrency", groups * size if is_count(groups) else groups, "groups_in_flight")
@@ -358,28 +359,26 @@ def _in_flight(run: RunView) -> None:
         and batch is None
         and is_count(size)
         and 64 % size
-        and not any(True for one in sizes if one != size)
+        and not any(True for other in sizes if other != size)
     ):
         run.put("orchestrator.batch_size", size * max(1, 64 // size), "group_size")
 
 
 def complete_learning(layer: Layer, task: object) -> None:
-    """Set the objective and the weight decay that the other project has where nothing sets them, and report it in one note.
+    """Set the other project's default objective and weight decay if nothing sets them, and report them in one note.
 
-    Of a whole run alone, and of a supervised one its weight decay; a preset, loss or advantage in our names leaves the objective
-    as it is.
+    The objective is set only for a whole RL run, and the weight decay also for a supervised run. The objective does not change if the run
+    sets a preset, loss or advantage with our names.
 
     Args:
-        layer: all sources as one.
-        task: the run's task; of others than RL and SFT nothing is set.
+        layer: layer with all sources merged.
+        task: task of the run; only RL and SFT have these defaults.
     """
     if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or task not in ("RL", "SFT"):
         return
     run = RunView(layer, ())
     if run.get("max_steps") is None:
-        steps = (
-            f"not set: PRIME-RL goes on until it is stopped; this run ends after the default here, {MAX_STEPS} steps"
-        )
+        steps = f"not set: PRIME-RL runs until it is stopped, but this run ends after the default of {MAX_STEPS} steps"
         layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "max_steps", steps))
     learning = {path: value for path, value in _LEARNING.items() if task == "RL" or path.startswith("trainer.")}
     if task == "RL":
@@ -398,11 +397,11 @@ def complete_learning(layer: Layer, task: object) -> None:
 
 
 def complete_gpus(layer: Layer, gpus: int) -> None:
-    """Give trainer and engines one GPU each, as the other project does, if nothing names any.
+    """Set one GPU each for trainer and engines, the other project's default, if nothing sets their GPUs.
 
     Args:
-        layer: all sources as one.
-        gpus: GPUs of this machine.
+        layer: layer with all sources merged.
+        gpus: number of GPUs of this machine.
     """
     if DIALECT not in layer.hints or layer.hints[DIALECT].value != "PRIME-RL" or gpus < 2:
         return
@@ -412,35 +411,33 @@ def complete_gpus(layer: Layer, gpus: int) -> None:
     for role in ("trainer", "inference"):
         run.put(f"{role}.gpus_per_replica", 1, DIALECT)
         layer.origins[(role, "gpus_per_replica")] = replace(layer.hints[DIALECT].origin, path="", line=None)
-    said = (
-        "not set: one GPU trains and one samples, as in PRIME-RL; --trainer-gpu-ids and --inference-gpu-ids change it"
-    )
-    layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "trainer.gpus_per_replica", said))
+    notice = "not set: one GPU for training and one for inference, as in PRIME-RL; --trainer-gpu-ids and --inference-gpu-ids change it"
+    layer.notices.append(Problem(layer.hints[DIALECT].origin.source, "trainer.gpus_per_replica", notice))
 
 
 def complete_environments(layer: Layer) -> None:
-    """Set the environment that the other project's orchestrator starts with where its own file names none, and say so."""
+    """Set the default environment of the other project's orchestrator if its own file sets none, and report it."""
     if DIALECT not in layer.hints or layer.values.get("environments") or layer.values.get("task", "RL") != "RL":
         return
     origin = replace(layer.hints[DIALECT].origin, path="", line=None)
     layer.values["environments"] = [{"id": PRIME_RL_ENVIRONMENT}]
     layer.origins[("environments",)] = origin
-    said = f"not set: PRIME-RL's own default, {PRIME_RL_ENVIRONMENT}"
-    layer.notices.append(Problem(origin.source, "environments", said))
+    notice = f"not set: PRIME-RL's own default, {PRIME_RL_ENVIRONMENT}"
+    layer.notices.append(Problem(origin.source, "environments", notice))
 
 
 def complete_model(layer: Layer) -> None:
-    """Set the model that the other project starts from where a run in its names has none, and say so.
+    """Set the other project's default model if a run with its names sets none, and report it.
 
-    Of a whole run alone: of several files of a run, each but one may leave it out.
+    Only for a whole run: if a run has several files, all but one may omit the model.
     """
     if DIALECT not in layer.hints or "model" in layer.values or layer.hints[DIALECT].value != "PRIME-RL":
         return
     origin = layer.hints[DIALECT].origin
     layer.values["model"] = {"name": PRIME_RL_MODEL}
     layer.origins[("model",)] = layer.origins[("model", "name")] = replace(origin, path="", line=None)
-    said = f"not set: PRIME-RL's own default, {PRIME_RL_MODEL}"
-    layer.notices.append(Problem(origin.source, "model.name", said))
+    notice = f"not set: PRIME-RL's own default, {PRIME_RL_MODEL}"
+    layer.notices.append(Problem(origin.source, "model.name", notice))
 
 
 _STEPS: tuple[Callable[[RunView], None], ...] = (

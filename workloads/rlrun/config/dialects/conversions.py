@@ -1,4 +1,4 @@
-"""Values of another project as ours. Each conversion is total: what it does not understand is left for the field to refuse."""
+"""Conversions of another project's values. Each conversion is total: it passes on unknown values, and the field refuses them."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, 
 from rlrun.config.dialects.values import ALL_TASKS, is_count, is_nothing, is_number, show_value
 
 TEMPLATE_ARGUMENT = "template argument "
-"""Beginning of the hints that hold arguments of the chat template."""
+"""Prefix of hints with arguments of the chat template."""
 
 
 def if_set(value: object, target: str) -> Iterator[Effect]:
-    """The value; nothing for none, which is the default here."""
+    """Set the value, unless it means none, which is the default here."""
     if not is_nothing(value):
         yield Set(target, value)
 
 
 def table_present(value: object, target: str) -> Iterator[Effect]:
-    """An empty table of ours for theirs, whose keys have rows of their own; false is none, another value is the field's to refuse."""
+    """Set an empty table for a table whose keys have their own rows; false means null, and the field refuses other values."""
     if not is_nothing(value):
         yield Set(target, {} if isinstance(value, Mapping) else None if value is False else value)
 
 
 def samples_or_none(value: object, target: str) -> Iterator[Effect]:
-    """A switch of what has a count here: off is none, on the default."""
+    """Convert a switch into a count: off is 0, on the default."""
     if value is not True:
         yield Set(target, 0 if value is False else value)
 
 
 def all_tokens(value: object, target: str) -> Iterator[Effect]:
-    """`top_k`, whose -1 is all tokens, as 0 is here."""
+    """Convert `top_k`: -1 means all tokens, which is 0 here."""
     if not is_nothing(value):
         yield Set(target, 0 if value == -1 and not isinstance(value, bool) else value)
 
 
 def defer_value(name: str) -> Conversion:
-    """Keep the value for `complete`."""
+    """Return the conversion that keeps the value as a hint for `complete`."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
@@ -47,7 +47,7 @@ def defer_value(name: str) -> Conversion:
 
 
 def note_dropped(text: str) -> Conversion:
-    """Without a field, and reported on standard error, because it may change what is sampled."""
+    """Return the conversion that reports a value without a field, because the value may change sampling."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if not is_nothing(value):
@@ -57,7 +57,7 @@ def note_dropped(text: str) -> Conversion:
 
 
 def map_choice(names: Mapping[str | bool, object], otherwise: str = "") -> Conversion:
-    """Other names of the same choices. Without `otherwise`, an unknown one is left for the field to refuse."""
+    """Return the conversion of choices to our names. Without `otherwise`, the field refuses unknown choices."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, str | bool) and value in names:
@@ -69,11 +69,11 @@ def map_choice(names: Mapping[str | bool, object], otherwise: str = "") -> Conve
 
 
 def only_values(allowed: Iterable[object], why: str, otherwise: str) -> Conversion:
-    """Ignored for these values, which change nothing here; refused for all others."""
+    """Return the conversion that ignores the allowed values, which have no effect here, and refuses all others."""
     known = tuple(allowed)
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
-        if any(value == one and type(value) is type(one) for one in known) or is_nothing(value):
+        if any(value == each and type(value) is type(each) for each in known) or is_nothing(value):
             yield Note(f"ignored: {why}")
         else:
             yield Refuse(f"got {show_value(value)}; {otherwise}")
@@ -82,7 +82,7 @@ def only_values(allowed: Iterable[object], why: str, otherwise: str) -> Conversi
 
 
 def table_as(yes: object) -> Conversion:
-    """A table or `true` means `yes`; `false` and none mean the default."""
+    """Return the conversion of a table or `true` to `yes`; `false` and none mean the default."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, dict) or value is True:
@@ -94,12 +94,12 @@ def table_as(yes: object) -> Conversion:
 
 
 def read_flag(value: object, target: str) -> Iterator[Effect]:
-    """A table or `true` is true, none and `false` false."""
+    """Convert a table or `true` to true, and none or `false` to false."""
     yield Set(target, True if isinstance(value, dict) else False if is_nothing(value) else value)
 
 
 def read_place(value: object, target: str) -> Iterator[Effect]:
-    """A model or data set by name: a repository on the hub, or a folder as its form tells."""
+    """Set a model or data set by name: a hub repository, or a folder if the name looks like a path."""
     if isinstance(value, str) and (value.startswith((".", "/", "~")) or value.count("/") > 1):
         yield Set(f"{target.rpartition('.')[0]}.path", value.removeprefix("./"))
     else:
@@ -107,7 +107,7 @@ def read_place(value: object, target: str) -> Iterator[Effect]:
 
 
 def step_to_resume(value: object, target: str) -> Iterator[Effect]:
-    """`resume_step`: -1 is the latest, a step that one."""
+    """Convert `resume_step`: -1 is the latest checkpoint, another number is that step."""
     if is_nothing(value):
         return
     if value == -1 and not isinstance(value, bool):
@@ -119,7 +119,7 @@ def step_to_resume(value: object, target: str) -> Iterator[Effect]:
 
 
 def run_name(value: object, target: str) -> Iterator[Effect]:
-    """A name in the form that a run's has."""
+    """Convert a name to the form of a run's name."""
     if isinstance(value, str):
         name = re.sub(r"[^a-z0-9]+", "-", value.lower()).strip("-")[:40].strip("-")
         yield Set(target, name if name[:1].isalpha() else f"run-{name}"[:40].strip("-"))
@@ -128,18 +128,18 @@ def run_name(value: object, target: str) -> Iterator[Effect]:
 
 
 def read_harness(value: object, _target: str) -> Iterator[Effect]:
-    """The program that plays an agent's part: the chat loop, or one in a sandbox, which is not played here."""
+    """Accept only the chat loop as the program that plays the agent's part; programs in a sandbox are not supported."""
     name = value.get("id") if isinstance(value, dict) else value
     if is_nothing(name) or name in ("null", "default"):
-        yield Note("ignored: the agent is the chat loop of the orchestrator")
+        yield Note("ignored: the orchestrator's chat loop is the agent")
     else:
         yield Refuse(
-            f"got {show_value(name)}; there is none: the agent is the chat loop of the orchestrator, no program in a sandbox"
+            f"got {show_value(name)}, which is not supported: the agent is the orchestrator's chat loop, not a program in a sandbox"
         )
 
 
 def all_or(value: object, target: str) -> Iterator[Effect]:
-    """A number of tasks; -1 is all."""
+    """Convert a number of tasks; -1 means all tasks."""
     if value == -1 and not isinstance(value, bool):
         yield Set(target, ALL_TASKS)
     elif not is_nothing(value):
@@ -147,7 +147,7 @@ def all_or(value: object, target: str) -> Iterator[Effect]:
 
 
 def targets_of_lora(value: object, target: str) -> Iterator[Effect]:
-    """Names of modules; the usual set is the default, `experts` goes with it."""
+    """Convert names of modules. The usual set is the default, which includes `experts`."""
     if isinstance(value, str):
         value = [value]
     usual = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
@@ -155,13 +155,15 @@ def targets_of_lora(value: object, target: str) -> Iterator[Effect]:
         if set(value) - {"experts"} == usual:
             return
         if "experts" in value:
-            yield Note("experts has no adapter of its own here: name the experts' layers, such as gate_proj")
+            yield Note(
+                "experts has no adapter of its own here: write the names of the experts' layers, such as gate_proj"
+            )
             value = [name for name in value if name != "experts"]
     yield Set(target, value)
 
 
 def environment_id(value: object, target: str) -> Iterator[Effect]:
-    """An environment of verifiers, by the name that it is installed under: without owner and version."""
+    """Convert the id of a verifiers environment to its installed name, without owner and version."""
     if not isinstance(value, str) or ":" in value:
         yield Set(target, value)
         return
@@ -170,17 +172,17 @@ def environment_id(value: object, target: str) -> Iterator[Effect]:
 
 
 def environment_ids(value: object, target: str) -> Iterator[Effect]:
-    """Environments by their ids alone: a list, or text with commas."""
+    """Set environments from a list of ids, or from a text with commas."""
     names = value.split(",") if isinstance(value, str) else value
     if isinstance(names, list) and names and all(isinstance(name, str) and name.strip() for name in names):
         for i, name in enumerate(names):
             yield from environment_id(name.strip(), f"{target}[{i}].id")
     elif not is_nothing(value):
-        yield Refuse(f"got {show_value(value)}, expected ids of environments with commas between them")
+        yield Refuse(f"got {show_value(value)}, expected ids of environments, separated by commas")
 
 
 def policy_steps(value: object, target: str) -> Iterator[Effect]:
-    """Steps of the policies to measure: a list, or text with commas."""
+    """Set the steps of the policies to evaluate, from a list or from a text with commas."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):
         value = [int(part) for part in value.split(",")]
     if is_count(value):
@@ -191,40 +193,40 @@ def policy_steps(value: object, target: str) -> Iterator[Effect]:
 
 
 def own_server(value: object, _target: str) -> Iterator[Effect]:
-    """Address of an engine in training: engines are started here, or named by an option; a hosted API is none."""
+    """Ignore the address of an engine of one's own in training; refuse the address of a hosted API."""
     urls = value if isinstance(value, list) else [value]
     hosted = [url for url in urls if isinstance(url, str) and url.startswith("https://")]
     if hosted:
         yield Refuse(
-            f"got {show_value(hosted[0])}; training needs token ids, log-probs and weights that can be changed, which other servers do not "
-            "have: engines are started here, or named by the option --engine-url (eval and synthesize ask any server)"
+            f"got {show_value(hosted[0])}; training needs token ids, log-probs and changeable weights, which other servers do not provide: "
+            "the run starts its own engines, or uses those of the option --engine-url (eval and synthesize can use any server)"
         )
     else:
-        yield Note("ignored: engines are started here, or named by the option --engine-url")
+        yield Note("ignored: the run starts its own engines, or uses those of the option --engine-url")
 
 
 def of_chat(value: object, _target: str) -> Iterator[Effect]:
-    """Kind of a server's API."""
+    """Accept only OpenAI's chat completions as the kind of a server's API."""
     if isinstance(value, str) and value.startswith(("openai_chat", "vllm", "openai")) and value != "openai_completions":
         yield Note("ignored: requests are OpenAI's chat completions")
     else:
-        yield Refuse(f"got {show_value(value)}; there is none: requests are OpenAI's chat completions")
+        yield Refuse(f"got {show_value(value)}, which is not supported: requests are OpenAI's chat completions")
 
 
 def read_taskset(value: object, target: str) -> Iterator[Effect]:
-    """A taskset of verifiers 0.4: its id, and the rest as its own configuration."""
+    """Convert a taskset of verifiers 0.4: its id, and the other keys as its own configuration."""
     if not isinstance(value, dict):
         yield Refuse(f"got {show_value(value)}, expected a table with an id")
         return
-    item = target.rpartition(".")[0]
+    place = target.rpartition(".")[0]
     if "id" in value:
         yield from environment_id(value["id"], target)
-    if rest := {name: one for name, one in value.items() if name != "id"}:
-        yield Set(f"{item}.args.taskset", rest)
+    if rest := {name: item for name, item in value.items() if name != "id"}:
+        yield Set(f"{place}.args.taskset", rest)
 
 
 def loss_roles(value: object, target: str) -> Iterator[Effect]:
-    """Roles whose messages are learned, from a switch for each."""
+    """Convert switches per role to the list of roles that are trained on."""
     if not isinstance(value, dict) or not all(isinstance(switch, bool) for switch in value.values()):
         yield Set(target, value)
     else:
@@ -232,16 +234,16 @@ def loss_roles(value: object, target: str) -> Iterator[Effect]:
 
 
 def read_transport(value: object, target: str) -> Iterator[Effect]:
-    """`nccl` and `filesystem`."""
+    """Convert `nccl` and `filesystem`."""
     names = {"nccl": "NCCL", "filesystem": "Filesystem"}
     if isinstance(value, str) and value not in names:
-        yield Refuse(f"got {show_value(value)}; weights go by NCCL or Filesystem: write nccl or filesystem")
+        yield Refuse(f"got {show_value(value)}, expected nccl or filesystem")
     else:
         yield Set(target, names[value] if isinstance(value, str) else value)
 
 
 def server_flag(name: str) -> Conversion:
-    """An argument of vLLM's server: `--name=value`, `--name`, or `--no-name`."""
+    """Return the conversion to an argument of vLLM's server: `--name=value`, `--name`, or `--no-name`."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, bool):
@@ -255,9 +257,9 @@ def server_flag(name: str) -> Conversion:
 
 
 def tool_parser(value: object, target: str) -> Iterator[Effect]:
-    """A parser of tool calls, which vLLM takes with a second flag; `auto` has no counterpart."""
+    """Set a tool-call parser, which vLLM needs together with a second flag. `auto` is not supported."""
     if value == "auto":
-        yield Refuse("there is no auto here: name the parser of the model, such as hermes")
+        yield Refuse("auto is not supported: write the model's parser, such as hermes")
     elif isinstance(value, str) and not is_nothing(value):
         yield Extend(target, ["--enable-auto-tool-choice", f"--tool-call-parser={value}"])
     elif not is_nothing(value):
@@ -265,49 +267,49 @@ def tool_parser(value: object, target: str) -> Iterator[Effect]:
 
 
 def read_filters(value: object, target: str) -> Iterator[Effect]:
-    """A list of filters, each with its type; those that only measure are measured here anyway."""
+    """Convert a list of filters, each with its type. Filters that only measure need no field, because all of this is measured."""
     if not isinstance(value, list):
         yield Refuse(f"got {show_value(value)}, expected a list of tables")
         return
-    for one in value:
-        kind = one.get("type") if isinstance(one, dict) else None
-        acts = isinstance(one, dict) and (one.get("enforce") is True or one.get("action") in ("drop", "mask"))
+    for item in value:
+        kind = item.get("type") if isinstance(item, dict) else None
+        acts = isinstance(item, dict) and (item.get("enforce") is True or item.get("action") in ("drop", "mask"))
         if kind in ("zero_advantage", "zero_variance"):
             yield Set(f"{target}.zero_variance", acts)
         elif kind in ("gibberish", "repetition"):
             yield Set(f"{target}.{kind}_mask", acts)
-            if kind == "repetition" and acts and "window" in one:
-                yield Set(f"{target}.repetition_window", one["window"])
+            if kind == "repetition" and acts and "window" in item:
+                yield Set(f"{target}.repetition_window", item["window"])
         else:
-            yield Refuse(f"there is no filter {show_value(kind)} here; known: zero_advantage, gibberish, repetition")
+            yield Refuse(f"filter {show_value(kind)} is not supported; known: zero_advantage, gibberish, repetition")
 
 
 def read_gates(value: object, target: str) -> Iterator[Effect]:
-    """Named gates of a curriculum, each with its type; a group whose advantages are all 0 is replaced by another one."""
-    if not isinstance(value, dict) or not all(isinstance(one, dict) for one in value.values()):
+    """Convert the named gates of a curriculum. A group whose advantages are all 0 is replaced by another group."""
+    if not isinstance(value, dict) or not all(isinstance(gate, dict) for gate in value.values()):
         yield Refuse(f"got {show_value(value)}, expected tables by name")
         return
-    for name, one in value.items():
-        bounds = (one.get("reject_min", 0), one.get("reject_max", 0))
-        if one.get("type", "advantage_range") == "advantage_range" and bounds == (0, 0):
+    for name, gate in value.items():
+        bounds = (gate.get("reject_min", 0), gate.get("reject_max", 0))
+        if gate.get("type", "advantage_range") == "advantage_range" and bounds == (0, 0):
             yield Set(target, True)
         else:
             yield Refuse(
-                f"gate {name}: there is none of that kind: algorithm.filters.zeroVariance leaves out groups of equal rewards"
+                f"gate {name} has an unsupported kind; algorithm.filters.zeroVariance drops groups of equal rewards"
             )
 
 
 def refuse_custom(counterpart: str) -> Conversion:
-    """A function of the user's own: its signature is another one here."""
+    """Return the conversion that refuses a user's own function, because functions have other arguments here."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
-        yield Refuse(f"got {show_value(value)}; a function of your own takes other arguments here: {counterpart}")
+        yield Refuse(f"got {show_value(value)}; a custom function takes other arguments here: {counterpart}")
 
     return convert
 
 
 def loss_option(loss: str, option: str) -> Conversion:
-    """An option of a loss, which names the loss too."""
+    """Return the conversion of a loss's option, which also selects the loss."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.name", loss)
@@ -317,28 +319,28 @@ def loss_option(loss: str, option: str) -> Conversion:
 
 
 def read_objective(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
-    """A named algorithm as fields of ours, below `table`; `known` lists what there is for the refusal of others."""
+    """Return the conversion of a named algorithm to our fields below `table`; `known` lists the names for the refusal of others."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and value in names:
-            yield from (Set(f"{table}.{path}" if table else path, one) for path, one in names[value].items())
+            yield from (Set(f"{table}.{path}" if table else path, setting) for path, setting in names[value].items())
         elif value == "sft":
             yield Refuse(
-                "got 'sft'; rollouts are the policy's own: rlrun synthesize writes a teacher's, which sft learns from"
+                "got 'sft'; rollouts come from the policy itself: rlrun synthesize writes rollouts of a teacher for supervised fine-tuning"
             )
         elif not is_nothing(value):
-            yield Refuse(f"got {show_value(value)}; there is none here; known: {known}")
+            yield Refuse(f"got {show_value(value)}, which is not supported; known: {known}")
 
     return convert
 
 
 def read_algorithms(names: Mapping[str, Mapping[str, object]], known: str, table: str = "") -> Conversion:
-    """A list of one algorithm, by its name or as a table with an id; its fields are below `table`."""
-    one = read_objective(names, known, table)
+    """Return the conversion of a list with one algorithm, given by its name or as a table with an id, to fields below `table`."""
+    convert_name = read_objective(names, known, table)
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if isinstance(value, list) and len(value) == 1:
-            yield from one(value[0].get("id") if isinstance(value[0], dict) else value[0], target)
+            yield from convert_name(value[0].get("id") if isinstance(value[0], dict) else value[0], target)
         elif value != []:
             yield Refuse(f"got {show_value(value)}; an environment has one algorithm here; known: {known}")
 
@@ -346,11 +348,11 @@ def read_algorithms(names: Mapping[str, Mapping[str, object]], known: str, table
 
 
 def option_if(targets: Mapping[str, object]) -> Conversion:
-    """A switch that sets these fields when it is on."""
+    """Return the conversion of a switch that sets these fields if it is on."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         if value is True:
-            yield from (Set(path, one) for path, one in targets.items())
+            yield from (Set(path, setting) for path, setting in targets.items())
         elif value is not False and not is_nothing(value):
             yield Set(target, value)
 
@@ -358,7 +360,7 @@ def option_if(targets: Mapping[str, object]) -> Conversion:
 
 
 def put_below(name: str) -> Conversion:
-    """The value below a free-form field, under this dotted name."""
+    """Return the conversion that sets a value below a free-form field, under a dotted name."""
 
     def convert(value: object, target: str) -> Iterator[Effect]:
         yield Set(f"{target}.{name}", value)
@@ -367,28 +369,28 @@ def put_below(name: str) -> Conversion:
 
 
 def seconds_left(value: object, target: str) -> Iterator[Effect]:
-    """A deadline in seconds; none is the default."""
+    """Set a deadline in seconds; none means the default."""
     if not is_nothing(value):
         yield Set(target, float(value) if is_number(value) and abs(value) < 1e15 else value)
 
 
 def read_workers(value: object, target: str) -> Iterator[Effect]:
-    """Processes of an environment; `auto` is left to the default."""
+    """Set the number of an environment's processes; `auto` means the default."""
     if value == "auto":
-        yield Note("ignored: one process plays all episodes side by side; set a number for more")
+        yield Note("ignored: one process runs all episodes concurrently; set a number to use more processes")
     elif not is_nothing(value):
         yield Set(target, value)
 
 
 def gpu_ids(name: str) -> Conversion:
-    """GPUs by index: a list, or text with commas."""
+    """Return the conversion of GPU indices: a list, or a text with commas."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if isinstance(value, str) and re.fullmatch(r"\d{1,4}(,\d{1,4})*", value):
             value = [int(part) for part in value.split(",")]
         if isinstance(value, int) and not isinstance(value, bool):
             value = [value]
-        if isinstance(value, list) and value and all(is_count(one) or one == 0 for one in value):
+        if isinstance(value, list) and value and all(is_count(index) or index == 0 for index in value):
             yield Later(name, value)
         else:
             yield Refuse(f"got {show_value(value)}, expected indices of GPUs, such as [0, 1]")
@@ -397,7 +399,7 @@ def gpu_ids(name: str) -> Conversion:
 
 
 def count_gpus(name: str) -> Conversion:
-    """A number of GPUs or nodes that others are made of."""
+    """Return the conversion that keeps a number of GPUs or nodes as a hint for `complete`."""
 
     def convert(value: object, _target: str) -> Iterator[Effect]:
         if is_count(value) and value <= 65536:

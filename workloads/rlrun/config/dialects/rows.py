@@ -1,6 +1,6 @@
-"""A dialect: rows that say what becomes of another project's keys, and their look-up by path.
+"""A dialect: rows that describe what happens to another project's keys, and their lookup by path.
 
-A path is dotted; `name[]` is each item of a list, `*` any one name, and a row covers all that lies below it unless other rows do.
+Paths are dotted. `name[]` is each item of a list, `*` is any one name, and a row covers everything below it without its own row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Fate = Literal["same", "mapped", "ignored", "refused"]
 
 @dataclass(frozen=True)
 class Set:
-    """Give a field a value; `[]` in the path is the item that the key is in."""
+    """Set a field to a value; `[]` in the path is the index of the item with the key."""
 
     path: str
     value: object
@@ -24,7 +24,7 @@ class Set:
 
 @dataclass(frozen=True)
 class Extend:
-    """Add items to the list of a field."""
+    """Append items to a field's list."""
 
     path: str
     items: Sequence[object]
@@ -32,21 +32,21 @@ class Extend:
 
 @dataclass(frozen=True)
 class Note:
-    """Tell the user something that does not stop the run."""
+    """Report a notice to the user, which does not stop the run."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse the value, with the counterpart or the reason why there is none."""
+    """Refuse the value, with an alternative or the reason."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Later:
-    """Keep a value that means something only beside others, for `complete`."""
+    """Keep a value for `complete`, because it has a meaning only together with others."""
 
     name: str
     value: object
@@ -54,8 +54,8 @@ class Later:
 
 Effect = Set | Extend | Note | Refuse | Later
 Conversion = Callable[[object, str], Iterable[Effect]]
-"""The effects of a value; the second argument is the row's first target. Total: a value of a wrong type is set as it is, and refused
-by the field."""
+"""Function from a value and the row's first target to effects. Total: it sets a value of a wrong type unchanged, and the field
+refuses it."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Row:
     path: str
     fate: Fate
     targets: tuple[str, ...] = ()
-    """Our fields that take the value, or that a refusal recommends; by Python names from the root of a run's description."""
+    """Our fields that take the value or that a refusal recommends, by Python names from the root of a run's description."""
     text: str = ""
-    """Ignored: why that is right. Refused: the counterpart, or why there is none."""
+    """Ignored key: why ignoring it is right. Refused key: the alternative, or the reason."""
     convert: Conversion | None = None
-    """Change of the value; None: none."""
+    """Conversion of the value; None: no conversion."""
     by_name: Callable[[str], Conversion] | None = None
-    """Conversion for the name at the end of a path with `*`."""
+    """Function from the last name of a path with `*` to its conversion."""
 
     def effects(self, value: object, name: str) -> list[Effect]:
-        """Effects of a value at a key of that name."""
+        """Return the effects of a value at a key with this last name."""
         convert = self.by_name(name) if self.by_name is not None else self.convert
         if convert is not None:
             return list(convert(value, self.targets[0] if self.targets else ""))
@@ -84,22 +84,22 @@ class Row:
 
 
 def same_key(path: str, *targets: str) -> Row:
-    """A key that is a field here too, of the same meaning."""
+    """Build the row of a key with the same name and meaning here."""
     return Row(path, "same", targets or (path,))
 
 
 def mapped_key(path: str, *targets: str, by: Conversion | None = None, text: str = "") -> Row:
-    """A key that another field takes."""
+    """Build the row of a key that becomes another field."""
     return Row(path, "mapped", targets, text, by)
 
 
 def ignored_key(path: str, text: str, by: Conversion | None = None) -> Row:
-    """A key without effect here; `text` says why that is right."""
+    """Build the row of a key without effect here; `text` explains why that is right."""
     return Row(path, "ignored", (), text, by)
 
 
 def refused_key(path: str, text: str, *targets: str) -> Row:
-    """A key that cannot be taken; `text` is the counterpart (a field in `targets`), or the reason why there is none."""
+    """Build the row of an unsupported key; `text` has the alternative (a field in `targets`) or the reason."""
     return Row(path, "refused", targets, text)
 
 
@@ -116,7 +116,7 @@ class Dialect:
 
     @cached_property
     def _patterns(self) -> list[tuple[re.Pattern[str], Row]]:
-        """Rows with `*`, the most literal first."""
+        """Rows with `*`, the longest path first."""
         rows = sorted((row for row in self.rows if "*" in row.path), key=lambda row: -len(row.path))
         return [(_key_pattern(row.path), row) for row in rows]
 
@@ -129,19 +129,19 @@ class Dialect:
         return [_key_pattern(parent) for parent in self._parents if "*" in parent]
 
     def find(self, path: str) -> Row | None:
-        """The row of a path."""
+        """Return the row of a path, or None."""
         if path in self._by_path:
             return self._by_path[path]
         return next((row for pattern, row in self._patterns if pattern.fullmatch(path)), None)
 
     def has_below(self, path: str) -> bool:
-        """True if rows begin with this path; those with `*` count for a path that has no row of its own."""
+        """Return whether there are rows below a path. Rows with `*` count only for a path without its own row."""
         if path in self._by_path:
             return path in self._parents
         return path in self._parents or any(pattern.fullmatch(path) for pattern in self._parent_patterns)
 
     def names_below(self, path: str) -> list[str]:
-        """The next names of all rows below a path."""
+        """Return the next names of all rows below a path, sorted."""
         start = f"{path}." if path else ""
         below = (row.path.removeprefix(start) for row in self.rows if row.path.startswith(start))
         return sorted({re.split(r"[.\[]", name)[0] for name in below} - {"*"})

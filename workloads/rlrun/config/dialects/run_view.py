@@ -1,4 +1,4 @@
-"""View of a run's layer for its completion: values and hints by path, and fields that are set where nothing sets them."""
+"""Access to a run's layer during its completion: values and hints by path, and setting of unset fields."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class RunView:
 
     layer: Layer
     below: Key
-    """Place of the run's description in the layer's values."""
+    """Path of the run's description in the layer's values."""
 
     def hint(self, name: str) -> Any:
-        """The value of a hint; None: there is none."""
+        """Return the value of a hint, or None."""
         found = self.layer.hints.get(name)
         return None if found is None else found.value
 
     def origin(self, name: str) -> Origin:
-        """The origin of a hint, or of the first key in the other project's names."""
+        """Return the origin of a hint, or of the first key with the other project's name."""
         return self.layer.hints.get(name, self.layer.hints[DIALECT]).origin
 
     def get(self, path: str) -> Any:
-        """The value of a field; None: nothing sets it."""
+        """Return the value of a field, or None if it is not set."""
         value: Any = self.layer.values
         for part in (*self.below, *key_of(path)):
             if isinstance(value, dict):
@@ -42,14 +42,14 @@ class RunView:
         return value
 
     def put(self, path: str, value: Any, hint: str, *, over: bool = False, like: str = "") -> None:
-        """Set a field that is not set; nothing, where something around it is no table.
+        """Set an unset field. Nothing happens if the field would be inside a value that is not a table.
 
         Args:
-            path: the field.
-            value: its value.
-            hint: where it comes from.
-            over: replace what is set.
-            like: a field that it follows from, which comes before the hint.
+            path: path of the field.
+            value: value to set.
+            hint: hint that the value comes from.
+            over: whether to replace an existing value.
+            like: field whose origin is used instead of the hint's, if it is set.
         """
         if self.get(path) is not None and not over:
             return
@@ -70,7 +70,7 @@ class RunView:
             self.layer.origins[key] = followed or self.origin(hint)
 
     def note(self, hint: str, text: str) -> None:
-        """Tell the user something at the place of a hint."""
+        """Report a notice at the place of a hint."""
         origin = self.origin(hint)
         self.layer.notices.append(Problem(origin.source, origin.path, text, origin.line))
 
@@ -80,8 +80,8 @@ class RunView:
         self.layer.problems.append(Problem(origin.source, origin.path, text, origin.line))
 
     def environments(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Environments by index; those that are no tables are left out."""
+        """Yield the environments that are tables, with their indices."""
         found = self.get("environments")
-        for i, one in enumerate(found if isinstance(found, list) else ()):
-            if isinstance(one, dict):
-                yield i, one
+        for i, environment in enumerate(found if isinstance(found, list) else ()):
+            if isinstance(environment, dict):
+                yield i, environment

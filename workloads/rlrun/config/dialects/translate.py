@@ -1,11 +1,11 @@
-"""A document or an option of another project as assignments to our fields, with the place of each value."""
+"""Translation of another project's document or option into assignments to our fields, with the place of each value."""
 
 from __future__ import annotations
 
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import BaseModel
@@ -20,14 +20,14 @@ from rlrun.config.suggest import did_you_mean
 
 _LEVELS_MAX = 32
 DIALECT = "dialect"
-"""Hint: something was said in another project's names."""
+"""Hint: a key has another project's name."""
 ENVIRONMENTS = "environments"
-"""Hint: environments were."""
+"""Hint: environments have another project's names."""
 PARALLEL = "parallel"
-"""Hint: the parallelism of the engines was, which there are always on GPUs."""
+"""Hint: the parallelism of the engines has another project's name; there, engines always run on GPUs."""
 ROLES = ("trainer", "orchestrator", "inference")
 _UNCLEAR = "an environment needs id or taskset, and a variable of the process needs value or valueFrom"
-"""Need of an item of `orchestrator.env` that may be either: the one list that both sides have, which is read by its items' keys."""
+"""Requirement for an item of `orchestrator.env`, the only list that both projects have. It is identified by its items' keys."""
 
 
 @dataclass(frozen=True)
@@ -35,57 +35,57 @@ class Read:
     """One key of a document, as it was read."""
 
     path: str
-    """Dotted, with `[]` for an item."""
+    """Dotted path, with `[]` for an item."""
     shown: str
-    """The key as the user wrote it."""
+    """Key as the user wrote it."""
     value: object
     row: Row | None
-    """None: a key of ours, or of nobody."""
+    """Row of the key; None: the key is one of ours or unknown."""
     line: int | None
     table: bool = False
-    """True for a table whose keys are read one by one beside it."""
+    """Whether the value is a table whose keys are read individually too."""
 
 
 @dataclass
 class Translation:
-    """Contents of a document in our names, and the rest of it for our own reader."""
+    """Content of a document with our names, and the rest for our own reader."""
 
     assignments: list[Assignment] = field(default_factory=list)
     layer: Layer = field(default_factory=Layer)
     """Problems, notices and hints."""
     rest: dict[str, Any] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
-    """Every key that was read."""
+    """All keys that were read."""
 
     def as_layer(self, model: type[BaseModel]) -> Layer:
-        """The assignments as a layer of `model`, with all that was found."""
+        """Return the assignments as a layer of `model`, with all problems, notices and hints."""
         assign_values(self.layer, model, self.assignments)
         return self.layer
 
 
 @dataclass(frozen=True)
 class Translator:
-    """Reading of one source in another project's names."""
+    """Reader of one source with another project's names."""
 
     dialect: Dialect
     model: type[BaseModel]
-    """Description of a run."""
+    """Model of a run's description."""
     source: str
     lines: Mapping[Key, int] = field(default_factory=dict)
     style: Style = "snake"
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of fields of ours."""
+    """Other names of our fields."""
     fallback: str = ""
-    """Table whose keys may stand at the top, as the trainer's in a file of supervised fine-tuning."""
+    """Table whose keys may also be at the top, such as the trainer's in a file of supervised fine-tuning."""
 
     def read(self, document: Mapping[str, Any], table: str = "", raw: Key = (), shown: str = "") -> Translation:
-        """Contents of a document.
+        """Translate a document.
 
         Args:
-            document: a whole file, or the part of one role.
-            table: the role whose part it is; empty for the whole run.
-            raw: place of the part in the file, for lines.
-            shown: how the user calls the place of the part.
+            document: whole file, or the part of one role.
+            table: role of the part; empty: whole run.
+            raw: path of the part in the file, to find lines.
+            shown: name of the part for messages.
         """
         result = Translation()
         models = [model for part in (table,) if part and (model := self._below(self.model, part)) is not None]
@@ -94,12 +94,12 @@ class Translator:
         return result
 
     def knows(self, words: Sequence[str]) -> bool:
-        """True if an option or variable of these words is the dialect's, and not a field of ours as it is."""
+        """Return whether an option or variable with these words belongs to the dialect and is not also a field of ours."""
         row, _ = self._covering(words)
         return row is not None and row.fate != "same"
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
-        """Meaning of an option or variable; None if no row knows it."""
+        """Translate an option or variable; None if there is no row for it."""
         row, count = self._covering(words)
         if row is None:
             return None
@@ -111,11 +111,11 @@ class Translator:
         return result
 
     def items(self, words: Sequence[str], value: object, shown: str) -> Translation | None:
-        """Meaning of an option whose value is a list of the dialect's tables; None if it is not, or the tables are ours as they are."""
+        """Translate an option whose value is a list of the dialect's tables; None for other values and for tables of ours."""
         path, model = _path_of(words), self.model
         if (
             not isinstance(value, list)
-            or not all(isinstance(one, dict) for one in value)
+            or not all(isinstance(item, dict) for item in value)
             or not self._has_below(f"{path}[]")
         ):
             return None
@@ -132,20 +132,23 @@ class Translator:
                 return result
         result = Translation()
         self._items(value, _Place(path, (), shown, (), ()), result)
-        whole = Layer()
-        assign_values(whole, self.model, result.assignments)
-        listed = {one.key[0] for one in result.assignments if len(one.key) > 1 and isinstance(one.key[1], int)}
-        others = [one for one in result.assignments if one.key[0] not in listed]
-        result.layer.origins |= {key: one for key, one in whole.origins.items() if len(key) > 1 and key[0] in listed}
-        origin = Origin(self.source, shown, None, self.style)  # a list replaces the one below it, as any list does
+        merged = Layer()
+        assign_values(merged, self.model, result.assignments)
+        listed = {item.key[0] for item in result.assignments if len(item.key) > 1 and isinstance(item.key[1], int)}
+        others = [item for item in result.assignments if item.key[0] not in listed]
+        inner = {key: origin for key, origin in merged.origins.items() if len(key) > 1 and key[0] in listed}
+        result.layer.origins |= inner
+        origin = Origin(
+            self.source, shown, None, self.style
+        )  # the list replaces a list of a lower layer, like any list
         result.assignments = [
             *others,
-            *(Assignment((name,), whole.values[str(name)], origin) for name in sorted(listed, key=str)),
+            *(Assignment((name,), merged.values[str(name)], origin) for name in sorted(listed, key=str)),
         ]
         return result
 
     def _covering(self, words: Sequence[str]) -> tuple[Row | None, int]:
-        """The row of dotted words, or of the table around them that it covers as a whole; and how many words it has."""
+        """Return the row of dotted words, or of the closest table that it covers entirely, with the row's number of words."""
         for count in range(len(words), 0, -1):
             path = _path_of(words[:count])
             row = self._find(path)
@@ -199,9 +202,9 @@ class Translator:
         return value
 
     def _nested(self, value: dict[str, Any], row: Row | None, place: _Place, result: Translation, *, ours: bool) -> Any:
-        """Read a table key by key, and as a whole where its row maps it or it is empty.
+        """Read a table key by key, and also as a whole if its row maps it or it is empty.
 
-        Return what is left of it for our own reader; `_TAKEN`: nothing. An empty table of ours is kept: it switches something on.
+        Return the rest of it for our own reader, or `_TAKEN` if nothing is left. An empty table of ours is kept, as it enables something.
         """
         kept = row is None or row.fate == "same"
         if row is not None and not kept and (row.fate == "mapped" or not value):
@@ -216,25 +219,26 @@ class Translator:
         return Read(place.path, place.shown, value, row, self.lines.get(place.raw), table)
 
     def _is_ours(self, items: Any, ours: Sequence[type[BaseModel]], name: str) -> bool:
-        """True for a list whose items have no other keys than those of our field of that name."""
+        """Return whether the items of a list have only keys of our field's items."""
         for model in ours:
             item = field_shapes(model)[find_field(model, self.aliases.get(name, name)) or ""].parts[0].model
             tables = items if isinstance(items, list) else [items]
             if item is not None and all(
-                isinstance(one, dict) and all(find_field(item, key) is not None for key in one) for one in tables
+                isinstance(item_table, dict) and all(find_field(item, key) is not None for key in item_table)
+                for item_table in tables
             ):
                 return True
         return False
 
     def _is_unclear(self, items: Any, path: str) -> bool:
-        """True for a list of ours whose items have no other keys than those of the dialect's list at this place."""
+        """Return whether the items of a list of ours have only keys that the dialect's list at this place has too."""
         names = self.dialect.names_below(f"{path}[]")
-        return bool(items) and bool(names) and all(snake_name(key) in names for one in items for key in one)
+        return bool(items) and bool(names) and all(snake_name(key) in names for item in items for key in item)
 
     def _refuse_unclear(self, items: Sequence[Mapping[str, object]], place: _Place, result: Translation) -> None:
         given = " and ".join(f"{key} = {show_value(value)}" for key, value in items[0].items())
         self._refuse(place, f"got {f'only {given}' if given else 'an empty table'}: {_UNCLEAR}", result)
-        # Refused it is; with an environment in its place nobody says beside it that there is none.
+        # It is refused already. A stand-in environment prevents a second message about missing environments.
         origin = Origin(self.source, place.shown, self.lines.get(place.raw), self.style)
         self._take(Set("environments[].id", "reverse-text"), place.indices, origin, result)
 
@@ -247,11 +251,11 @@ class Translator:
         if not isinstance(items, list):
             self._refuse(place, f"got {show_value(items)}, expected a list of tables", result)
             return
-        played = self._has_environments(f"{place.path}[]")
+        has_environments = self._has_environments(f"{place.path}[]")
         for i, item in enumerate(items):
             inner = place.item(i)
             if isinstance(item, dict):
-                if played:  # an environment is one, whatever its keys become
+                if has_environments:  # each item is an environment, even if all its keys are refused
                     origin = Origin(self.source, inner.shown, self.lines.get(inner.raw), self.style)
                     self._take(Set("environments[]", {}), inner.indices, origin, result)
                 self._table(item, inner.among(()), result)
@@ -259,7 +263,7 @@ class Translator:
                 self._refuse(inner, f"got {show_value(item)}, expected a table", result)
 
     def _has_environments(self, item: str) -> bool:
-        """True if the items of a list of the dialect are environments of ours."""
+        """Return whether the items of a list of the dialect become environments of ours."""
         below = (row.targets for row in self.dialect.rows if row.path.startswith(f"{item}."))
         return any(target.startswith("environments[]") for targets in below for target in targets)
 
@@ -267,7 +271,7 @@ class Translator:
         known = self.dialect.names_below(place.path)
         if self.fallback and not known:
             known = self.dialect.names_below(f"{self.fallback}.{place.path}")
-        others = [one for one in known if one != snake_name(name)]
+        others = [other for other in known if other != snake_name(name)]
         return did_you_mean(snake_name(name), others) or f"; known: {list_few(others)}"
 
     def _refuse(self, place: _Place, message: str, result: Translation) -> None:
@@ -279,25 +283,25 @@ class Translator:
             self._take(effect, place.indices, origin, result)
 
     def _take(self, effect: Effect, indices: tuple[int, ...], origin: Origin, result: Translation) -> None:
-        layer, said = result.layer, Problem(origin.source, origin.path, "", origin.line)
+        layer, empty = result.layer, Problem(origin.source, origin.path, "", origin.line)
         match effect:
             case Set(path, value):
                 self._mark(path, origin, layer)
-                # A row's own value must not change with the layer that it is put into.
+                # Copy the value: it belongs to the row, and the layer may change it.
                 result.assignments.append(Assignment(key_of(path, indices), copy.deepcopy(value), origin))
             case Extend(path, items):
                 self._mark(path, origin, layer)
                 key = key_of(path, indices)
-                before = [*(one.value for one in result.assignments if one.key == key)]
+                before = [*(item.value for item in result.assignments if item.key == key)]
                 value = [*(before[-1] if before else []), *items]
-                result.assignments = [one for one in result.assignments if one.key != key]
+                result.assignments = [item for item in result.assignments if item.key != key]
                 result.assignments.append(Assignment(key, value, origin))
             case Note(text):
                 self._mark("", origin, layer)
-                layer.notices.append(Problem(said.source, said.path, text, said.line))
+                layer.notices.append(replace(empty, message=text))
             case Refuse(text):
                 self._mark("", origin, layer)
-                layer.problems.append(Problem(said.source, said.path, text, said.line))
+                layer.problems.append(replace(empty, message=text))
             case Later(label, value):
                 self._mark("", origin, layer)
                 layer.hints[label] = Hint(value, origin)
@@ -322,12 +326,12 @@ class _Place:
     """A place in a document."""
 
     path: str
-    """Dotted, with `[]` for an item."""
+    """Dotted path, with `[]` for an item."""
     raw: Key
     shown: str
     indices: tuple[int, ...]
     models: tuple[type[BaseModel], ...]
-    """Models of ours that its keys may be fields of; none in a table that only the dialect has."""
+    """Our models that may have its keys as fields; empty in a table that only the dialect has."""
 
     def inside(self, name: str) -> _Place:
         path = f"{self.path}.{snake_name(name)}" if self.path else snake_name(name)
@@ -343,7 +347,7 @@ class _Place:
 
 
 def key_of(path: str, indices: Sequence[int] = ()) -> Key:
-    """A target's path as a key: `[]` is the next of the indices, `[0]` the item itself."""
+    """Return a target's path as a key: `[]` takes the next of the indices, `[0]` is the item itself."""
     rest = list(indices)
     key: list[str | int] = []
     for part in path.split("."):
@@ -356,7 +360,7 @@ def key_of(path: str, indices: Sequence[int] = ()) -> Key:
 
 
 def shape_at(model: type[BaseModel], key: Key) -> Shape | None:
-    """The shape of a field, None if there is none; what lies in a free-form one has a shape of anything."""
+    """Return the shape of a field, or None if there is no such field. Anything inside a free-form field has shape `any`."""
     shape = Shape("model", model=model)
     for part in key:
         if shape.kind == "model" and shape.model is not None:

@@ -1,1 +1,1 @@
-"""From files, command line and environment to a validated model, with every problem in the user's words."""
+"""Loading of files, command line and environment into a validated model, with messages about every problem."""

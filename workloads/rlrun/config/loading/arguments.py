@@ -1,7 +1,7 @@
-"""The command line and the environment as assignments to fields.
+"""Command line and environment variables as assignments to fields.
 
 @ a.toml @ b.yaml   --max-steps 5   --model.name=X   --environments.0.groupSize 4   --algorithm.loss '{"name": "ppo"}'
---orchestrator.record-rollouts / --no-orchestrator.record-rollouts      --evaluation (its defaults) / --no-evaluation (none)
+--orchestrator.record-rollouts / --no-orchestrator.record-rollouts      --evaluation (its defaults) / --no-evaluation (null)
 RLRUN_MODEL__NAME=X   RLRUN_ENVIRONMENTS__0__GROUP_SIZE=4   PRIME_MAX_STEPS=5
 """
 
@@ -34,9 +34,9 @@ from rlrun.config.suggest import did_you_mean
 
 OURS = "RLRUN_"
 PREFIXES = ("PRIME_", OURS)
-"""Prefixes of variables; the last one wins."""
+"""Prefixes of environment variables. Variables with the last prefix override those with the first."""
 _OF_SERVICES = ("_SERVICE_HOST", "_SERVICE_PORT", "_PORT")
-"""Ends of variables that Kubernetes makes of a Service, whose name may begin as ours do."""
+"""Endings of variables that Kubernetes creates for a Service, whose name may start with our prefix."""
 
 
 @dataclass
@@ -48,25 +48,25 @@ class Arguments:
     help: bool = False
     dry_run: bool = False
     layer: Layer = field(default_factory=Layer)
-    """Origins inside of JSON values, the problems, notices and hints."""
+    """Origins inside JSON values, and the problems, notices and hints."""
     unread: list[Problem] = field(default_factory=list)
-    """Problems of words that most likely were to name files, without which nothing else can be judged."""
+    """Problems of words that were probably meant as files. They are reported without other problems, which could be their consequences."""
     others: OtherNames | None = None
     also: Collection[str] = ()
-    """Options of the command itself, for the hint to a mistyped one."""
+    """Options of the command itself, for suggestions after a mistyped option."""
 
 
 class Translated(Protocol):
-    """Meaning of an option of another project in our names."""
+    """Another project's option, translated into fields of this project."""
 
     @property
     def assignments(self) -> list[Assignment]:
-        """Values of our fields."""
+        """Assignments to our fields."""
         ...
 
     @property
     def layer(self) -> Layer:
-        """Origins inside of values, problems, notices and hints."""
+        """Origins inside values, problems, notices and hints."""
         ...
 
 
@@ -74,15 +74,15 @@ class OtherNames(Protocol):
     """Names of another project; see `rlrun.config.dialects`."""
 
     def knows(self, words: Sequence[str]) -> bool:
-        """True if these dotted words are the other project's."""
+        """Return whether these dotted words are a name of the other project."""
         ...
 
     def option(self, words: Sequence[str], value: object, shown: str) -> Translated | None:
-        """Meaning of the option; `shown` is how the user wrote its name."""
+        """Translate an option. `shown` is the option's name as the user wrote it."""
         ...
 
     def items(self, words: Sequence[str], value: object, shown: str) -> Translated | None:
-        """Meaning of an option whose value is a list of the other project's tables; None: it is not."""
+        """Translate an option whose value is a list of the other project's tables, or return None for other options."""
         ...
 
 
@@ -94,14 +94,14 @@ def parse_arguments(
     others: OtherNames | None = None,
     also: Collection[str] = (),
 ) -> Arguments:
-    """Split a command line into files and assignments; what cannot be read is a problem in the result's `layer`.
+    """Split a command line into files and assignments. Problems are added to the result's `layer`.
 
     Args:
-        model: what the options are fields of.
-        argv: the command line without the program's name.
+        model: model whose fields are the options.
+        argv: command line without the program's name.
         aliases: other names of the model's own fields.
-        others: another project's names, which are understood too.
-        also: options of the command itself, for the hint to a mistyped one.
+        others: names of another project, which are accepted too.
+        also: options of the command itself, for suggestions after a mistyped option.
     """
     result = Arguments(others=others, also=also)
     reader = Reader(model, COMMAND_LINE, style="kebab", aliases=aliases or {})
@@ -125,11 +125,13 @@ def parse_arguments(
         elif token.startswith("-") and len(token) > 2 and not token.startswith("--"):
             _one_dash(token, rest, reader, result, model)
         elif Path(token).suffix in FORMATS:
-            result.unread.append(Problem(COMMAND_LINE, token, f'a file is given as "@ {token}"'))
+            result.unread.append(Problem(COMMAND_LINE, token, f'is not an option; write a file as "@ {token}"'))
         else:
             more = f"; {before} takes one value" if before and not token.startswith("-") else ""
             _refuse_option(
-                result.layer, token, f'not an option; options begin with "--", a file is given as "@ FILE"{more}'
+                result.layer,
+                token,
+                f'is not an option; options start with "--", and a file is written as "@ FILE"{more}',
             )
     return result
 
@@ -137,9 +139,9 @@ def parse_arguments(
 def _one_dash(token: str, rest: list[str], reader: Reader, result: Arguments, model: type[BaseModel]) -> None:
     """Refuse an option with one dash, with its value."""
     close = nearest_option(f"-{token}", result.also, model) or suggest_names(reader, [token[1:]], 0, model)
-    _refuse_option(result.layer, token, f'not an option; options begin with "--"{close if "mean" in close else ""}')
+    _refuse_option(result.layer, token, f'is not an option; options start with "--"{close if "mean" in close else ""}')
     if rest and not rest[0].startswith(("-", "@")):
-        rest.pop(0)  # its value, not a second problem
+        rest.pop(0)  # skip its value, which would be reported as a second problem
 
 
 def value_words(
@@ -150,13 +152,13 @@ def value_words(
     aliases: Mapping[str, str] | None = None,
     others: OtherNames | None = None,
 ) -> int:
-    """Number of the words behind an option that are its value, as `parse_arguments` takes them.
+    """Return how many words after an option are its value, by the rules of `parse_arguments`.
 
     Args:
-        model: what the options are fields of.
-        option: with its dashes; one that has its value behind `=` takes none.
-        rest: the words after it.
-        aliases: as for `parse_arguments`, and so is `others`.
+        model: model whose fields are the options.
+        option: option with its dashes; if it contains `=` and a value, no word is counted.
+        rest: words after the option.
+        aliases: as in `parse_arguments`, like `others`.
     """
     if "=" in option:
         return 0
@@ -167,9 +169,9 @@ def value_words(
 
 
 def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others: OtherNames | None = None) -> Arguments:
-    """Variables that name a field.
+    """Read the environment variables that name a field.
 
-    One of `PRIME_` without `__` that names none belongs to another program; an unknown one of ours is a notice.
+    A `PRIME_` variable without `__` and without a field belongs to another program. An unknown `RLRUN_` variable is reported as a notice.
     """
     result = Arguments(others=others)
     for prefix in PREFIXES:
@@ -182,8 +184,8 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
                 _translate_option(result, reader, words, name, env[name])
                 continue
             if len(words) == 1 and words[0] not in model.model_fields:
-                if prefix == OURS and (told := _unknown_variable(model, name)) is not None:
-                    result.layer.notices.append(told)
+                if prefix == OURS and (notice := _unknown_variable(model, name)) is not None:
+                    result.layer.notices.append(notice)
                 continue
             found = resolve_option(reader, words)
             if isinstance(found, str):
@@ -197,7 +199,9 @@ def parse_environment(model: type[BaseModel], env: Mapping[str, str], *, others:
 def _parse_option(token: str, rest: list[str], reader: Reader, result: Arguments) -> None:
     name, equals, given = token[2:].partition("=")
     shown = f"--{name}"
-    if result.others is not None and _of_others(result.others, name, given if equals else None, rest, reader, result):
+    if result.others is not None and _take_other_option(
+        result.others, name, given if equals else None, rest, reader, result
+    ):
         return
     found = resolve_option(reader, name.split("."))
     if isinstance(found, str):
@@ -207,7 +211,7 @@ def _parse_option(token: str, rest: list[str], reader: Reader, result: Arguments
     follows = has_value(rest)
     text = given if equals else rest[0] if follows else ""
     if shape.kind == "model" and Path(text).suffix in FORMATS:
-        result.unread.append(Problem(COMMAND_LINE, f"{shown} {text}", f'a file is given as "{shown} @ {text}"'))
+        result.unread.append(Problem(COMMAND_LINE, f"{shown} {text}", f'write a file as "{shown} @ {text}"'))
         del rest[: not equals]
         return
     if shape.kind in ("model", "list", "mapping") and (broken := broken_json(text)):
@@ -222,15 +226,15 @@ def _parse_option(token: str, rest: list[str], reader: Reader, result: Arguments
 
 
 def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: Arguments, *, alone: bool) -> None:
-    """Take an option that names no field: `--no-flag`, or a mistake, which takes its value with it.
+    """Handle an option that names no field: `--no-flag`, or a mistake, whose value is skipped with it.
 
     Args:
-        name: the option without its dashes.
-        why: end of the message that says why there is no such field.
-        rest: the words after it.
-        reader: the reader of the command line.
-        result: where the assignment or the problem goes.
-        alone: True if no `=` and value were written behind the name.
+        name: option without its dashes.
+        why: end of the message, with the reason.
+        rest: words after the option.
+        reader: reader of the command line.
+        result: receiver of the assignment or the problem.
+        alone: whether the option has no `=` and value.
     """
     shown = f"--{name}"
     if alone and (negated := negated_field(name, reader)) is not None:
@@ -241,18 +245,18 @@ def _not_a_field(name: str, why: str, rest: list[str], reader: Reader, result: A
     hint = f" (did you mean --{dotted}?)" if dotted else nearest_option(shown, result.also, reader.model) or why
     _refuse_option(result.layer, shown, f"unknown option{hint}")
     if alone and rest and not rest[0].startswith(("-", "@")):
-        rest.pop(0)  # its value, not a second problem
+        rest.pop(0)  # skip its value, which would be reported as a second problem
 
 
-def _of_others(
+def _take_other_option(
     others: OtherNames, name: str, given: str | None, rest: list[str], reader: Reader, result: Arguments
 ) -> bool:
-    """Take an option in another project's names; False if it is none."""
+    """Handle an option with another project's name; return False for other options."""
     positive = without_no(name)
     if others.knows(words := name.split(".")):
         several = [] if given is not None else take_values(rest)
         text = several[0] if several else given
-        value = [parse_plain(one) for one in several] if len(several) > 1 else None
+        value = [parse_plain(word) for word in several] if len(several) > 1 else None
         _translate_option(result, reader, words, f"--{name}", text, value)
     elif positive is not None and given is None and others.knows(words := positive.split(".")):
         _translate_option(result, reader, words, f"--{name}", False)
@@ -283,43 +287,44 @@ def _translate_option(
     text: str | Literal[False] | None,
     several: list[object] | None = None,
 ) -> None:
-    """Take an option in another project's names.
+    """Handle an option with another project's name.
 
     Args:
-        result: where assignments and problems go.
-        reader: the reader of the command line.
-        words: the option's name.
-        shown: the option as it was written.
-        text: its value; None: it stands alone; False: with `no-` before its name.
-        several: all values, where there is more than one.
+        result: receiver of assignments and problems.
+        reader: reader of the command line.
+        words: name of the option.
+        shown: option as it was written.
+        text: value of the option; None: no value; False: `no-` before its name.
+        several: all values, if there are several.
     """
     written = "true" if text is None else "false" if text is False else text
     value = parse_plain(written) if several is None else several
     translated = None if result.others is None else result.others.option(words, value, shown)
     if translated is None:
         return
-    for one in translated.assignments:
-        shape = shape_at(reader.model, one.key)
-        as_written = one.value is value and isinstance(value, int | float)
+    for assignment in translated.assignments:
+        shape = shape_at(reader.model, assignment.key)
+        as_written = assignment.value is value and isinstance(value, int | float)
         if as_written and not isinstance(text, str) and shape.kind in ("str", "int", "float"):
             if text is None or not shape.nullable:
                 _refuse_option(result.layer, shown, "needs a value")
             else:
-                result.assignments.append(replace(one, value=None))
+                result.assignments.append(replace(assignment, value=None))
             continue
-        result.assignments.append(replace(one, value=parse_value(written, shape) if as_written else one.value))
+        new_value = parse_value(written, shape) if as_written else assignment.value
+        result.assignments.append(replace(assignment, value=new_value))
     result.layer.problems += translated.layer.problems
     result.layer.notices += translated.layer.notices
     result.layer.hints |= translated.layer.hints
 
 
 def _unknown_variable(model: type[BaseModel], name: str) -> Problem | None:
-    """The notice of a variable that begins as ours do and is none."""
+    """Return the notice for an `RLRUN_` variable that names no field, or None for variables of Kubernetes."""
     if name.endswith(_OF_SERVICES) or "_PORT_" in name:
         return None
     known = [*PROCESS_VARIABLES, *(f"{OURS}{field.upper()}" for field in model.model_fields)]
     hint = did_you_mean(name, known) or f"; a field is written as {OURS}MAX_STEPS or {OURS}MODEL__NAME"
-    return Problem(ENVIRONMENT, name, f"is read by nothing{hint}")
+    return Problem(ENVIRONMENT, name, f"is not a known variable and has no effect{hint}")
 
 
 def _add_value(result: Arguments, reader: Reader, key: Key, shape: Shape, shown: str, value: object) -> None:

@@ -1,8 +1,8 @@
-"""All problems of a document in one round.
+"""Validation that finds all problems of a document in one round.
 
-Pydantic judges a model's own rules only once all its fields are valid, and stops at the first rule that is broken. So what is
-wrong is replaced, by its default or a stand-in, and judged again until nothing is left. A problem that a replaced field takes part
-in may be a consequence of the replacement, and is not reported.
+Pydantic checks a model's own rules only after all its fields are valid, and stops at the first broken rule. So this module replaces each
+invalid value by its default or a stand-in and validates again until no problem is left. A problem that involves a replaced field may be a
+consequence of the replacement and is not reported.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rlrun.config.loading.yaml_text import Key
 ModelT = TypeVar("ModelT", bound=BaseModel)
 MAX_ROUNDS = 100
 _STAND_IN = "rlrun-stand-in"
-"""Instead of a string; a rule that shows it is about a replacement."""
+"""Stand-in for a string. A rule whose message contains it is about a replacement."""
 
 
 @dataclass(frozen=True)
 class Examined(Generic[ModelT]):
-    """A document as far as it can be understood."""
+    """Result of a validation, as far as the document is valid."""
 
     result: ModelT | None
-    """The model, with stand-ins for what is wrong; None: too much is."""
+    """Model with stand-ins for invalid values, or None if validation never succeeded."""
     problems: list[Problem]
     replaced: frozenset[Key]
-    """Values that are not as they were written, by paths of Python names."""
+    """Paths, in Python names, of values that were replaced."""
 
     def is_replaced(self, key: Key) -> bool:
-        """True if a value, something in it or something around it is not as it was written."""
+        """Return whether a value, a part of it or a value around it was replaced."""
         return _touches_path(self.replaced, key)
 
 
 def examine_layer(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
-    """Judge a layer's values until every problem is found."""
+    """Validate a layer's values repeatedly, until every problem is found."""
     values, problems, replaced = copy.deepcopy(layer.values), list(layer.problems), set[Key]()
     broken = {(problem.source, problem.path) for problem in problems}
     unread = {(problem.source, problem.line) for problem in problems if not problem.path and problem.line is not None}
@@ -66,10 +66,10 @@ def examine_layer(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
 
 
 def validate_layer(model: type[ModelT], layer: Layer) -> ModelT:
-    """The model of a layer's values.
+    """Return the model of a layer's values.
 
     Raises:
-        ConfigError: all problems of the layer and of its values, in the order of their lines.
+        ConfigError: All problems of the layer and of its values, in the order of their lines.
     """
     examined = examine_layer(model, layer)
     if examined.problems or examined.result is None:
@@ -82,11 +82,11 @@ def _touches_path(replaced: Iterable[Key], key: Key) -> bool:
 
 
 def _follows_replacement(fault: Fault, replaced: set[Key], root: Shape) -> bool:
-    """True if a fault may come from a replacement. A list as a whole is not touched by what is wrong in its items."""
+    """Return whether a fault may come from a replacement. Problems in a list's items do not affect rules about the list itself."""
     if _STAND_IN in fault.problem.message or any(fault.key[: len(other)] == other for other in replaced):
         return True
     if fault.rule and any(key[-1:] == ("task",) for key in replaced):
-        return True  # each task has rules of its own
+        return True  # each task has its own rules
     lists = {key for key in fault.named if _shape_at_path(root, key).kind == "list"}
     return any(_touches_path(replaced, key) for key in fault.named if key not in lists) or any(
         key[: len(other)] == other for other in replaced for key in lists
@@ -94,7 +94,7 @@ def _follows_replacement(fault: Fault, replaced: set[Key], root: Shape) -> bool:
 
 
 def _replace_faulty(values: dict[str, object], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
-    """Take what a fault is about out of `values`; true if anything is different now."""
+    """Replace the value that a fault is about; return whether anything changed."""
     candidates = [key for key in fault.named if key not in replaced] if fault.rule else []
     for key in (*candidates, *(fault.named if fault.rule else ()), fault.key):
         if key and _replace_one(values, key, root, again=key in replaced):
@@ -141,7 +141,7 @@ def _shape_at_path(root: Shape, key: Key) -> Shape:
 
 
 def _has_default(root: Shape, key: Key) -> bool:
-    """True if a field means something by itself when it is left out."""
+    """Return whether a field has an effect of its own if it is not set."""
     shape = _shape_at_path(root, key[:-1])
     if shape.model is None:
         return True
@@ -150,7 +150,7 @@ def _has_default(root: Shape, key: Key) -> bool:
 
 
 def _stand_in(shape: Shape) -> object:
-    """A value of the shape that means nothing."""
+    """Return a neutral value of the shape."""
     bounds = dict(shape.bounds)
     makers: dict[str, Callable[[], object]] = {
         "str": lambda: _STAND_IN,

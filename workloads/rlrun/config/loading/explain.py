@@ -1,4 +1,4 @@
-"""Validation with messages for people: pydantic's errors in terms of what the user wrote, where, and what is expected instead."""
+"""Validation errors of pydantic as messages with source, path, value and what is expected."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ _OF_RANGE = ("greater_than", "less_than", "multiple_of", "finite_number", "too_s
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that pydantic refuses."""
+    """One error of pydantic."""
 
     key: Key
-    """The value, by Python names; of a rule between fields: their block."""
+    """Path of the value, in Python names; for a rule between fields, path of their block."""
     problem: Problem
     rule: bool
-    """True if a rule is broken; otherwise the value itself is wrong."""
+    """Whether a rule between fields is broken; otherwise the value itself is invalid."""
     named: tuple[Key, ...]
-    """Fields that the message of a rule names, the guilty one first."""
+    """Fields in the message of a rule; the field to change is first."""
 
 
 def explain_faults(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[Fault]:
-    """One fault for each field that pydantic refuses."""
+    """Return one fault for each field that pydantic refuses."""
     faults: dict[Key, Fault] = {}
     for detail in error.errors(include_url=False):
         key, shape = place_of(detail["loc"], model)
@@ -57,10 +57,10 @@ def _describe_problem(detail: ErrorDetails, key: Key, shape: Shape, model: type[
     if kind == "missing":
         origin, owner = origin_of_missing(layer, model, key), _shape_at(model, key[:-1]).model or model
         text = field_meaning(owner, str(key[-1])).split("\n")[0].rstrip(".")
-        said = f": {text}" if text else ""
+        description = f": {text}" if text else ""
         example = getattr(owner, "EXAMPLES", {}).get(str(key[-1]))
         fix = f"; write {written_field(origin, example)}" if example is not None and origin.style == "camel" else ""
-        return Problem(origin.source, origin.path, f"required, but not set{said}{fix}", origin.line)
+        return Problem(origin.source, origin.path, f"required, but not set{description}{fix}", origin.line)
     if kind in _RULES:
         origin, where, message = layer.origin(key), layer.origins.get(key, Origin("", "")), _fault_message(detail)
         named = next((layer.origins[k] for k in _named_fields(message, key, model) if k in layer.origins), origin)
@@ -101,7 +101,7 @@ def _fault_message(detail: ErrorDetails) -> str:
 
 
 def _named_fields(message: str, key: Key, model: type[BaseModel]) -> Iterator[Key]:
-    """The fields that a validator's message names, in its order."""
+    """Yield the fields in a validator's message, in order."""
     for words in _FIELD_IN_MESSAGE.findall(message):
         loc = [int(part) if part.isdecimal() else part for part in re.split(r"[.\[\]]+", words.rstrip("]"))]
         named, _ = place_of((*key, *loc), model)
@@ -110,13 +110,13 @@ def _named_fields(message: str, key: Key, model: type[BaseModel]) -> Iterator[Ke
 
 
 def find_place(key: Key, model: type[BaseModel], layer: Layer) -> Origin:
-    """Place where a field was set, or where it would be."""
+    """Return the origin of a field, or the place where it would be set."""
     origin = layer.origin(key)
     return origin if key in layer.origins else replace(origin, path=camel_path(key, model))
 
 
 def camel_path(key: Key, model: type[BaseModel]) -> str:
-    """A path of Python names as a manifest spells it."""
+    """Return a path of Python names with the manifest's spelling."""
     shape, path = Shape("model", model=model), ""
     for part in key:
         if shape.model is not None:
@@ -129,7 +129,7 @@ def camel_path(key: Key, model: type[BaseModel]) -> str:
 
 
 def _show_value(value: object, key: Key, layer: Layer) -> str:
-    """A value as JSON, shortened, without secrets."""
+    """Return a value as JSON, truncated and without secrets."""
     if value is None:
         return "null"
     if is_hidden(key, layer):

@@ -1,4 +1,4 @@
-"""Configuration files as plain values: TOML, YAML and JSON, with line numbers where the format gives them."""
+"""Configuration files as plain values: TOML, YAML and JSON, with line numbers if the format provides them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from rlrun.runtime.processes import DESCRIPTORS
 
 FORMATS = (".toml", ".yaml", ".yml", ".json")
 """Suffixes of configuration files."""
-_ADDRESS = "is an address, and a file of this machine is read; download it first, and name the file"
+_ADDRESS = "is an address, but only local files are read; download it first, and pass the file's name"
 _TOML_PLACE = re.compile(r" \(at line (\d+), column (\d+)\)$")
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """Read a text file.
 
     Raises:
-        ConfigError: it cannot be read, or is not UTF-8.
+        ConfigError: The file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_bytes().decode("utf-8-sig")
@@ -43,11 +43,11 @@ def read_text(path: Path) -> str:
 
 
 def _close_file(path: Path) -> str:
-    """A hint at a configuration file whose name is close, or at a home folder that no shell has filled in."""
+    """Suggest a configuration file with a similar name, or explain a `~` or pattern that no shell expanded."""
     if str(path).startswith("~"):
-        return "; write ~ without quotes, so that the shell fills it in"
+        return "; write ~ without quotes, so that the shell expands it"
     if any(sign in path.name for sign in "*?["):
-        return f": the shell found none of this pattern, and one file is read{_such_as(path.parent, path.name)}"
+        return f": no file matches this pattern, and exactly one file is read{_such_as(path.parent, path.name)}"
     try:
         names = [other.name for other in path.parent.iterdir() if other.suffix in FORMATS and other.is_file()]
     except OSError:
@@ -58,24 +58,26 @@ def _close_file(path: Path) -> str:
 
 
 def _such_as(folder: Path, pattern: str) -> str:
-    """A configuration file of a folder, for a message; "" without one."""
+    """Return a suggestion of a configuration file in a folder, or an empty string."""
     try:
-        found = min((str(one) for one in folder.glob(pattern) if one.suffix in FORMATS and one.is_file()), default=None)
+        found = min(
+            (str(file) for file in folder.glob(pattern) if file.suffix in FORMATS and file.is_file()), default=None
+        )
     except (OSError, ValueError):
         return ""
-    return "" if found is None else f"; name one, such as {found}"
+    return "" if found is None else f"; use a file, such as {found}"
 
 
 def read_document(path: Path) -> Document:
-    """The one document of a configuration file; a mapping.
+    """Read the only document of a configuration file, which must be a mapping.
 
     Raises:
-        ConfigError: the file is missing, of an unknown format, broken (with the line), or not a mapping.
+        ConfigError: The file is missing, has an unknown format, is broken (with the line), or is not a mapping.
     """
-    # A launcher passes a file in memory, which is always JSON, by its descriptor.
+    # A launcher passes an in-memory file, which is always JSON, by its descriptor.
     suffix = ".json" if path.parent == DESCRIPTORS else path.suffix.lower()
     if suffix not in FORMATS:
-        what = f"unknown format {suffix!r}" if suffix else "has no suffix that says its format"
+        what = f"unknown format {suffix!r}" if suffix else "has no suffix, so that its format is unknown"
         _refuse_file(path, f"{what}; known: {', '.join(FORMATS)}")
     text = read_text(path)
     if suffix == ".toml":
@@ -85,10 +87,10 @@ def read_document(path: Path) -> Document:
     else:
         documents = parse_yaml(text, str(path))
         if len(documents) > 1:
-            _refuse_file(path, f"{len(documents)} YAML documents; a configuration file holds one")
+            _refuse_file(path, f"{len(documents)} YAML documents, expected one; split the file")
         document = documents[0] if documents else Document({})
     if not isinstance(document.value, dict):
-        _refuse_file(path, "holds no mapping of fields at its top")
+        _refuse_file(path, "contains no mapping of fields at the top")
     return document
 
 
@@ -96,21 +98,21 @@ def _read_toml(text: str, path: Path) -> object:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        said, found = _failure_reason(error), _TOML_PLACE.search(str(error))
+        reason, found = _failure_reason(error), _TOML_PLACE.search(str(error))
         line = None if found is None else int(found[1])
         if line is not None and found is not None:
-            said = f"{said.removesuffix(found[0])} (column {found[2]})"
+            reason = f"{reason.removesuffix(found[0])} (column {found[2]})"
             key = text.splitlines()[line - 1 : line]
-            if key and said.startswith("Cannot overwrite a value"):
-                said = f"duplicate key {key[0].partition('=')[0].strip()!r}; remove one"
+            if key and reason.startswith("Cannot overwrite a value"):
+                reason = f"duplicate key {key[0].partition('=')[0].strip()!r}; remove one"
         if (slip := toml_slip(text, line)) is not None:
-            line, said = slip.line, slip.message
-        raise ConfigError([Problem(str(path), "", f"not TOML: {said}", line)]) from None
+            line, reason = slip.line, slip.message
+        raise ConfigError([Problem(str(path), "", f"not TOML: {reason}", line)]) from None
 
 
 def _read_json(text: str, path: Path) -> object:
     if not text.strip():
-        _refuse_file(path, "holds nothing, expected a mapping of fields")
+        _refuse_file(path, "is empty, expected a mapping of fields")
     try:
         return json.loads(text, object_pairs_hook=_without_duplicates)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""`--help` of a configuration model: every option with its type, bounds, default and description, grouped as the model is."""
+"""`--help` of a configuration model: every option with type, bounds, default and description, in the groups of the model."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _INDENT = 6
 
 
 def help_text(model: type[BaseModel], *, prog: str, states: Mapping[str, str] | None = None) -> str:
-    """The whole help page.
+    """Return the help page.
 
     Args:
-        model: the options are its fields.
-        prog: how the program is called.
-        states: words in place of `required` and defaults, for fields at the top.
+        model: model whose fields are the options.
+        prog: name of the program.
+        states: text that replaces `required` or the default, for top-level fields.
     """
     head = [
         f"usage: {prog} [@ FILE ...] [--option VALUE ...] [--dry-run] [--help]",
         "",
         *textwrap.wrap(model.__doc__ or "", _WIDTH),
         "",
-        "Files are TOML, YAML or JSON; a later one wins over an earlier one, an option over all files, and both over",
+        "Files are TOML, YAML or JSON. Later files override earlier files, options override files, and all of them override",
         "variables such as RLRUN_MODEL__NAME. Names may be written batch-size, batch_size or batchSize.",
         "",
         "  --dry-run   print the resolved configuration as JSON and stop",
@@ -70,7 +70,7 @@ def _help_option(path: str, shape: Shape, info: FieldInfo, words: tuple[str, str
 
 
 def default_of(info: FieldInfo) -> object:
-    """A field's default as plain data; None for a required field."""
+    """Return a field's default as plain data; None for a required field."""
     value = info.get_default(call_default_factory=True, validated_data={})
     if value is PydanticUndefined:
         return None
@@ -78,6 +78,6 @@ def default_of(info: FieldInfo) -> object:
 
 
 def shown_default(info: FieldInfo) -> str:
-    """A field's default as JSON, `none` for null."""
+    """Return a field's default as JSON, or `none` for null."""
     value = default_of(info)
     return "none" if value is None else json.dumps(value)

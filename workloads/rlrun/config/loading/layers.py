@@ -1,4 +1,4 @@
-"""One source of configuration as a tree by Python names, with the origin of every value; and how sources are laid over each other."""
+"""One source of configuration as a tree of Python names with the origin of every value, and the merging of sources."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from rlrun.config.suggest import close_name
 from rlrun.runtime import redact
 
 Place = dict[Any, Any] | list[Any]
-"""A mapping or a list of a source's document."""
+"""A mapping or a list in a source's document."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Source of a value."""
+    """Origin of a value."""
 
     source: str
     path: str
-    """The field as the user spelled it."""
+    """Path of the field as the user spelled it."""
     line: int | None = None
     style: Style = "camel"
     """Spelling of names in the source."""
     inside: bool = False
-    """True of a block around a value that is written under a name of another project: `path` is the value's, and the block has none."""
+    """True for a block around a value with another project's name: `path` is the value's path, because the block has none."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """A value of another project that means something only beside others; see `rlrun.config.dialects.complete`."""
+    """A value of another project that has a meaning only together with others; see `rlrun.config.dialects.complete`."""
 
     value: Any
     origin: Origin
@@ -63,12 +63,12 @@ class Layer:
     """Origin of every value in `values`, by its path of Python names."""
     problems: list[Problem] = field(default_factory=list)
     notices: list[Problem] = field(default_factory=list)
-    """Notices for the user, which stop no run."""
+    """Notices for the user, which do not stop a run."""
     hints: dict[str, Hint] = field(default_factory=dict)
-    """Values that are completed once all layers are one."""
+    """Values that are completed after all layers are merged."""
 
     def origin(self, key: Key) -> Origin:
-        """The origin of `key`, or of the closest value around it."""
+        """Return the origin of `key`, or of the closest value around it."""
         while key and key not in self.origins:
             key = key[:-1]
         return self.origins.get(key, Origin(CONFIGURATION, ""))
@@ -76,37 +76,37 @@ class Layer:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reading of one source's document: its model, its name, and the places of its fields."""
+    """Reader of one source's document: its model, its name, and the lines of its fields."""
 
     model: type[BaseModel]
     """The root model."""
     source: str
     lines: Mapping[Key, int] = field(default_factory=dict)
     style: Style = "camel"
-    """The spelling that suggestions are written in."""
+    """Spelling of names in suggestions."""
     camel_only: bool = False
-    """Refuse every spelling but camelCase, as the API server does."""
+    """Accept only camelCase, as the API server does."""
     prefix: str = ""
-    """Prefix of variables of the environment."""
+    """Prefix of environment variables."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names of fields of the root model."""
 
     def read(self, document: Mapping[str, object], *, line: int | None = None) -> Layer:
-        """The whole document as a layer of the root model."""
+        """Return the whole document as a layer of the root model."""
         layer = Layer(origins={(): Origin(self.source, "", line, self.style)})
         layer.values = self.value(document, Shape("model", model=self.model), (), "", (), layer)
         return layer
 
     def value(self, value: object, shape: Shape, key: Key, path: str, raw: Key, layer: Layer) -> Any:
-        """`value` of `shape` at `key` with its keys as Python names; origins and unknown keys go into `layer`.
+        """Return `value` with its keys as Python names. Origins and unknown keys are added to `layer`.
 
         Args:
             value: plain data.
-            shape: what is expected there; a value of another kind is returned as it is, for the model to refuse.
+            shape: expected shape; a value of another kind is returned unchanged, and the model refuses it.
             key: path of Python names in the root model.
-            path: the path as the user spelled it.
-            raw: the path in the document, for the line.
-            layer: what is read so far.
+            path: path as the user spelled it.
+            raw: path in the document, to find the line.
+            layer: layer that collects the results.
         """
         if key:
             layer.origins[key] = Origin(self.source, path, self.lines.get(raw), self.style)
@@ -137,14 +137,16 @@ class Reader:
                     why = getattr(model, "refused_fields", {}).get(snake_name(name))
                     hint = f": {why}" if why else self._hint(model, name, path, value, document)
                     layer.problems.append(Problem(self.source, here, f"unknown field{hint}", line))
-                    if meant := self._meant(model, name, value, document):
+                    if intended := self._intended_fields(model, name, value, document):
                         result |= {
-                            one: self.value(part, field_shapes(model)[one], (*key, one), here, (*raw, name), layer)
-                            for one, part in meant.items()
+                            known_name: self.value(
+                                part, field_shapes(model)[known_name], (*key, known_name), here, (*raw, name), layer
+                            )
+                            for known_name, part in intended.items()
                         }
             elif known in result:
                 other = layer.origins[*key, known].path
-                layer.problems.append(Problem(self.source, here, f"set twice, as {other} too; remove one", line))
+                layer.problems.append(Problem(self.source, here, f"set twice, also as {other}; remove one", line))
             else:
                 result[known] = self.value(value, field_shapes(model)[known], (*key, known), here, (*raw, name), layer)
         return result
@@ -160,29 +162,29 @@ class Reader:
     def _entry(
         self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
     ) -> dict[str, object] | None:
-        """The item of a list that is written as its name and its value alone: `- OMP_NUM_THREADS: 4`."""
+        """Return the list item that is written only as its name and its value: `- OMP_NUM_THREADS: 4`."""
         if len(document) > 1 or "value" not in model.model_fields:
             return None
         return named_entry(name, value, model, "my")
 
-    def _meant(
+    def _intended_fields(
         self, model: type[BaseModel], name: str, value: object, document: dict[str, object]
     ) -> dict[str, object]:
-        """Required fields that an unknown one stands for, so that they do not count as missing, too."""
+        """Return required fields that an unknown field probably means, so that they are not reported as missing too."""
         if self.style == "camel" and (item := self._entry(model, name, value, document)) is not None:
             return {known: part for key, part in item.items() if (known := find_field(model, key)) is not None}
         given = {snake_name(key) for key in document}
         missing = {
-            spell_name(model, one, "camel"): one
-            for one, info in model.model_fields.items()
-            if info.is_required() and one not in given
+            spell_name(model, required, "camel"): required
+            for required, info in model.model_fields.items()
+            if info.is_required() and required not in given
         }
         close = close_name(name, missing)
         return {missing[close]: value} if close is not None else {}
 
 
 def merge_layers(layers: Sequence[Layer]) -> Layer:
-    """All layers as one: a later value replaces an earlier one, mappings are merged, lists are replaced."""
+    """Merge layers: a later value replaces an earlier one, mappings are merged, lists are replaced."""
     result = Layer()
     for layer in layers:
         result.problems += layer.problems
@@ -223,7 +225,7 @@ def _take_origins(result: Layer, layer: Layer, key: Key) -> None:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One value for one path: an option of the command line or a variable of the environment."""
+    """One value for one path, from an option of the command line or from an environment variable."""
 
     key: Key
     value: Any
@@ -231,7 +233,7 @@ class Assignment:
 
 
 def assign_values(layer: Layer, model: type[BaseModel], assignments: Sequence[Assignment]) -> None:
-    """Set values in `layer`, in order; a mapping is merged into what is there, an index of a list may be the next free one."""
+    """Set values in `layer`, in order. A mapping is merged into the existing mapping; a list index may be the next unused one."""
     for assignment in assignments:
         *parents, last = assignment.key
         shape = Shape("model", model=model)
@@ -244,10 +246,10 @@ def assign_values(layer: Layer, model: type[BaseModel], assignments: Sequence[As
             shape = child_shape(shape, part)
             inside = _value_inside(place, part)
             if not isinstance(inside, dict | list):
-                made: Place = [] if shape.kind == "list" else {}
-                _put_value(place, part, made)
+                created: Place = [] if shape.kind == "list" else {}
+                _put_value(place, part, created)
                 layer.origins.setdefault(assignment.key[: depth + 1], _enclosing_origin(assignment, depth + 1))
-                inside = made
+                inside = created
             place = inside
         if ok and _has_index(layer, place, last, assignment):
             _put_value(place, last, _merged_mapping(place, last, assignment.value))
@@ -255,9 +257,9 @@ def assign_values(layer: Layer, model: type[BaseModel], assignments: Sequence[As
 
 
 def _enclosing_origin(assignment: Assignment, length: int) -> Origin:
-    """Origin of the value around an assignment's, with the part of its name that spells it: `--policies` of `--policies.steps`.
+    """Return the origin of the block around an assignment, with the matching part of its name: `--policies` of `--policies.steps`.
 
-    A name of another project spells an item of a list by the same index, and blocks by names that may be others.
+    Another project's name has the same index for an item of a list, but may have other names for blocks.
     """
     origin, key = assignment.origin, assignment.key
     words = _path_words(origin)
@@ -277,7 +279,7 @@ _WORD = re.compile(r"\[(\d+)\]|[^.\[\]]+")
 
 
 def _path_words(origin: Origin) -> list[tuple[str, int]]:
-    """Words of a path as the user spelled it, each with the place behind it."""
+    """Return the words of a path as the user spelled it, each with the position after it."""
     if origin.source == ENVIRONMENT:
         ends = [*(found.start() for found in re.finditer("__", origin.path)), len(origin.path)]
         return list(zip(origin.path.split("__"), ends, strict=True))
@@ -303,9 +305,7 @@ def _has_index(layer: Layer, place: Place, part: str | int, assignment: Assignme
         return True
     origin = assignment.origin
     layer.problems.append(
-        Problem(
-            origin.source, origin.path, f"there is no item {part}; the next free index is {len(place)}", origin.line
-        )
+        Problem(origin.source, origin.path, f"item {part} does not exist; the next index is {len(place)}", origin.line)
     )
     return False
 
@@ -320,7 +320,7 @@ def _put_value(place: Place, part: str | int, value: object) -> None:
 
 
 def origin_of_missing(layer: Layer, model: type[BaseModel], key: Key) -> Origin:
-    """Place where a field that is not set would be written: beside what is set around it, in that source's spelling."""
+    """Return the place where a missing field would be written: next to the fields around it, in the spelling of their source."""
     near = layer.origin(key[:-1])
     depth = next((n for n in range(len(key) - 1, 0, -1) if _has_own_name(layer, key[:n], near)), 0)
     path = layer.origins[key[:depth]].path if depth or _has_own_name(layer, (), near) else ""
@@ -335,13 +335,13 @@ def origin_of_missing(layer: Layer, model: type[BaseModel], key: Key) -> Origin:
 
 
 def _has_own_name(layer: Layer, key: Key, near: Origin) -> bool:
-    """True if a block has a name of its own in the source that another value is from."""
+    """Return whether a block has its own name in the source of another value."""
     found = layer.origins.get(key)
     return found is not None and not found.inside and found.source == near.source
 
 
 def _name_below(path: str, name: str | int, near: Origin) -> str:
-    """A name below a path of a source."""
+    """Return the path of a name below another path of a source."""
     if near.source == ENVIRONMENT:
         return f"{path}__{str(name).upper()}" if path else f"RLRUN_{str(name).upper()}"
     if near.style == "kebab":

@@ -1,7 +1,7 @@
-"""From a command line, files and the environment to one validated model.
+"""Loading of one validated model from a command line, files and the environment.
 
-Precedence: command line > configuration files (`@ a.toml @ b.yaml`, the later one wins) > environment > defaults. All problems are found
-at once; each says where the value came from, its path, the value and what is expected.
+Precedence: command line > configuration files (`@ a.toml @ b.yaml`, the later file wins) > environment > defaults. All problems are
+reported at once, each with source, path, value and what is expected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["ConfigError", "Problem", "combine_sources", "combined_layer", "file_
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Complete = Callable[[type[ModelT], Layer], None]
-"""Fills in a layer what follows from what it says."""
+"""Function that fills in values of a layer that follow from its other values."""
 
 
 def load_model(
@@ -38,19 +38,19 @@ def load_model(
     defaults: Mapping[str, object] | None = None,
     complete: Complete[ModelT] | None = None,
 ) -> ModelT:
-    """Load `model`; `--help` and `--dry-run` print and end the process with code 0.
+    """Load `model`. With `--help` or `--dry-run`, print and exit with code 0.
 
     Args:
-        model: what to load.
-        argv: the command line without the program's name.
-        env: the environment.
-        prog: the program's name in the help page.
-        section: a file that has this key at its top holds the model there (`run.json` holds all roles).
-        defaults: values that come before the model's own defaults.
-        complete: fills in what follows from the values of all sources, before they are judged.
+        model: model to load.
+        argv: command line without the program's name.
+        env: environment variables.
+        prog: name of the program on the help page.
+        section: top-level key of a file that contains the model (`run.json` contains all roles).
+        defaults: values that take precedence over the model's own defaults.
+        complete: function that fills in values that follow from all sources, before validation.
 
     Raises:
-        ConfigError: every problem of every source.
+        ConfigError: All problems of all sources.
     """
     arguments = parse_arguments(model, argv)
     if arguments.help:
@@ -69,12 +69,12 @@ def load_model(
 def load_file(
     model: type[ModelT], path: Path, *, section: str | None = None, complete: Complete[ModelT] | None = None
 ) -> ModelT:
-    """Load `model` from one file alone: what a role's process does with the file that its launcher wrote.
+    """Load `model` from only one file, as a role's process loads the file that its launcher wrote.
 
-    `section` and `complete` are as for `load_model`.
+    `section` and `complete` are as in `load_model`.
 
     Raises:
-        ConfigError: every problem of the file.
+        ConfigError: All problems of the file.
     """
     return combine_sources(model, Arguments(), env={}, files=[path], section=section, complete=complete)
 
@@ -89,19 +89,19 @@ def combine_sources(
     section: str | None = None,
     complete: Complete[ModelT] | None = None,
 ) -> ModelT:
-    """The model of all sources.
+    """Load the model from all sources.
 
     Args:
-        model: what to load.
-        arguments: the parsed command line; its own files are not read here.
-        env: the environment.
-        below: layers under the environment.
+        model: model to load.
+        arguments: parsed command line; its files are not read here.
+        env: environment variables.
+        below: layers below the environment.
         files: files and layers above the environment, in order.
-        section: as for `load_model`.
-        complete: as for `load_model`.
+        section: top-level key, as in `load_model`.
+        complete: function that fills in values, as in `load_model`.
 
     Raises:
-        ConfigError: every problem of every source.
+        ConfigError: All problems of all sources.
     """
     layer = combined_layer(model, arguments, env=env, below=below, files=files, section=section)
     if complete is not None:
@@ -120,20 +120,20 @@ def combined_layer(
     unread: Sequence[Problem] = (),
     others: OtherNames | None = None,
 ) -> Layer:
-    """All sources as one layer, which is still to be judged.
+    """Merge all sources into one layer that is not validated yet.
 
     Args:
-        model: as for `combine_sources`, and so are the others.
-        arguments: the parsed command line.
-        env: the environment.
-        below: layers under the environment.
+        model: model to load, as in `combine_sources`.
+        arguments: parsed command line.
+        env: environment variables.
+        below: layers below the environment.
         files: files and layers above the environment.
-        section: as for `load_model`.
-        unread: problems of further files, which could not be read.
-        others: another project's names, which variables may have too.
+        section: top-level key, as in `load_model`.
+        unread: problems of further files that could not be read.
+        others: names of another project, which environment variables may have too.
 
     Raises:
-        ConfigError: a file cannot be read; with the unknown fields and options of all other sources.
+        ConfigError: A file cannot be read; includes the unknown fields and options of all other sources.
     """
     base = merge_layers(below)
     _apply_source(base, model, parse_environment(model, env, others=others))
@@ -144,20 +144,20 @@ def combined_layer(
             layers.append(file if isinstance(file, Layer) else file_layer(model, file, section=section))
         except ConfigError as error:
             problems += error.problems
-    whole = merge_layers([base, *layers])
-    if not files:  # what is missing would be an option
-        whole.origins.setdefault((), Origin(CONFIGURATION, "", style="kebab"))
-    _apply_source(whole, model, arguments)
-    if problems:  # without these files, "required, but not set" would be noise
-        raise ConfigError([*whole.problems, *problems])
-    return whole
+    merged = merge_layers([base, *layers])
+    if not files:  # a missing value would be given as an option
+        merged.origins.setdefault((), Origin(CONFIGURATION, "", style="kebab"))
+    _apply_source(merged, model, arguments)
+    if problems:  # without these files, "required, but not set" would be misleading
+        raise ConfigError([*merged.problems, *problems])
+    return merged
 
 
 def file_layer(model: type[BaseModel], path: Path, *, section: str | None = None) -> Layer:
-    """A configuration file as a layer of `model`.
+    """Read a configuration file as a layer of `model`.
 
     Raises:
-        ConfigError: the file cannot be read; unknown fields are problems of the layer instead.
+        ConfigError: The file cannot be read. Unknown fields are problems of the layer instead.
     """
     document = read_document(path)
     value, lines = document.value, document.lines

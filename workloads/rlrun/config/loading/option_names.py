@@ -1,4 +1,4 @@
-"""Names of options and variables: the field that dotted words spell, and the hint where they spell none."""
+"""Names of options and variables: the field for dotted words, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rlrun.config.suggest import did_you_mean
 
 
 def negated_field(name: str, reader: Reader) -> tuple[Key, Shape] | None:
-    """The field that `no-` before a name switches off; None if it is none, or one that has to have a value."""
+    """Return the field that `--no-NAME` disables, or None if there is no such field or it needs a value."""
     positive = without_no(name)
     found = "" if positive is None else resolve_option(reader, positive.split("."))
     return found if not isinstance(found, str) and (found[1].kind == "bool" or found[1].nullable) else None
 
 
 def shape_at(model: type[BaseModel], key: Key) -> Shape:
-    """The shape of the field at a path of Python names."""
+    """Return the shape of the field at a path of Python names."""
     shape = Shape("model", model=model)
     for part in key:
         shape = child_shape(shape, part)
@@ -30,7 +30,7 @@ def shape_at(model: type[BaseModel], key: Key) -> Shape:
 
 
 def without_no(name: str) -> str | None:
-    """`a.flag` for `no-a.flag` and `a.no-flag`."""
+    """Return `a.flag` for `no-a.flag` and `a.no-flag`."""
     head, dot, last = name.rpartition(".")
     for prefix in ("no-", "no_"):
         if name.startswith(prefix):
@@ -41,7 +41,7 @@ def without_no(name: str) -> str | None:
 
 
 def resolve_option(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | str:
-    """The field that dotted words spell, or the end of the message that says why there is none."""
+    """Return the field for dotted words, or the end of the message if there is no such field."""
     shape = Shape("model", model=reader.model)
     key: Key = ()
     for depth, word in enumerate(words):
@@ -62,21 +62,21 @@ def resolve_option(reader: Reader, words: Sequence[str]) -> tuple[Key, Shape] | 
 
 
 def nearest_option(shown: str, also: Collection[str], model: type[BaseModel]) -> str:
-    """The hint to an option of the command itself, where no field's name is nearer; empty otherwise."""
+    """Suggest an option of the command itself if its name is closer than every field's name; otherwise return an empty string."""
     options = [f"--{spell_name(model, name, 'kebab')}" for name in model.model_fields]
     hint = did_you_mean(shown, [*options, *also]) if "." not in shown else ""
-    return hint if any(hint == f" (did you mean {one}?)" for one in also) else ""
+    return hint if any(hint == f" (did you mean {option}?)" for option in also) else ""
 
 
 def suggest_names(reader: Reader, words: Sequence[str], depth: int, model: type[BaseModel]) -> str:
-    """The hint to the names that there are, where the word at `depth` is no field of `model`."""
+    """Suggest names if the word at `depth` is not a field of `model`."""
     if reader.source == COMMAND_LINE:
         hint = suggest_key(model, words[depth], reader.model, "kebab")
         if hint.startswith(" (did you mean") and " or " not in hint:
             close = hint.removeprefix(" (did you mean ").removesuffix("?)")
-            whole = close if "." in close else ".".join((*words[:depth], close, *words[depth + 1 :]))
-            if depth + 1 == len(words) or _spells_field(reader, whole.split(".")):
-                return f" (did you mean --{whole}?)"
+            full = close if "." in close else ".".join((*words[:depth], close, *words[depth + 1 :]))
+            if depth + 1 == len(words) or _spells_field(reader, full.split(".")):
+                return f" (did you mean --{full}?)"
             return f"; known: {list_few(spell_name(model, name, 'kebab') for name in model.model_fields)}"
         if not depth and (close := did_you_mean(words[0], ("help", "dry-run"))):
             return close.replace("mean ", "mean --")
@@ -89,7 +89,7 @@ def suggest_names(reader: Reader, words: Sequence[str], depth: int, model: type[
 
 
 def dotted_field(reader: Reader, word: str) -> str:
-    """The field that a word spells with dashes for dots, as `model-name` does; empty: none."""
+    """Return the field for a word with dashes instead of dots, such as `model-name`, or an empty string."""
     parts = word.replace("_", "-").split("-")
     for dots in range(1, min(len(parts), 4)):
         for places in combinations(range(1, len(parts)), dots):
@@ -101,7 +101,7 @@ def dotted_field(reader: Reader, word: str) -> str:
 
 
 def _spells_field(reader: Reader, words: Sequence[str]) -> bool:
-    """True if dotted words spell a field, or a name inside of a free mapping."""
+    """Return whether dotted words name a field, or a key inside a free mapping."""
     shape = Shape("model", model=reader.model)
     for word in words:
         name = find_field(shape.model, word) if shape.model is not None else None

@@ -1,4 +1,4 @@
-"""Values of options and variables: the words of a command line that are one, and what their text spells for a field."""
+"""Values of options and variables: which words of a command line are a value, and how a field reads their text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 def parse_value(text: str, shape: Shape) -> Any:
-    """The value that `text` spells for a field of this shape; the text itself when it spells none, for the model to refuse."""
+    """Parse `text` for a field of this shape. Unparsable text is returned unchanged, and the model refuses it."""
     word = text.lower()
     if shape.nullable and (word == "null" or (word == "none" and shape.kind != "str")):
         return None
@@ -33,23 +33,23 @@ def parse_value(text: str, shape: Shape) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError):
         value = text
-    one = shape.kind == "list" and shape.parts[0].kind in _PLAIN and not isinstance(value, list | dict | None)
-    return _as_list(text, shape.parts[0]) if one and text else value
+    is_item = shape.kind == "list" and shape.parts[0].kind in _PLAIN and not isinstance(value, list | dict | None)
+    return _as_list(text, shape.parts[0]) if is_item and text else value
 
 
 def _as_list(text: str, item: Shape) -> list[object]:
-    """A text as a list of its only item; of numbers, there may be commas between several."""
+    """Return a text as a list with one item. Numbers may be separated by commas."""
     words = text.split(",") if item.kind in ("int", "float") else [text]
     return [parse_value(word.strip() if len(words) > 1 else word, item) for word in words]
 
 
 def has_value(rest: Sequence[str]) -> bool:
-    """True if the next word is no option and no file."""
+    """Return whether the next word is neither an option nor a file."""
     return bool(rest) and not rest[0].startswith(("--", "@"))
 
 
 def take_value(rest: list[str], shape: Shape) -> object:
-    """Take the words after an option that are its value; a flag and a table need none."""
+    """Take the words after an option that are its value. A flag and a table need no value."""
     if shape.kind == "bool":
         return rest.pop(0).lower() in _TRUE if has_value(rest) and rest[0].lower() in _TRUE + _FALSE else True
     if not has_value(rest):
@@ -57,11 +57,11 @@ def take_value(rest: list[str], shape: Shape) -> object:
     several = take_values(rest) if shape.kind == "list" else [rest.pop(0)]
     if len(several) == 1:
         return parse_value(several[0], shape)
-    return [parse_value(one, shape.parts[0]) for one in several]
+    return [parse_value(word, shape.parts[0]) for word in several]
 
 
 def take_values(rest: list[str]) -> list[str]:
-    """Take the values of an option: the next word unless it is one, and all that follow up to the next option or file."""
+    """Take the values of an option: the words up to the next option or file. The first word may be the name of a file."""
     count = 0
     while count < len(rest) and not rest[count].startswith(("--", "@")):
         if count and Path(rest[count]).suffix in FORMATS:
@@ -72,7 +72,7 @@ def take_values(rest: list[str]) -> list[str]:
 
 
 def parse_plain(text: str) -> object:
-    """The value that a text spells by itself."""
+    """Parse a text without knowing its field."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     if text in ("None", "none", "null"):
@@ -84,7 +84,7 @@ def parse_plain(text: str) -> object:
 
 
 def broken_json(text: str) -> str | None:
-    """Why a text that begins as an object or a list of JSON does is none; None: it is one, or does not begin so."""
+    """Return why a text that starts like a JSON object or list is invalid, or None."""
     if not text.startswith(("{", "[")):
         return None
     try:

@@ -1,4 +1,4 @@
-"""An argument parser with did-you-mean and the project's exit code, for every command that is not a configuration model."""
+"""Argument parser with suggestions and the project's exit code, for commands whose options are not a configuration model."""
 
 from __future__ import annotations
 
@@ -13,67 +13,67 @@ from typing import Any, NoReturn
 from rlrun.config.suggest import did_you_mean
 from rlrun.runtime import exit_codes, redact
 
-_SAID: Sequence[tuple[str, str]] = (
+_MESSAGES: Sequence[tuple[str, str]] = (
     (r"invalid int value: (.*)$", r"got \1, expected a whole number"),
     (r"invalid float value: (.*)$", r"got \1, expected a number"),
-    (r"ignored explicit argument (.*)$", r"got \1, but it takes no value; leave that out"),
+    (r"ignored explicit argument (.*)$", r"got \1, but the option takes no value; remove the value"),
     (r"expected (one|at least one) argument$", "needs a value after it"),
 )
-"""Wordings of argparse, each with the one here."""
+"""Messages of argparse, each with its replacement."""
 _TEXT = "TEXT"
-"""Metavar of a value that may be empty."""
+"""Metavar of an option whose value may be empty."""
 
 
 class Options(argparse.ArgumentParser):
-    """argparse with our exit code, no abbreviations, and messages with option, value and what is expected."""
+    """argparse with the project's exit code, without abbreviations, and with messages that have option, value and what is expected."""
 
     def __init__(self, prog: str, description: str | None = None, **more: Any) -> None:
         super().__init__(prog, description=description, allow_abbrev=False, formatter_class=_fixed_width, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As in argparse; an empty value, such as that of an unset variable of a shell, is refused."""
+        """Parse arguments like argparse, but refuse an empty value, such as that of an unset shell variable."""
         words = list(sys.argv[1:] if args is None else args)
         texts = [name for action in self._actions if action.metavar == _TEXT for name in action.option_strings]
         options = {name for action in self._actions for name in action.option_strings} - {*texts}
         for word, following in zip_longest(words, words[1:]):
             name, equals, value = word.partition("=")
             if name in options and ((equals and not value) or (not equals and following == "")):
-                self.error(f"argument {name}: got '', expected a value; leave {name} out for the default")
+                self.error(f"argument {name}: got '', expected a value; remove {name} to use the default")
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and end with the exit code of a wrong command line."""
-        for theirs, ours in _SAID:
+        """Print the error and exit with the exit code of a wrong command line."""
+        for theirs, ours in _MESSAGES:
             message = re.sub(theirs, ours, message)
         print(f"{self.prog}: {redact.redact_text(message, [])}; see {self.prog} --help", file=sys.stderr)
         sys.exit(exit_codes.USAGE)
 
 
 class Parser(Options):
-    """The options and arguments of a whole command line, with the closest known option for an unknown one."""
+    """Options and arguments of a whole command line, with suggestions for unknown options."""
 
     def __init__(self, prog: str, description: str | None = None, **more: Any) -> None:
         super().__init__(prog, description, **more)
         self.also: Collection[str] = ()
-        """Options that are taken out before, for the hint to a mistyped one."""
+        """Options that are extracted before, for suggestions after a mistyped option."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Refuse what is not known here, in the subcommand that it was written for."""
+        """Parse arguments, and refuse unknown ones with the usage of the subcommand that they belong to."""
         options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             known = [*own_options(self), *self.also]
             name = unknown[0].partition("=")[0]
             kind = "option" if name.startswith("-") else "argument"
             if name == "--set" and self.also:
-                self.error(f"unknown option --set; a field of spec is an option of its own here{_as_option(unknown)}")
-            longer = [one for one in known if kind == "option" and one.startswith(f"{name}-")]
+                self.error(f"unknown option --set; each field of spec is an option{_as_option(unknown)}")
+            longer = [option for option in known if kind == "option" and option.startswith(f"{name}-")]
             hint = f" (did you mean {' or '.join(longer[:3])}?)" if longer else did_you_mean(name, known)
             self.error(f"unknown {kind} {name}{hint}")
         return options, []
 
 
 def _as_option(words: Sequence[str]) -> str:
-    """`: --max-steps 20` for `--set maxSteps=20`; empty where it is no assignment."""
+    """Return `: --max-steps 20` for `--set maxSteps=20`, or an example if it is not an assignment."""
     text = words[0].partition("=")[2] or (words[1] if len(words) > 1 else "")
     name, equals, value = text.removeprefix("spec.").partition("=")
     path = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", name).replace("_", "-").lower()
@@ -81,7 +81,7 @@ def _as_option(words: Sequence[str]) -> str:
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
-    """The type of an option: a whole number within bounds, which are included."""
+    """Return the type of an option: a whole number within inclusive bounds."""
 
     def read(text: str) -> int:
         digits = text.removeprefix("-")
@@ -95,7 +95,7 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def whole_numbers(least: int, most: int | None = None, *, such_as: str) -> Callable[[str], list[int]]:
-    """The type of an option: whole numbers with commas between them. Args: such_as: an example."""
+    """Return the type of an option: whole numbers separated by commas; `such_as` is an example."""
 
     def read(text: str) -> list[int]:
         try:
@@ -103,14 +103,14 @@ def whole_numbers(least: int, most: int | None = None, *, such_as: str) -> Calla
         except argparse.ArgumentTypeError:
             bounds = "" if most is None else f" from {least} to {most}"
             raise argparse.ArgumentTypeError(
-                f"got {text!r}, expected whole numbers{bounds} with commas between them, such as {such_as}"
+                f"got {text!r}, expected whole numbers{bounds} separated by commas, such as {such_as}"
             ) from None
 
     return read
 
 
 def finite_number(text: str) -> float:
-    """The type of an option: a finite number."""
+    """Parse a finite number; the type of an option."""
     try:
         value = float(text)
     except ValueError:
@@ -121,7 +121,7 @@ def finite_number(text: str) -> float:
 
 
 def own_options(parser: argparse.ArgumentParser) -> list[str]:
-    """Names of a parser's options."""
+    """Return the names of a parser's options."""
     return [name for action in parser._actions for name in action.option_strings]
 
 

@@ -1,4 +1,4 @@
-"""Problems of a configuration, printed one line each."""
+"""Problems of a configuration, printed as one line each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.runtime.printable import printable
 COMMAND_LINE = "command line"
 ENVIRONMENT = "environment"
 CONFIGURATION = "configuration"
-"""Sources of problems that are no files; the last one is all of them together."""
+"""Sources of problems other than files. The last one is all sources together."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class Problem:
     """One problem for the user to fix."""
 
     source: str
-    """Origin of the value: a file's name, `command line`, `environment` or `configuration`."""
+    """Source of the value: a file's name, `command line`, `environment` or `configuration`."""
     path: str
-    """The field as the user spelled it; empty for the whole source."""
+    """Path of the field as the user spelled it; empty for the whole source."""
     message: str
-    """Description of the error, and of what is expected."""
+    """Description of the error and of the expected value."""
     line: int | None = None
     """Line in the source, from 1."""
 
     def __post_init__(self) -> None:
-        """Remove secrets: no message shows a value under the name of a secret, or one that looks like a token."""
+        """Remove secrets: no message contains a value with the name of a secret, or a value that looks like a token."""
         object.__setattr__(self, "path", redact.redact_certain(self.path, []))
         object.__setattr__(self, "message", redact.redact_text(self.message, []))
 
@@ -38,7 +38,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """A configuration with problems; `str()` is one line for each, in the order of the source."""
+    """A configuration with problems. `str()` has one line per problem, in the order of the source."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = list(dict.fromkeys(problems))

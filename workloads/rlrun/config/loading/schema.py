@@ -1,6 +1,6 @@
 """Annotations of a model as plain values: the kind of each field, its bounds, and the accepted spellings of its name.
 
-The loaders, the error messages, `--help` and the reference pages all read this one description.
+The loaders, the error messages, `--help` and the reference pages all use this description.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SCALARS: dict[object, Kind] = {bool: "bool", int: "int", float: "float", str: "
 
 @dataclass(frozen=True)
 class Shape:
-    """One annotation without its wrapping."""
+    """One annotation without `Annotated`, `Optional` and other wrappers."""
 
     kind: Kind
     nullable: bool = False
@@ -39,7 +39,7 @@ class Shape:
 
 
 def shape_of(annotation: object, metadata: Iterable[object] = ()) -> Shape:
-    """The shape of an annotation with its `Annotated` metadata."""
+    """Return the shape of an annotation with its `Annotated` metadata."""
     bounds = tuple(_number_bounds(metadata))
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Annotated:
@@ -66,43 +66,43 @@ def shape_of(annotation: object, metadata: Iterable[object] = ()) -> Shape:
 
 @cache
 def field_shapes(model: type[BaseModel]) -> dict[str, Shape]:
-    """The shape of every field, by its Python name."""
+    """Return the shape of every field, by its Python name."""
     return {name: shape_of(info.annotation, info.metadata) for name, info in model.model_fields.items()}
 
 
 def child_shape(shape: Shape, part: str | int) -> Shape:
-    """The shape one step further down: a field, an item, a key's value."""
+    """Return the shape one level deeper: of a field, an item, or a mapping's value."""
     if shape.model is not None and part in (known := field_shapes(shape.model)):
         return known[str(part)]
     return shape.parts[0] if shape.kind in ("list", "mapping") else Shape("any", nullable=True)
 
 
 def snake_name(key: str) -> str:
-    """The Python name that `key` spells: `batchSize`, `batch-size` and `batch_size` are all `batch_size`."""
+    """Return the Python name for a key: `batchSize`, `batch-size` and `batch_size` all become `batch_size`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).replace("-", "_").lower()
 
 
 def spell_name(model: type[BaseModel], name: str, style: Style) -> str:
-    """A field's name in one of the three spellings."""
+    """Return a field's name in one of the three spellings."""
     if style == "camel":
         return model.model_fields[name].alias or name
     return name.replace("_", "-") if style == "kebab" else name
 
 
 def as_written(value: object, shape: Shape) -> Any:
-    """A value by Python names as a manifest has it; keys of a free mapping stay."""
+    """Return a value with Python names in the manifest's spelling. Keys of a free mapping do not change."""
     if isinstance(value, dict) and shape.model is not None:
         return {
-            spell_name(shape.model, name, "camel"): as_written(one, child_shape(shape, name))
-            for name, one in value.items()
+            spell_name(shape.model, name, "camel"): as_written(inner, child_shape(shape, name))
+            for name, inner in value.items()
         }
     if isinstance(value, list):
-        return [as_written(one, child_shape(shape, i)) for i, one in enumerate(value)]
+        return [as_written(item, child_shape(shape, i)) for i, item in enumerate(value)]
     return value
 
 
 def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) -> str | None:
-    """The field that `key` spells, or None."""
+    """Return the Python name of the field for `key`, or None."""
     name = snake_name(key)
     if name not in model.model_fields:
         return None
@@ -110,7 +110,7 @@ def find_field(model: type[BaseModel], key: str, *, camel_only: bool = False) ->
 
 
 def place_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[tuple[int | str, ...], Shape]:
-    """Pydantic's location as a path of Python names; what it adds for the members of a union is left out."""
+    """Return pydantic's location as a path of Python names, without the parts that pydantic adds for members of a union."""
     key: tuple[int | str, ...] = ()
     shape = Shape("model", model=model)
     for part in loc:
@@ -127,7 +127,7 @@ def place_of(loc: tuple[int | str, ...], model: type[BaseModel]) -> tuple[tuple[
 
 
 def suggest_key(model: type[BaseModel], key: str, root: type[BaseModel], style: Style) -> str:
-    """Replacement for an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
+    """Suggest a replacement for an unknown `key` of `model`: a close name, the same name elsewhere below `root`, or all names."""
     names = {spell_name(model, name, style) for name in model.model_fields}
     mine = {snake_name(name): name for name in names}
     if snake_name(key) in mine:
@@ -148,16 +148,16 @@ def suggest_key(model: type[BaseModel], key: str, root: type[BaseModel], style: 
 
 
 NAMES_MAX = 10
-"""Names in one message."""
+"""Most names in one message."""
 
 
 def list_few(names: Iterable[str]) -> str:
-    """At most ten of the names, sorted, and how many more there are."""
+    """List at most ten of the names, sorted, with the number of the others."""
     return few_in_order(sorted(names))
 
 
 def few_in_order(names: Iterable[str]) -> str:
-    """At most ten of the names, as they come, and how many more there are."""
+    """List at most ten of the names, in the given order, with the number of the others."""
     known = list(dict.fromkeys(names))
     more = len(known) - NAMES_MAX
     listed = ", ".join(known[:NAMES_MAX]) or "none"
@@ -165,7 +165,7 @@ def few_in_order(names: Iterable[str]) -> str:
 
 
 def walk_model(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str, ...], type[BaseModel], str]]:
-    """Every field below `model`: its path, the model that has it and its name there, parents first; items of lists are `name[]`."""
+    """Yield every field below `model` with path, owner and name, parents first. Items of lists have the path `name[]`."""
     for name, shape in field_shapes(model).items():
         own = spell_name(model, name, style)
         yield (own,), model, name
@@ -177,7 +177,7 @@ def walk_model(model: type[BaseModel], style: Style) -> Iterator[tuple[tuple[str
 
 
 def describe_expected(shape: Shape) -> str:
-    """Description of a valid value of this shape, as the end of `expected ...`."""
+    """Describe a valid value of this shape, as the end of `expected ...`."""
     return _expected_text(shape) + (", or null" if shape.nullable and shape.kind != "any" else "")
 
 
@@ -201,7 +201,7 @@ def _expected_text(shape: Shape) -> str:
 
 
 def limits_of(shape: Shape) -> str:
-    """The bounds of a number in words; empty when there are none."""
+    """Describe the bounds of a number; empty without bounds."""
     bounds = {key: _number_text(value) for key, value in shape.bounds}
     if "ge" in bounds and "le" in bounds:
         return f"from {bounds['ge']} to {bounds['le']}"
@@ -210,14 +210,14 @@ def limits_of(shape: Shape) -> str:
 
 
 def size_of(shape: Shape) -> str:
-    """The bounds of a string's or list's length in words; empty when there are none."""
+    """Describe the bounds of a string's or list's length; empty without bounds."""
     bounds = {key: value for key, value in shape.bounds if key in ("min_length", "max_length")}
     unit = "characters" if shape.kind == "str" else "items"
     return f"{_range_text(bounds)} {unit}" if bounds else ""
 
 
 def type_name(shape: Shape) -> str:
-    """The type in the words of the reference pages."""
+    """Return the name of the type for the reference pages."""
     if shape.kind == "choice":
         return " \\| ".join(f"`{choice}`" for choice in shape.choices)
     if shape.kind == "union":

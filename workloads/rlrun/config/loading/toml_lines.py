@@ -1,4 +1,4 @@
-"""Lines of a TOML document's keys, which the standard library's parser does not tell."""
+"""Line numbers of the keys of a TOML document, which the standard library's parser does not report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from rlrun.config.loading.yaml_text import Key
 
 _TRIES_MAX = 5000
-"""Attempts to read values of several lines; beyond them, later keys have no line."""
+"""Most attempts to parse multi-line values. After them, later keys have no line."""
 _HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(#.*)?$")
 _ENTRY = re.compile(
     r"""\s*(?P<key>(?:"(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+|[\s.])+?)\s*=(?P<value>.*)$""", re.DOTALL
@@ -17,7 +17,7 @@ _ENTRY = re.compile(
 
 
 def toml_lines(text: str) -> dict[Key, int]:
-    """The line of every key and item of a valid document, by its path."""
+    """Return the line of every key and item of a valid document, by path."""
     lines: dict[Key, int] = {}
     counts: dict[Key, int] = {}
     table: Key = ()
@@ -68,7 +68,7 @@ def _header_parts(key: str) -> tuple[str, ...]:
 
 
 def _resolve_header(parts: tuple[str, ...], counts: dict[Key, int], lines: dict[Key, int]) -> Key:
-    """A header's path with the index of each list of tables that it goes through; the last name's is the caller's."""
+    """Return a header's path with the index of each list of tables in it. The caller adds the index of the last name."""
     key: Key = ()
     for depth, part in enumerate(parts):
         key = (*key, part)
@@ -86,6 +86,6 @@ def _path_inside(lines: dict[Key, int], key: Key, value: object, number: int) ->
     items: Iterable[tuple[str | int, object]] = (
         enumerate(value) if isinstance(value, list) else value.items() if isinstance(value, dict) else ()
     )
-    for name, one in items:
+    for name, inner in items:
         lines.setdefault((*key, name), number)
-        _path_inside(lines, (*key, name), one, number)
+        _path_inside(lines, (*key, name), inner, number)

@@ -1,7 +1,7 @@
-"""YAML as JSON values with the line of every field. Reads what Kubernetes reads, and refuses what would surprise.
+"""YAML as JSON values with the line of every field. Reads the YAML that Kubernetes reads, and refuses ambiguous constructs.
 
-Scalars follow the YAML 1.2 core schema: `1e-6` is a number, `yes` and `010` are strings, dates stay strings. Duplicate keys, keys that
-are not strings, custom tags and aliases that contain themselves are problems with a line number.
+Scalars follow the YAML 1.2 core schema: `1e-6` is a number, `yes` and `010` are strings, dates remain strings. Duplicate keys, keys that
+are not strings, custom tags and recursive aliases are problems with a line number.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class Document:
 
     value: Any
     line: int = 1
-    """Line at which it begins."""
+    """First line of the document."""
     lines: dict[Key, int] = field(default_factory=dict)
-    """Line of each mapping's key and each list's item, by its path."""
+    """Line of each key and each list item, by path."""
 
 
 def parse_yaml(text: str, source: str) -> list[Document]:
-    """All documents of a text; empty ones are left out.
+    """Parse all documents of a text, except empty ones.
 
     Raises:
-        ConfigError: with the line of each problem.
+        ConfigError: All problems, each with its line.
     """
     documents, problems = examine_yaml(text, source)
     if problems:
@@ -61,44 +61,44 @@ def parse_yaml(text: str, source: str) -> list[Document]:
 
 
 def examine_yaml(text: str, source: str) -> tuple[list[Document], list[Problem]]:
-    """All documents of a text as far as they are YAML, and every problem.
+    """Parse all documents of a text as far as possible, and return every problem.
 
     Raises:
-        ConfigError: the text ends in the middle of something.
+        ConfigError: The text is not complete YAML.
     """
     builder = _Builder(source, text.splitlines())
     documents = []
-    whole = False
+    complete = False
     try:
         for node in yaml.compose_all(text, Loader=_Loader):
             document = Document(None, node.start_mark.line + 1)
             document.value = builder.build(node, (), document.lines)
             if document.value is not None:
                 documents.append(document)
-        whole = True
+        complete = True
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
+        reason = ", ".join(part for part in (error.context, error.problem) if part)
         line = mark.line + 1 if mark else None
-        begun = error.context_mark if "quoted scalar" in said else None  # the parser ends far below an open quote
-        if (slip := yaml_slip(text, begun.line + 1 if begun else line, said)) is not None:
+        opened = error.context_mark if "quoted scalar" in reason else None  # the parser stops far below an open quote
+        if (slip := yaml_slip(text, opened.line + 1 if opened else line, reason)) is not None:
             builder.refuse(slip.line, f"not YAML: {slip.message}")
         else:
-            fix = "; indent with spaces" if "'\\t'" in said else ""
-            builder.refuse(line, f"not YAML: {said}{fix}")
+            fix = "; indent with spaces" if "'\\t'" in reason else ""
+            builder.refuse(line, f"not YAML: {reason}{fix}")
     except yaml.YAMLError as error:
         builder.refuse(None, f"not YAML: {getattr(error, 'reason', error)}; save it as UTF-8 text")
     except (ValueError, OverflowError) as error:
         builder.refuse(None, f"not YAML: {error}")
     except RecursionError:
-        builder.refuse(_too_deep(text), f"more than {_MAX_LEVELS} lists and mappings inside each other; flatten it")
-    if not whole:
+        builder.refuse(_too_deep(text), f"more than {_MAX_LEVELS} nested lists and mappings; flatten it")
+    if not complete:
         raise ConfigError(builder.problems)
     return documents, builder.problems
 
 
 def _too_deep(text: str) -> int | None:
-    """The line where a text that cannot be composed is nested too deeply. Events are read without recursion."""
+    """Return the line at which a text exceeds the nesting limit. Reads events, without recursion."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -120,9 +120,11 @@ class _Builder:
         line = node.start_mark.line + 1
         self.nodes += 1
         if self.nodes > _MAX_NODES:
-            raise ValueError(f"more than {_MAX_NODES} values; an alias repeats too much")
+            raise ValueError(
+                f"more than {_MAX_NODES} values, because an alias repeats too often; write the values in full"
+            )
         if id(node) in inside:
-            self.refuse(line, "an alias contains itself")
+            self.refuse(line, "an alias contains itself; write the value instead")
             return None
         inside = inside | {id(node)}
         if isinstance(node, yaml.ScalarNode):
@@ -150,7 +152,7 @@ class _Builder:
                 case "float":
                     return float(re.sub(r"\.(?=inf|nan)", "", node.value.lower()))
         except ValueError:
-            self.refuse(line, f"{node.value[:40]!r} is not of the type that its tag says")
+            self.refuse(line, f"{node.value[:40]!r} does not have the type of its tag; remove the tag")
             return None
         self.refuse(line, f"tag {node.tag} is not supported; remove it")
         return None
@@ -179,7 +181,7 @@ class _Builder:
             inherited_lines: dict[Key, int] = {}
             inherited = self.build(source, path, inherited_lines, inside)
             if not isinstance(inherited, dict):
-                self.refuse(source.start_mark.line + 1, "<< needs a mapping")
+                self.refuse(source.start_mark.line + 1, "<< needs a mapping; write one, or remove the line")
                 continue
             for key in [key for key in inherited if key not in result]:
                 result[key] = inherited[key]

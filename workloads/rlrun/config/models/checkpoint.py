@@ -15,16 +15,16 @@ class ResumeConfig(Config):
     """Starting point of an attempt."""
 
     policy: Literal["Latest", "Never", "Step"] = "Latest"
-    """Latest: the newest complete checkpoint, or the model without one. Never: refuse a folder that holds a run. Step: the one at
-    `step`."""
+    """Latest: the newest complete checkpoint, or the model if there are no checkpoints. Never: refuse a folder that contains a run.
+    Step: the checkpoint at `step`."""
     step: Annotated[int, Field(ge=1)] | None = None
-    """The checkpoint's step; set if and only if the policy is Step."""
+    """Step of the checkpoint to start from. Required by policy Step and refused otherwise."""
 
     from_run: RunFolder | None = None
-    """Another run, by name on the same volume or by folder, whose weights and optimizer state this run starts from at
-    step 0; ignored once this run has a checkpoint."""
+    """Another run, by name on the same volume or by folder. This run starts from its weights and optimizer state at step 0.
+    Ignored once this run has its own checkpoint."""
     from_step: Annotated[int, Field(ge=1)] | None = None
-    """The other run's checkpoint; default: its newest complete one."""
+    """Step of the other run's checkpoint. Default: its newest complete checkpoint."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -41,7 +41,7 @@ class ResumeConfig(Config):
         ),
         Rule(
             "!has(self.fromRun) || self.policy != 'Step'",
-            "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them",
+            "policy Step starts from this run's own checkpoint and fromRun from another run's: set only one of them",
             ".fromRun",
         ),
     )
@@ -54,7 +54,7 @@ class ResumeConfig(Config):
             )
         if self.from_run is not None and self.policy == "Step":
             raise ValueError(
-                "policy Step starts from this run's own checkpoint, fromRun from another run's: set one of them"
+                "policy Step starts from this run's own checkpoint and fromRun from another run's: set only one of them"
             )
         return self
 
@@ -70,27 +70,27 @@ class ResumeConfig(Config):
 
 
 class ExportConfig(Config):
-    """Model folders that transformers and vLLM load, in `exports/` of the run's folder; they are never deleted."""
+    """Exported model folders, in `exports/` of the run's folder. transformers and vLLM can load them; they are never deleted."""
 
     interval: Annotated[int, Field(ge=1)] | None = None
-    """Steps between exports; default: none on the way."""
+    """Steps between exports. Default: only the export at the end."""
     at_end: bool = True
     """Export the model after the last step."""
 
 
 class CheckpointConfig(Config):
-    """Checkpoints of trainer and orchestrator together."""
+    """Checkpoints of the trainer together with the orchestrator."""
 
     enabled: bool = True
-    """Save checkpoints. Off: an interrupted run starts again."""
+    """Save checkpoints. Off: an interrupted run restarts from step 0."""
     interval: Annotated[int, Field(ge=1)] = 20
-    """Steps between checkpoints; the last step always makes one."""
+    """Steps between checkpoints. The last step is always saved."""
     save_async: bool = True
-    """Write checkpoints beside training, which waits only for the copy to host memory. Off: it waits for the files."""
+    """Write checkpoints in the background; training waits only for the copy to host memory. Off: training waits for the files."""
     keep_last: Annotated[int, Field(ge=1)] = 3
-    """Newest complete checkpoints that are kept."""
+    """Number of newest complete checkpoints to keep."""
     keep_interval: Annotated[int, Field(ge=1)] | None = None
-    """Checkpoints at multiples of this step are kept for good."""
+    """Checkpoints at multiples of this step are never deleted."""
     grace_period_seconds: Annotated[int, Field(ge=1, le=86400)] = 30
     """Longest time that a stopped run (SIGTERM, Ctrl-C) may take to save its last finished step, in seconds."""
     export: ExportConfig = ExportConfig()
@@ -103,13 +103,13 @@ class WeightSyncConfig(Config):
     """Weight sync: the transfer of new weights from the trainer to the engines."""
 
     transport: Literal["Filesystem", "NCCL"] = "Filesystem"
-    """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs) into the engines' `/dev/shm`; only checkpointed versions
-    reach the volume."""
+    """Filesystem: through the volume. NCCL: from GPU to GPU (gloo between CPUs) into the engines' `/dev/shm`; only checkpointed
+    versions are written to the volume."""
     deltas: Literal["Auto", "Never"] = "Never"
-    """Auto: hand over what changed since the version before, wherever that is less than half of the new one. Each engine then keeps one
-    whole version in `/dev/shm`. Adapters are always whole."""
+    """Auto: transfer only the changed values if they are less than half of the new version. Each engine then keeps one full version
+    in `/dev/shm`. Adapters are always transferred in full."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Deadline of one replica's update, in seconds; a late replica leaves the rotation and is tried again."""
+    """Deadline of one replica's update, in seconds. A late replica leaves the rotation and is updated later."""
 
 
 MirrorURL = Annotated[
@@ -117,20 +117,20 @@ MirrorURL = Annotated[
     Field(min_length=4, max_length=512),
     Format(
         r"[a-z][a-z0-9+]*://[^\s?#@]+",
-        "an address such as s3://bucket/folder or gs://bucket/folder, without credentials: these come from the environment",
+        "an address such as s3://bucket/folder or gs://bucket/folder, without credentials (they come from the environment)",
     ),
 ]
 
 
 class MirrorConfig(Config):
-    """Copies of what is complete on the volume, made beside the run."""
+    """Copies of complete checkpoints and exports in object storage, written in the background."""
 
     url: MirrorURL
-    """Folder in object storage, such as `s3://bucket/runs`; the run's is `<url>/<run>`. Credentials come from the orchestrator's
+    """Folder in object storage, such as `s3://bucket/runs`; this run writes to `<url>/<run>`. Credentials come from the orchestrator's
     environment (`orchestrator.envFrom`)."""
     checkpoints: bool = True
     """Copy checkpoints."""
     exports: bool = True
     """Copy exported models."""
     traces: bool = False
-    """Copy the rollouts for people."""
+    """Copy the human-readable traces of rollouts."""

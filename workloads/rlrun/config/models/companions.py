@@ -1,4 +1,4 @@
-"""The models that stand beside the policy in the trainer: a frozen reference (or teacher), and a critic that learns with it."""
+"""Models that the trainer holds in addition to the policy: a frozen reference (or teacher) and a trained critic."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rlrun.config.models.model import ModelConfig
 from rlrun.config.rule import Rule
 
 INITIAL = "initial"
-"""The model that the run starts from."""
+"""Value of `model` for the model that the run starts from."""
 
 REPOSITORY_MAX = 253
-"""Characters of the name of a repository, as of `model.name`; a folder may have more."""
+"""Longest name of a hub repository, in characters, as for `model.name`. A folder's path may be longer."""
 
 
 class ReferenceConfig(Config):
-    """A frozen model whose log-probs a KL term or a distillation reads: the run's own start, or a teacher."""
+    """A frozen model whose log-probs a KL term or distillation reads: the run's initial model, or a teacher."""
 
     model: ModelSource = INITIAL
-    """`initial`: the model that the run starts from; else an absolute folder or a repository on the hub. Same vocabulary."""
+    """`initial`: the model that the run starts from. Otherwise an absolute folder or a hub repository with the same vocabulary."""
     revision: Revision | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.revision) || !(self.model == 'initial' || self.model.startsWith('/'))",
-            "revision ({self.revision}) needs a repository on the hub, model is {self.model}; remove revision",
+            "revision ({self.revision}) needs a hub repository, but model is {self.model}; remove revision",
             ".revision",
         ),
     )
@@ -39,7 +39,7 @@ class ReferenceConfig(Config):
         if not self.model.startswith("/") and len(self.model) > REPOSITORY_MAX:
             has = f"model ({self.model[:40]}…) has {len(self.model)} characters"
             raise ValueError(
-                f"{has}, and a repository on the hub at most {REPOSITORY_MAX}; name another one, or an absolute folder"
+                f"{has}, but a hub repository has at most {REPOSITORY_MAX}; use a shorter name or an absolute folder"
             )
         return self
 
@@ -47,12 +47,12 @@ class ReferenceConfig(Config):
     def _revision_of_a_repository(self) -> Self:
         if self.revision is not None and (self.model == INITIAL or self.model.startswith("/")):
             raise ValueError(
-                f"revision ({self.revision}) needs a repository on the hub, model is {self.model}; remove revision"
+                f"revision ({self.revision}) needs a hub repository, but model is {self.model}; remove revision"
             )
         return self
 
     def resolved(self, policy: ModelConfig) -> ModelConfig:
-        """Source of the reference model; `policy` is the run's model."""
+        """Return the source of the reference model; `policy` is the run's model."""
         if self.model == INITIAL:
             return policy
         if self.model.startswith("/"):
@@ -61,9 +61,9 @@ class ReferenceConfig(Config):
 
 
 class CriticConfig(Config):
-    """A value model for advantage `gae`: the policy's body with a value head, trained in the same group."""
+    """A value model for advantage `gae`: a copy of the policy with a value head, trained by the same ranks."""
 
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-5
-    """Peak learning rate; the rest is as in `trainer.optimizer` and `trainer.scheduler`."""
+    """Peak learning rate. All other settings come from `trainer.optimizer` and `trainer.scheduler`."""
     value_clip: Annotated[float, Field(gt=0)] | None = 0.2
-    """Clip of a new value's distance from the one at the start of the step; null: none."""
+    """Largest distance of a new value from the value at the start of the step; null: unlimited."""

@@ -16,22 +16,22 @@ _ASSISTANT: list[LossRole] = ["assistant"]
 
 
 class DataSetConfig(Config):
-    """One data set. Exactly one of `path` and `name` says where it is."""
+    """One data set. Set exactly one of `path` and `name`."""
 
     path: FolderPath | None = None
-    """A `.jsonl`, `.csv` or `.parquet` file, or a folder of them or as `datasets` saves it."""
+    """A `.jsonl`, `.csv` or `.parquet` file, a folder of such files, or a folder written by `datasets.save_to_disk`."""
     name: HubName | None = None
-    """Data set on the hub with such files."""
+    """Data set on the hub that consists of such files."""
     revision: Revision | None = None
     """Branch, tag or commit on the hub; default: the main branch."""
     split: Annotated[str, Field(min_length=1, max_length=63), PRINTABLE] | None = None
-    """Only files and folders with this in their name."""
+    """Read only files and folders whose name contains this text."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         REVISION_RULE,
         Rule(
             "has(self.path) != has(self.name)",
-            "exactly one of path and name says where the data is; got {has(self.path) ? 'both' : 'neither'}",
+            "set exactly one of path and name; got {has(self.path) ? 'both' : 'neither'}",
         ),
     )
 
@@ -39,14 +39,14 @@ class DataSetConfig(Config):
     def _one_place(self) -> Self:
         if (self.path is None) == (self.name is None):
             got = "neither" if self.path is None else "both"
-            raise ValueError(f"exactly one of path and name says where the data is; got {got}")
+            raise ValueError(f"set exactly one of path and name; got {got}")
         if self.revision is not None and self.name is None:
             raise ValueError(f"revision ({self.revision}) needs name: a local folder has no revisions; remove revision")
         return self
 
     @property
     def label(self) -> str:
-        """Name of the data set in messages and metrics."""
+        """Name of the data set in messages and metrics, with the split in parentheses."""
         return (self.path or self.name or "") + (f" ({self.split})" if self.split else "")
 
 
@@ -54,49 +54,49 @@ class SourceConfig(DataSetConfig):
     """One data set of the mixture."""
 
     weight: Annotated[float, Field(gt=0, le=1e6)] = 1.0
-    """Share of rows among the sources."""
+    """Share of the sampled rows, relative to the other sources' weights."""
 
 
 class ValidationConfig(DataSetConfig):
-    """Rows whose loss is measured before the first step, every `interval` steps and after the last."""
+    """Held-out rows. Their loss is measured before the first step, every `interval` steps and after the last step."""
 
     interval: Annotated[int, Field(ge=1)] = 50
     """Steps between two measurements."""
     max_samples: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Rows, from the first on."""
+    """Most rows to read, from the first row on."""
 
 
 class DataConfig(Config):
-    """The rows of a run: chats (`messages`, in OpenAI's form), or a prompt and its completion."""
+    """Rows to train on: conversations (`messages`, in OpenAI's format), or prompts with completions."""
 
     sources: Annotated[list[SourceConfig], Field(min_length=1, max_length=64)]
-    """The mixture."""
+    """Data sets of the mixture."""
     messages_field: Column = "messages"
-    """Column of the chat."""
+    """Column of the conversation."""
     prompt_field: Column = "prompt"
-    """Column of the prompt, where there is no chat."""
+    """Column of the prompt, for rows without a conversation."""
     completion_field: Column = "completion"
-    """Column of the completion, which alone is learned then."""
+    """Column of the completion, for rows without a conversation. Only the completion is trained on."""
     tools_field: Column = "tools"
-    """Column of the tools of the chat, if any."""
+    """Column of the conversation's tool definitions (optional)."""
     loss_roles: Annotated[list[LossRole], Field(min_length=1, max_length=4)] = _ASSISTANT
-    """Roles that are learned. A message's own `weight` (default 1) weighs its tokens."""
+    """Roles whose messages are trained on. A message's own `weight` (default 1) scales the loss of its tokens."""
     batch_size: Annotated[int, Field(ge=1, le=1_048_576)] = 64
     """Rows per step."""
     batch_tokens: Annotated[int, Field(ge=16)] | None = None
-    """Instead of `batchSize`: rows of this many tokens per step."""
+    """Tokens per step; used instead of `batchSize`."""
     shuffle: bool = True
-    """A new order in each epoch; otherwise that of the files."""
+    """Shuffle the rows in each epoch. Off: the order of the files."""
     epochs: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
-    """Passes over the data; the run ends after them or at `maxSteps`."""
+    """Passes over the data. The run ends after them, or at `maxSteps` if that comes first."""
     stopping: Literal["FirstExhausted", "AllExhausted"] | None = None
-    """End of `epochs`: with the first source (default) or with all."""
+    """End of an epoch: when the first source is exhausted (default), or when all are."""
     too_long: Literal["Truncate", "Skip", "Fail"] = "Truncate"
-    """Rows of more than `seqLen` tokens: cut, left out, or an error."""
+    """Rows longer than `seqLen` tokens: truncate them, skip them, or fail."""
     malformed: Literal["Fail", "Skip"] = "Fail"
-    """Rows that are no chat: an error, or left out."""
+    """Rows that are not valid conversations: fail, or skip them."""
     validation: ValidationConfig | None = None
-    """Held-out loss; none by default."""
+    """Held-out validation. Default: no validation."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(

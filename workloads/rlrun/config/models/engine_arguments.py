@@ -1,4 +1,4 @@
-"""Arguments of vLLM's server that a run may add to its own (`inference.extraArgs`)."""
+"""Additional arguments of vLLM's server that a run may set (`inference.extraArgs`)."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ OWNED_FLAGS = (
     "--weight-transfer-config",
     "--worker-extension-cls",
 )
-"""Flags that a run's fields set, or that would open the guard, hide the server or end it."""
+"""Flags that RLRun sets from a run's fields, or that would disable the access guard, hide the server or make it exit."""
 OWNED_SHORT = ("-tp", "-dp", "-h")
-"""The same in their short forms."""
+"""Short forms of owned flags."""
 ENABLE_TOOLS = "--enable-auto-tool-choice"
-"""vLLM's flag that turns on a parser for the calls of tools, which another one names."""
+"""vLLM's flag that enables a tool-call parser; `--tool-call-parser` selects the parser."""
 REASONING_PARSER = "--reasoning-parser"
-"""vLLM's flag that names a parser for the thoughts before an answer."""
+"""vLLM's flag that selects a parser for the reasoning before an answer."""
 _PARSER_FLAGS = {
     ENABLE_TOOLS,
     "--tool-call-parser",
@@ -57,16 +57,16 @@ _PARSER_FLAGS = {
     REASONING_PARSER,
     "--reasoning-parser-plugin",
 }
-"""vLLM's flags that say how a reply is taken apart."""
+"""vLLM's flags that configure how a reply is parsed."""
 
 
 def flag_of(argument: str) -> str:
-    """The flag of an argument as vLLM reads it: without value, with `-` for `_`; a part of a flag's JSON (`--flag.key`) is the flag."""
+    """Return the flag of an argument as vLLM reads it: without its value, with `-` for `_`, and `--flag` for `--flag.key`."""
     return argument.partition("=")[0].replace("_", "-").partition(".")[0].replace("--no-", "--", 1)
 
 
 def is_owned(argument: str) -> bool:
-    """True if an argument is one that RLRun sets itself; argparse takes a flag's beginning for the flag."""
+    """Return whether RLRun itself sets an argument. A prefix counts as the flag, because argparse expands prefixes."""
     if argument.startswith("--"):
         flag = flag_of(argument)
         return len(flag) > len("--") and any(owned.startswith(flag) for owned in OWNED_FLAGS)
@@ -74,20 +74,20 @@ def is_owned(argument: str) -> bool:
 
 
 def problem_of_arguments(arguments: Sequence[str]) -> str | None:
-    """Reason why vLLM's server cannot have these arguments: field, value and fix; None: it can."""
+    """Return why vLLM's server cannot have these arguments (field, value and fix), or None if it can."""
     for index, argument in enumerate(arguments):
         if is_owned(argument):
-            return f"extraArgs[{index}] ({argument}) is set by RLRun itself; remove it, and use the field of its own where there is one"
+            return f"extraArgs[{index}] ({argument}) is set by RLRun itself; remove it, and set the corresponding field if there is one"
         if argument.startswith("-"):
             continue
         before = arguments[index - 1] if index else "--first="
         if before.startswith("--") and "=" in before:
-            return f"extraArgs[{index}] ({argument}) is neither a flag nor the value of one; write --{argument}, or put it behind its flag"
+            return f"extraArgs[{index}] ({argument}) is neither a flag nor a flag's value; write --{argument}, or put it after its flag"
     return None
 
 
 def parser_arguments(arguments: Sequence[str]) -> list[str]:
-    """Entries of the arguments that configure the parsing of a reply: its calls of tools and its reasoning."""
+    """Return the arguments that configure how a reply is parsed: its tool calls and its reasoning."""
     found, values = [], False
     for argument in arguments:
         flag, _, value = argument.partition("=")
@@ -116,12 +116,12 @@ EXTRA_ARGUMENTS_RULES = (
     Rule(
         f"!has(self.extraArgs) || variables.indices.all(i, !({_OWNED}))",
         f"extraArgs[{{{_FIRST_OWNED}}}] ({{self.extraArgs[{_FIRST_OWNED}]}}) is set by RLRun itself; remove it, "
-        "and use the field of its own where there is one",
+        "and set the corresponding field if there is one",
     ),
     Rule(
         f"!has(self.extraArgs) || variables.indices.all(i, {_VALUE_OF_FLAG})",
-        f"extraArgs[{{{_FIRST_STRAY}}}] ({{self.extraArgs[{_FIRST_STRAY}]}}) is neither a flag nor the value of one; "
-        f"write --{{self.extraArgs[{_FIRST_STRAY}]}}, or put it behind its flag",
+        f"extraArgs[{{{_FIRST_STRAY}}}] ({{self.extraArgs[{_FIRST_STRAY}]}}) is neither a flag nor a flag's value; "
+        f"write --{{self.extraArgs[{_FIRST_STRAY}]}}, or put it after its flag",
     ),
 )
-"""Rules of a block with `extraArgs`."""
+"""Admission rules of a block with `extraArgs`."""

@@ -1,4 +1,4 @@
-"""Objective of one environment where it differs from the run's: parts, each in place of the run's."""
+"""Objective of one environment, if it differs from the run's objective."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun.config.rule import Rule
 
 
 class EnvironmentAlgorithm(Config):
-    """Parts of the objective that replace the run's in one environment."""
+    """Parts of the run's objective that are replaced for one environment."""
 
     loss: LossConfig | None = None
     """Replaces the run's loss."""
@@ -31,9 +31,9 @@ class EnvironmentAlgorithm(Config):
     aggregation: Aggregation | None = None
     """Replaces the run's aggregation."""
     aggregation_length: Annotated[int, Field(ge=1)] | None = None
-    """Tokens that `constant_length` divides by."""
+    """Number of tokens that `constant_length` divides by."""
     proximal: Proximal | None = None
-    """Replaces the run's proximal policy; default: the run's where this loss uses it, else the loss's."""
+    """Replaces the run's proximal policy. Default: the run's if this loss uses it, otherwise the loss's default."""
     regularizers: RegularizerConfig | None = None
     """Replaces the run's regularizers."""
     correction: CorrectionConfig | None = None
@@ -44,7 +44,7 @@ class EnvironmentAlgorithm(Config):
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.advantage) || self.advantage.name != 'gae'",
-            "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage",
+            "advantage gae applies to the whole run, because its critic is trained on all environments; set algorithm.advantage instead",
             ".advantage",
         ),
     )
@@ -53,27 +53,27 @@ class EnvironmentAlgorithm(Config):
     def _per_rollout(self) -> Self:
         if self.advantage is not None and self.advantage.name == "gae":
             raise ValueError(
-                "advantage gae is of the whole run, its critic sees all environments; set algorithm.advantage"
+                "advantage gae applies to the whole run, because its critic is trained on all environments; set algorithm.advantage instead"
             )
         return self
 
     def over(self, run: AlgorithmConfig) -> AlgorithmConfig:
-        """The algorithm of this environment: the run's, with the parts that are given here in their place.
+        """Return the algorithm of this environment: the run's, with the parts that are set here replaced.
 
         Raises:
-            ValueError: the parts do not go together, or need what the run does not have; names field, value and fix.
+            ValueError: The parts contradict each other, or need a model that the run does not have; has field, value and fix.
         """
         given = {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}
         if "aggregation" in given:  # the run's length belongs to the run's aggregation
             given.setdefault("aggregation_length", None)
         if run.critic is not None and self.advantage is not None:
             raise ValueError(
-                f"advantage ({self.advantage.name}) cannot replace gae of the run, whose critic reads the rewards of all "
-                "environments; remove it"
+                f"advantage ({self.advantage.name}) cannot replace the run's advantage gae, because its critic is trained on rewards of "
+                "all environments; remove it"
             )
         found = run.model_copy(update=given)
         if self.proximal is None and found.proximal not in (None, "inference"):
-            # The run's proximal policy belongs to the run's loss: it is left out for a loss that does not use it.
+            # The run's proximal policy belongs to the run's loss. It is dropped if this environment's loss does not use it.
             corrected = found.effective_correction is not None
             if proximal_problem(found.effective_loss.name, found.proximal, corrected=corrected):
                 found = found.model_copy(update={"proximal": None})
@@ -81,9 +81,9 @@ class EnvironmentAlgorithm(Config):
         return found
 
     def trainer_part(self, run: AlgorithmConfig) -> EnvironmentAlgorithm | None:
-        """The parts without those that the orchestrator alone reads; None when nothing is left.
+        """Return the parts without those that only the orchestrator reads, or None if no part is left.
 
-        With KL in the reward the trainer reads the advantage too: it normalizes after the KL.
+        With a KL term in the reward the trainer reads the advantage too, because it normalizes after adding the KL.
         """
         rewards_kl = (self.regularizers or run.regularizers).kl_reward > 0
         own = self.model_copy(update={"advantage": self.advantage if rewards_kl else None, "filters": None})

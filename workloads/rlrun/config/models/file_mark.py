@@ -1,6 +1,6 @@
-"""Mark of what a pod reads in the run's configuration file.
+"""Fingerprint of the part of the run's configuration file that a pod reads.
 
-A pod's template names it, so that no pod takes the file of another attempt for its own.
+A pod's template contains the fingerprint, so that no pod uses the file of another attempt by mistake.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Mapping
 
 VARIABLE = "RLRUN_CONFIG_MARK"
 NOT_READ_BY_ENGINES = frozenset({"replicas", "max_steps"})
-"""Fields of an engine's section that no engine acts on: they are edited while engines live."""
+"""Fields of an engine's section that engines do not use. They may change while engines run."""
 
 
 def file_mark(document: Mapping[str, object], role: str) -> str:
-    """16 hex digits over what a pod of `role` acts on in the file.
+    """Return a fingerprint (16 hex digits) of the part of the file that a pod of `role` uses.
 
-    Engines outlive attempts, hence for `inference` this is the engines' section alone. Their number, which may change while an attempt
-    runs, counts for no role: the orchestrator finds them by their Service.
+    Engines outlive attempts, so the fingerprint of `inference` covers only the engines' section. The number of engines may change
+    while an attempt runs and is not part of any fingerprint: the orchestrator finds the engines by their Service.
 
     Args:
-        document: the file, parsed.
-        role: of the pod.
+        document: the parsed configuration file.
+        role: role of the pod.
 
     Raises:
-        ValueError: the engines' section is no mapping.
+        ValueError: The engines' section is not a mapping.
     """
     section = document.get("inference") or {}
     if not isinstance(section, Mapping):

@@ -1,4 +1,4 @@
-"""Learning of the policy: objective, staleness bounds, optimizer and schedule."""
+"""Learning of the policy: objective, staleness bounds, optimizer and learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _IMPORT_PATH = r"^[A-Za-z_]\\w*([.][A-Za-z_]\\w*)*:[A-Za-z_]\\w*$"
 
 
 def _known_name_rule(kind: str, names: Iterable[str]) -> Rule:
-    """Rule of a block whose `name` is one of `names` or an import path."""
+    """Build the admission rule of a block whose `name` is one of `names` or an import path."""
     known = sorted(names)
     return Rule(
         f"self.name in {list_cel(known)} || self.name.matches('{_IMPORT_PATH}')",
@@ -45,9 +45,9 @@ def _known_name_rule(kind: str, names: Iterable[str]) -> Rule:
 
 class _Objective(Config):
     name: Annotated[str, Field(min_length=1, max_length=253)]
-    """A known name, or `package.module:function` of the image."""
+    """A built-in name, or an import path `package.module:function` in the image."""
     options: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
-    """Its options, spelled as in the reference (`delta`, `eps_high`, ...)."""
+    """Options, with the names of the reference page (`delta`, `eps_high`, ...)."""
 
 
 class LossConfig(_Objective):
@@ -62,7 +62,7 @@ class LossConfig(_Objective):
 
 
 class AdvantageConfig(_Objective):
-    """Computation of advantages from a group's rewards."""
+    """Computation of advantages from the rewards of a group."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (_known_name_rule("advantage", ADVANTAGE_ENTRIES),)
 
@@ -73,42 +73,42 @@ class AdvantageConfig(_Objective):
 
 
 class FilterConfig(Config):
-    """Samples that are not trained on, and the penalty of long answers. Rewards in metrics stay as the environment gave them."""
+    """Samples to exclude from training, and a penalty for long answers. Metrics still report the environment's rewards."""
 
     zero_variance: bool = False
-    """Drop groups of equal rewards and sample others (dynamic sampling)."""
+    """Drop groups whose rewards are all equal and sample others (dynamic sampling)."""
     overlong_penalty: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Most taken off the reward over the last `overlongBuffer` of `maxTokens` (DAPO's soft penalty); 0: off."""
+    """Largest penalty on the reward over the last `overlongBuffer` of `maxTokens` (DAPO's soft penalty); 0: off."""
     overlong_buffer: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of `maxTokens` over which the penalty rises."""
+    """Share of `maxTokens` over which the penalty increases."""
     overlong_mask: bool = False
-    """Do not train on rollouts that were cut off."""
+    """Exclude rollouts that were truncated."""
     repetition_mask: bool = False
-    """Mask repetition: `repetitionWindow` tokens in a row, each above probability 0.99."""
+    """Exclude rollouts with repetition: `repetitionWindow` consecutive tokens, each with a probability above 0.99."""
     repetition_window: Annotated[int, Field(ge=2, le=1_048_576)] = 512
-    """Also for the metric `batch/repetition`."""
+    """Window of `repetitionMask` and of the metric `batch/repetition`, in tokens."""
     gibberish_mask: bool = False
-    """Mask rollouts with a token of id above 100000 sampled below e^-2 of uniform probability."""
+    """Exclude rollouts with a token of id above 100000 that was sampled below e^-2 of uniform probability."""
 
 
 class RegularizerConfig(Config):
-    """Terms added to the loss of each token."""
+    """Terms that are added to the loss of each token."""
 
     entropy: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Weight of the entropy bonus."""
+    """Coefficient of the entropy bonus."""
     kl: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Weight of the KL divergence to the reference; needs a reference."""
+    """Coefficient of the KL divergence to the reference model; needs `reference`."""
     kl_kind: Literal["k1", "k2", "k3", "k1+", "k3+", "k3_unbiased"] = "k3"
-    """Its estimate, with d = t - ref: k2 is d²/2, k3 e^-d - 1 + d; a +: with the gradient of k2; unbiased: times ρ. k1 has no gradient."""
+    """Estimator, with d = t - ref: k2 is d²/2, k3 is e^-d - 1 + d; +: gradient of k2; unbiased: times ρ. k1 has no gradient."""
     kl_reward: Annotated[float, Field(ge=0, le=1e6)] = 0.0
-    """Weight of the KL divergence in the reward of each token; needs a reference."""
+    """Coefficient of the KL divergence in the reward of each token; needs `reference`."""
     kl_reward_kind: Literal["k1", "k2", "k3"] = "k1"
-    """Its estimate, under the policy at the start of the step."""
+    """Estimator of that divergence, under the policy at the start of the step."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.klKind != 'k1' || self.kl == 0.0",
-            "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or klReward to {self.kl} and remove kl",
+            "klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or set klReward to {self.kl} and remove kl",
             ".klKind",
         ),
     )
@@ -117,35 +117,35 @@ class RegularizerConfig(Config):
     def _has_gradient(self) -> Self:
         if self.kl > 0 and self.kl_kind == "k1":
             raise ValueError(
-                f"klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or klReward to {self.kl} and remove kl"
+                f"klKind (k1) has an expected gradient of 0 in the loss; set klKind to k2, or set klReward to {self.kl} and remove kl"
             )
         return self
 
 
 class CorrectionConfig(Config):
-    """Correction of the mismatch between trainer and engine, on top of the loss."""
+    """Correction of the mismatch between trainer and engine, in addition to the loss."""
 
     action: Literal["clamp", "mask", "none"] = "clamp"
-    """Clamp: weigh by the ratio, clamped to [low, high]; mask: drop what is outside; none: no correction, also where the preset has one."""
+    """clamp: weight by the ratio, clamped to [low, high]. mask: drop tokens outside. none: no correction, even if the preset has one."""
     weight: Literal["none", "token", "sequence", "geometric"] = "none"
-    """With mask, weight of what is kept: 1, or a ratio."""
+    """With action mask, weight of the kept tokens: 1 (none), or a ratio."""
     cap: Annotated[float, Field(gt=0)] | None = None
-    """Cap of the weight."""
+    """Upper limit of the weight."""
     level: Literal["token", "sequence"] = "token"
-    """Judge each token, or each sequence as a whole."""
+    """Compare each token, or each sequence as a unit, with the bounds."""
     measure: Literal["ratio", "k1", "k2", "k3"] = "ratio"
-    """The ratio, or an estimate of the divergence (mask only)."""
+    """Compared quantity: the ratio, or an estimate of the divergence (only with mask)."""
     reduce: Literal["mean", "sum", "max"] = "mean"
-    """Reduction over a sequence's tokens; the mean of ratios is the geometric one."""
+    """Reduction over the tokens of a sequence. The mean of ratios is the geometric mean."""
     low: float | None = None
-    """Lower bound; default: 0, for k1 `-high`."""
+    """Lower bound. Default: 0; for k1, `-high`."""
     high: float = 2.0
     """Upper bound."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "self.action != 'clamp' || self.measure == 'ratio'",
-            "correction: action clamp needs measure ratio, got {self.measure}: a divergence is no weight; use action mask",
+            "correction: action clamp needs measure ratio, got {self.measure}, which is not a weight; set action to mask",
             ".action",
         ),
     )
@@ -157,7 +157,7 @@ class CorrectionConfig(Config):
 
     @property
     def options(self) -> Options:
-        """The options as `rlrun.algorithms` takes them."""
+        """Options in the form that `rlrun.algorithms` takes."""
         return self.model_dump(exclude_none=True)
 
 
@@ -172,34 +172,34 @@ _NOT_THERE = " model, which this run does not have; set algorithm."
 
 
 class AlgorithmConfig(Config):
-    """The objective and how far behind the policy its data may be."""
+    """The training objective, and how stale its data may be."""
 
     preset: Annotated[str, Field(min_length=1, max_length=63)] = DEFAULT_PRESET
-    """A named objective; the page of presets lists them. The fields that follow replace its parts."""
+    """Name of a complete objective; the page of presets lists them. The fields below replace its parts."""
     loss: LossConfig | None = None
     """Replaces the preset's loss."""
     advantage: AdvantageConfig | None = None
     """Replaces the preset's advantage."""
     aggregation: Aggregation | None = None
-    """Replaces the preset's aggregation of all tokens."""
+    """Replaces the preset's aggregation over tokens."""
     aggregation_length: Annotated[int, Field(ge=1)] | None = None
-    """Tokens that `constant_length` divides by; default: `seqLen`."""
+    """Number of tokens that `constant_length` divides by. Default: `seqLen`."""
     proximal: Proximal | None = None
-    """Policy that the trust region is measured from: the engine's, or that at the start of the step; default: the loss's."""
+    """Policy that the trust region is measured from: the engine's, or the policy at the start of the step. Default: the loss's."""
     regularizers: RegularizerConfig = RegularizerConfig()
     """Entropy bonus and KL to a reference."""
     reference: ReferenceConfig | None = None
-    """Frozen model for `regularizers.kl`, `distill` and other parts that need one."""
+    """Frozen model for `regularizers.kl`, `distill` and other parts that need it."""
     critic: CriticConfig | None = None
-    """A value model that the trainer trains as well: for advantage `gae`."""
+    """Value model that is trained with the policy; for advantage `gae`."""
     correction: CorrectionConfig | None = None
-    """Truncated importance weights or rejection; replaces the preset's."""
+    """Truncated importance weights, or rejection. Replaces the preset's correction."""
     filters: FilterConfig | None = None
     """Replaces the preset's filters."""
     max_async_level: Annotated[int, Field(ge=0, le=64)] = 2
     """Pipeline depth: rollouts for step n start once version n-1-maxAsyncLevel is published; 0 is synchronous."""
     max_off_policy_steps: Annotated[int, Field(ge=0, le=1024)] = 8
-    """A group is trained in step n only if it was dispatched at version n-1-maxOffPolicySteps or later."""
+    """Largest staleness: step n trains on a group only if its rollouts started at version n-1-maxOffPolicySteps or later."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -210,7 +210,7 @@ class AlgorithmConfig(Config):
         Rule(
             "self.maxOffPolicySteps >= self.maxAsyncLevel",
             "maxOffPolicySteps ({self.maxOffPolicySteps}) must be at least maxAsyncLevel ({self.maxAsyncLevel}): "
-            "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel",
+            "otherwise rollouts may become too old to be trained on; raise maxOffPolicySteps or lower maxAsyncLevel",
             ".maxOffPolicySteps",
         ),
         Rule(
@@ -243,7 +243,7 @@ class AlgorithmConfig(Config):
         if self.max_off_policy_steps < self.max_async_level:
             raise ValueError(
                 f"maxOffPolicySteps ({self.max_off_policy_steps}) must be at least maxAsyncLevel ({self.max_async_level}): "
-                "otherwise the pipeline makes groups that may never be trained; raise maxOffPolicySteps or lower maxAsyncLevel"
+                "otherwise rollouts may become too old to be trained on; raise maxOffPolicySteps or lower maxAsyncLevel"
             )
         self.check_parts()
         if self.critic is not None and self.effective_advantage.name != "gae":
@@ -253,10 +253,10 @@ class AlgorithmConfig(Config):
         return self
 
     def check_parts(self) -> None:
-        """Refuse parts of the objective that do not go together, or need a model that the run does not have.
+        """Refuse parts of the objective that contradict each other, or need a model that the run does not have.
 
         Raises:
-            ValueError: names field, value and fix.
+            ValueError: The message has field, value and fix.
         """
         loss, proximal, correction = self.effective_loss.name, self.effective_proximal, self.effective_correction
         if problem := proximal_problem(loss, proximal, corrected=correction is not None):
@@ -283,7 +283,7 @@ class AlgorithmConfig(Config):
 
     @property
     def needs(self) -> dict[Need, str]:
-        """Inputs of the objective besides the policy, each with the part that needs it."""
+        """Inputs of the objective other than the policy, each with the part that needs it."""
         found: dict[Need, str] = {}
         if self.regularizers.kl > 0:
             found["reference"] = f"regularizers.kl ({self.regularizers.kl})"
@@ -294,25 +294,25 @@ class AlgorithmConfig(Config):
 
     @property
     def provided(self) -> frozenset[Need]:
-        """Inputs that the run has besides the policy."""
+        """Inputs other than the policy that the run has."""
         have: dict[Need, object] = {"reference": self.reference, "critic": self.critic}
         return frozenset(need for need, config in have.items() if config is not None)
 
     @property
     def effective_loss(self) -> LossConfig:
-        """The loss after the preset: `loss` when it is given, else the preset's."""
+        """Loss: `loss` if it is set, otherwise the preset's."""
         settings = find_preset(self.preset)
         return self.loss or LossConfig(name=settings.loss, options=dict(settings.loss_options))
 
     @property
     def effective_advantage(self) -> AdvantageConfig:
-        """The advantage after the preset: `advantage` when it is given, else the preset's."""
+        """Advantage: `advantage` if it is set, otherwise the preset's."""
         settings = find_preset(self.preset)
         return self.advantage or AdvantageConfig(name=settings.advantage, options=dict(settings.advantage_options))
 
     @property
     def batch_advantage(self) -> AdvantageConfig:
-        """The advantage that a batch holds: without the options that act after KL in the reward, which the trainer applies."""
+        """Advantage that the orchestrator computes. It omits the options that the trainer applies after adding KL to the reward."""
         advantage = self.effective_advantage
         if self.regularizers.kl_reward == 0 or is_import_path(advantage.name) or advantage.name == "gae":
             return advantage
@@ -321,17 +321,17 @@ class AlgorithmConfig(Config):
 
     @property
     def effective_aggregation(self) -> str | None:
-        """The aggregation after the preset; None: that of the loss."""
+        """Aggregation over tokens: `aggregation` if it is set, otherwise the preset's; None: the aggregation of the loss."""
         return self.aggregation or find_preset(self.preset).aggregation
 
     @property
     def effective_proximal(self) -> str:
-        """The proximal policy: `proximal` when it is given, else that of the loss."""
+        """Proximal policy: `proximal` if it is set, otherwise the default of the loss."""
         return self.proximal or default_proximal(self.effective_loss.name)
 
     @property
     def effective_correction(self) -> CorrectionConfig | None:
-        """The correction: `correction` when it is given, else the preset's, which belongs to its loss and needs a proximal policy."""
+        """Correction: `correction` if it is set, otherwise the preset's if the preset's loss is used with a proximal policy."""
         if self.correction is not None:
             return None if self.correction.action == "none" else self.correction
         settings = find_preset(self.preset)
@@ -345,7 +345,7 @@ class AlgorithmConfig(Config):
 
     @property
     def band_warning(self) -> str | None:
-        """Warning about a band of the loss that the rounding of engine and trainer alone leaves, or None."""
+        """Warning if a band of the loss is so narrow that rounding differences between engine and trainer leave it, or None."""
         loss, proximal = self.effective_loss, self.effective_proximal
         narrow = narrow_bands(loss.name, loss.options)
         if not narrow or proximal == "recompute":
@@ -359,24 +359,24 @@ class AlgorithmConfig(Config):
         )
         return (
             f"loss {loss.name} measures {bands} from the engine's log-probs (proximal: {proximal}), whose rounding alone moves tokens "
-            f"farther and takes their gradient; {fix}"
+            f"outside the band and removes their gradient; {fix}"
         )
 
     @property
     def effective_filters(self) -> FilterConfig:
-        """The filters after the preset: `filters` when they are given, else the preset's."""
+        """Filters: `filters` if they are set, otherwise the preset's."""
         return self.filters or FilterConfig.model_validate(dict(find_preset(self.preset).filters))
 
 
 class OptimizerConfig(Config):
-    """Optimizer that turns gradients into updates of the float32 master weights."""
+    """Optimizer that applies gradients to the float32 master weights."""
 
     name: Literal["adamw", "muon", "sgd"] = "adamw"
-    """`muon`: orthogonalised momentum for the layers' matrices, AdamW for all else."""
+    """`muon`: orthogonalized momentum for the matrices of the layers, AdamW for all other weights."""
     lr: Annotated[float, Field(gt=0, le=10)] = 1e-6
     """Peak learning rate."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Decoupled weight decay; `sgd` adds it to the gradient."""
+    """Decoupled weight decay. `sgd` adds it to the gradient."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of AdamW's first moment."""
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
@@ -386,11 +386,11 @@ class OptimizerConfig(Config):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     """Momentum of `muon` (default 0.95) and `sgd` (default 0.9)."""
     moments: Literal["float32", "int8"] = "float32"
-    """Number format of `adamw`'s moments; `int8`: blocks of 8-bit codes, a quarter of the memory, and slower."""
+    """Number format of `adamw`'s moments. `int8`: blocks of 8-bit codes; a quarter of the memory, but slower."""
     offload: bool = False
-    """Keep moments in host memory; the device has two buckets of them while it steps. Needs GPUs."""
+    """Keep the moments in host memory; the GPU holds two buckets of them during an update. Needs GPUs."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Gradients are scaled down to this global L2 norm; null: no clipping."""
+    """Global L2 norm that gradients are scaled down to; null: no clipping."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -412,7 +412,7 @@ class OptimizerConfig(Config):
 
     @model_validator(mode="after")
     def _only_its_own(self) -> Self:
-        """Refuse what would do nothing. A default is not distinguished from a value left out: `run.json` holds them all."""
+        """Refuse options without effect. `run.json` contains all defaults, so a default value is always accepted."""
         if self.name == "adamw" and self.momentum is not None:
             raise ValueError(f"momentum ({self.momentum}) has no meaning for optimizer adamw; remove it")
         if self.name != "adamw" and self.moments != "float32":
@@ -423,18 +423,18 @@ class OptimizerConfig(Config):
 
     @property
     def effective_momentum(self) -> float:
-        """The momentum after its default."""
+        """Momentum after its default is applied."""
         if self.momentum is not None:
             return self.momentum
         return 0.95 if self.name == "muon" else 0.9
 
 
 class SchedulerConfig(Config):
-    """The learning rate over the run's steps."""
+    """Learning rate over the steps of the run."""
 
     name: Literal["constant", "linear", "cosine"] = "constant"
     """Shape after the warm-up: constant, or decay to `minLrRatio` of the peak at `maxSteps`."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the rate rises linearly from 0 to the peak."""
+    """Steps in which the rate increases linearly from 0 to the peak."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Rate at the end as a share of the peak; for linear and cosine."""
+    """Final rate as a share of the peak; for linear and cosine."""

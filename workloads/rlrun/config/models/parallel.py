@@ -1,4 +1,4 @@
-"""Parallelism of the trainer's ranks over one model, and recomputation of activations."""
+"""Parallel layout of the trainer's ranks, and recomputation of activations."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ ActivationMode = Literal["none", "full", "selective", "attention", "offload"]
 ActivationCheckpointing = Literal["auto", "none", "full", "selective", "attention", "offload"]
 AttentionKernel = Literal["auto", "fa3", "fa4", "flash2", "cudnn", "varlen", "flex", "sdpa"]
 GPU_KERNELS: tuple[AttentionKernel, ...] = tuple(
-    one for one in get_args(AttentionKernel) if one not in ("auto", "sdpa")
+    name for name in get_args(AttentionKernel) if name not in ("auto", "sdpa")
 )
-"""Kernels of attention that need a GPU."""
+"""Attention kernels that need a GPU."""
 GradientAccumulation = Literal["reduce", "local"]
 ComputeDType = Literal["auto", "float32", "bfloat16"]
 PipelineSchedule = Literal["1F1B", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"]
 ZERO_BUBBLE: tuple[PipelineSchedule, ...] = ("InterleavedZeroBubble", "ZBVZeroBubble")
-"""Schedules that compute the gradients of weights later than those of inputs."""
+"""Schedules that compute gradients of weights later than gradients of inputs."""
 
 
 class ParallelismConfig(Config):
-    """Division of model and data among the ranks. Does not change the result; ranks = pp * dpReplicate * dpShard * cp * tp."""
+    """Layout of model and data over the ranks: ranks = pp * dpReplicate * dpShard * cp * tp. Does not change the result."""
 
     dp_replicate: Annotated[int, Field(ge=1, le=4096)] = 1
     """Copies of the sharded model (HSDP)."""
     dp_shard: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Data-parallel ranks that share one copy (FSDP); default: all that are left."""
+    """Data-parallel ranks that share one copy (FSDP). Default: all remaining ranks."""
     tp: Annotated[int, Field(ge=1, le=64)] = 1
-    """Ranks that share every layer's matrices."""
+    """Tensor parallelism: ranks that share the matrices of every layer."""
     cp: Annotated[int, Field(ge=1, le=256)] = 1
-    """Ranks that share every row's tokens."""
+    """Context parallelism: ranks that share the tokens of every row."""
     ep: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Ranks among dpShard * cp that share a mixture's experts."""
+    """Expert parallelism: ranks, out of dpShard * cp, that share the experts of a mixture."""
     pp: Annotated[int, Field(ge=1, le=64)] = 1
-    """Parts of the layers, each on ranks of its own, that micro-batches pass through one after the other."""
+    """Pipeline parallelism: parts of the layers, each on its own ranks. Micro-batches pass through them in order."""
     schedule: PipelineSchedule = "1F1B"
-    """Order of a pipeline's forward and backward passes, by torch's names."""
+    """Order of a pipeline's forward and backward passes, with torch's names."""
     stages_per_rank: Annotated[int, Field(ge=1, le=64)] | None = None
-    """Stages of each rank of a pipeline; default: 1 with 1F1B, 2 with the others."""
+    """Stages on each rank of a pipeline. Default: 1 with 1F1B, otherwise 2."""
 
     @property
     def local_stages(self) -> int:
-        """Stages of each rank."""
+        """Stages on each rank."""
         return self.stages_per_rank or (1 if self.schedule == "1F1B" else 2)
 
     @property
     def folded(self) -> bool:
-        """True if rows go through the ranks and back: the first rank has the first stage and the last."""
+        """Whether micro-batches pass through the ranks and back, so that the first rank holds the first stage and the last."""
         return self.schedule == "ZBVZeroBubble"
 
     def problem(self, world_size: int) -> str | None:
-        """Reason why `world_size` ranks cannot be divided so: the field, its value and the fix. None when they can."""
+        """Return why `world_size` ranks cannot use this layout (field, value and fix), or None if they can."""
         if (problem := self._schedule_problem()) is not None:
             return problem
         fixed = self.pp * self.dp_replicate * (self.dp_shard or 1) * self.cp * self.tp
@@ -76,13 +76,12 @@ class ParallelismConfig(Config):
         return None
 
     def _schedule_problem(self) -> str | None:
-        """Contradiction between the fields of a pipeline; None: there is none."""
         if self.schedule != "1F1B" and self.pp == 1:
-            return f"parallelism.schedule ({self.schedule}) orders the stages of a pipeline, and pp is 1; raise pp, or remove schedule"
+            return f"parallelism.schedule ({self.schedule}) orders the stages of a pipeline, but pp is 1; raise pp, or remove schedule"
         fewest, most = {"1F1B": (1, 1), "ZBVZeroBubble": (2, 2)}.get(self.schedule, (2, 64))
         if not fewest <= self.local_stages <= most:
             return (
-                f"parallelism.stagesPerRank ({self.stages_per_rank}) does not go with schedule {self.schedule}: 1F1B has 1, "
+                f"parallelism.stagesPerRank ({self.stages_per_rank}) does not fit schedule {self.schedule}: 1F1B has 1 stage, "
                 "ZBVZeroBubble 2, the others 2 or more; change one of them"
             )
         return None
@@ -90,29 +89,29 @@ class ParallelismConfig(Config):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of pods that a layout can divide its ranks among.
+    """Numbers of pods that a layout can use.
 
     Attributes:
-        allowed: ascending.
-        left_out: the others of the range, each with the reason.
+        allowed: sizes that fit, in ascending order.
+        left_out: sizes of the range that do not fit, each with the reason.
     """
 
     allowed: tuple[int, ...]
     left_out: Mapping[int, str]
 
     def at_most(self, pods: int) -> int | None:
-        """Largest allowed number that is no larger than `pods`; None: there is none."""
+        """Return the largest allowed number that is at most `pods`, or None if all allowed numbers are larger."""
         return max((size for size in self.allowed if size <= pods), default=None)
 
 
 def trainer_sizes(layout: ParallelismConfig, ranks: int, least: int, most: int) -> Sizes:
-    """Sizes of a trainer from `least` to `most` pods.
+    """Return the sizes, from `least` to `most` pods, that a trainer can have.
 
-    Any batch is dealt to any number of ranks, so that the layout alone decides.
+    Only the layout restricts the size, because any batch can be divided among any number of ranks.
 
     Args:
-        layout: of all sizes; data-parallel shards take what is left.
-        ranks: in each pod.
+        layout: layout of every size; data-parallel shards use the remaining ranks.
+        ranks: ranks per pod.
         least: fewest pods.
         most: most pods.
     """

@@ -1,4 +1,4 @@
-"""Policies that a run without training evaluates."""
+"""Policies that an evaluation run without training evaluates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlrun.config.formats import RunFolder
 
 
 class PoliciesConfig(Config):
-    """Policies of another run. Without `steps` and `base`: the model, and every step that is there."""
+    """Policies of another run. Without `steps` and `base`: the base model and every available step."""
 
     from_run: RunFolder
-    """A run by name, on the same volume, or a folder: of a run, or with policies (`step_10`, `checkpoint-10`)."""
+    """A run by name, on the same volume, or a folder: of a run, or of policies (`step_10`, `checkpoint-10`)."""
     steps: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=256)] | None = None
-    """These steps."""
+    """Steps to evaluate. Default: every available step."""
     base: bool = False
-    """The model itself, beside `steps` or alone."""
+    """Evaluate the base model, in addition to `steps` or without steps."""

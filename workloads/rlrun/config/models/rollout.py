@@ -23,8 +23,8 @@ from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.rule import Rule, list_cel, quote_cel
 
 SOLVED = 1.0
-"""Reward from which a rollout counts as solved, unless its environment has a threshold of its own."""
-_RECOMPUTED = "the trainer recomputes log-probs of the whole distribution, which this changes; remove it"
+"""Default reward at which a rollout counts as solved."""
+_RECOMPUTED = "it changes the distribution whose log-probs the trainer recomputes; remove it"
 _OWN_ARGUMENTS = (
     "add_generation_prompt",
     "chat_template",
@@ -41,56 +41,58 @@ _OWN_ARGUMENTS = (
     "tools",
     "truncation",
 )
-"""Names that rendering a chat template takes for itself."""
+"""Argument names that the renderer of the chat template sets itself."""
 
 
 def unread_argument(arguments: Iterable[str], template: str) -> str | None:
-    """Reason why a chat template cannot have these arguments, the field's value and the fix: Jinja would drop one in silence; None: it can.
+    """Return why a chat template cannot have these arguments (name and fix), or None if it can.
+
+    Jinja would ignore an unknown argument silently.
 
     A name anywhere in the template counts as read.
     """
     for name in arguments:
         if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", template):
             return (
-                f"the model's chat template has no argument {name}; remove it, or take a model whose template reads it"
+                f"the model's chat template has no argument {name}; remove it, or use a model whose template reads it"
             )
     return None
 
 
 class Sampling(Config):
-    """The one table of sampling parameters; names and meanings are vLLM's, and the defaults change nothing."""
+    """Sampling parameters, with vLLM's names and meanings. The defaults leave the distribution unchanged."""
 
     refused_fields: ClassVar[dict[str, str]] = dict.fromkeys(
         ("logit_bias", "bad_words", "allowed_token_ids"), _RECOMPUTED
     )
-    """Parameters of engines that are not for policies, with the reason."""
+    """Engine parameters that are not supported for policies, with the reason."""
 
     temperature: Annotated[float, Field(ge=0, le=10)] | None = None
-    """0: the likeliest token. Default: as in training."""
+    """Softmax temperature; 0: always the likeliest token. Default: as in training."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
-    """Longest reply in one turn. Default: as in training."""
+    """Longest reply in one turn, in tokens. Default: as in training."""
     min_tokens: Annotated[int, Field(ge=0, le=1_048_576)] = 0
-    """Tokens before a reply may end."""
+    """Fewest tokens of a reply."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Only the likeliest tokens of this total probability."""
+    """Sample only from the likeliest tokens with this total probability."""
     top_k: Annotated[int, Field(ge=0, le=10_000_000)] = 0
-    """Only this many of the likeliest tokens; 0: all."""
+    """Sample only from this many likeliest tokens; 0: all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Only tokens of this share of the likeliest one's probability."""
+    """Sample only from tokens with at least this share of the likeliest token's probability."""
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Divides the logits of tokens seen before."""
+    """Divisor of the logits of tokens that occurred before."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """Subtracted from the logits of tokens sampled before."""
+    """Amount subtracted from the logits of tokens that were sampled before."""
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    """The same, for each time."""
+    """Amount subtracted from a token's logit for each time it was sampled."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    """Seed that all samples' seeds are made of. Default: none; in evaluation as in training."""
+    """Seed from which each sample's seed is derived. Default: none in training; as in training in evaluation."""
     stop: Annotated[list[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=16)] = Field(
         default_factory=list
     )
-    """Texts that end a reply; in evaluation none: as in training."""
+    """Texts that end a reply. Default in evaluation: as in training."""
     chat_template_arguments: FreeMapping = Field(default_factory=dict)
-    """Arguments of the chat template, such as `enable_thinking: false`; in evaluation none: as in training."""
+    """Arguments of the chat template, such as `enable_thinking: false`. Default in evaluation: as in training."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -108,10 +110,10 @@ class Sampling(Config):
         return self
 
     def engine_parameters(self, seed: int | None = None) -> dict[str, object]:
-        """Sampling parameters of the engine beyond temperature and length, by vLLM's names: those that differ from its defaults.
+        """Return vLLM's sampling parameters other than temperature and length that differ from their defaults.
 
         Args:
-            seed: of this request.
+            seed: seed of this request.
         """
         others = {"temperature", "max_tokens", "seed", "chat_template_arguments"}
         own = self.model_dump(exclude_defaults=True, exclude=others)
@@ -123,50 +125,50 @@ _RESHAPING = {
     for name, info in Sampling.model_fields.items()
     if isinstance(info.default, int | float)
 }
-"""Parameters that change the distribution, each with the value that leaves it whole."""
+"""Parameters that change the distribution, each with the value at which it has no effect."""
 _RESHAPED = f"[{', '.join(f'[dyn({quote_cel(n)}), dyn(self.{n}), dyn({v})]' for n, v in _RESHAPING.items())}].filter(p, p[1] != p[2])"
 
 
 class SamplingConfig(Sampling):
-    """Sampling of tokens in training. But for the temperature, nothing may change the distribution whose log-probs are trained."""
+    """Sampling of tokens in training. Only the temperature may change the distribution, because its log-probs are trained."""
 
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
-    """Softmax temperature. The trainer applies the same."""
+    """Softmax temperature. The trainer applies the same temperature."""
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)] = 256
     """Longest reply of the model in one turn, in tokens."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             f"{_RESHAPED}.size() == 0",
-            f"{{{_RESHAPED}[0][0]}} ({{{_RESHAPED}[0][1]}}) is not for training: "
-            f"{_RECOMPUTED} (evaluation.sampling takes it)",
+            f"{{{_RESHAPED}[0][0]}} ({{{_RESHAPED}[0][1]}}) is not supported in training: "
+            f"{_RECOMPUTED} or set it in evaluation.sampling",
         ),
     )
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> Self:
         values = self.model_dump(by_alias=True)
-        for name, whole in _RESHAPING.items():
-            if values[name] != whole:
+        for name, neutral in _RESHAPING.items():
+            if values[name] != neutral:
                 raise ValueError(
-                    f"{name} ({values[name]}) is not for training: {_RECOMPUTED} (evaluation.sampling takes it)"
+                    f"{name} ({values[name]}) is not supported in training: {_RECOMPUTED} or set it in evaluation.sampling"
                 )
         return self
 
 
 class EvaluationSamplingConfig(Sampling):
-    """Sampling of tokens in evaluation; what is left out is as in training."""
+    """Sampling of tokens in evaluation. Omitted values are as in training."""
 
     def check(self, training: SamplingConfig, *, seq_len: int) -> None:
-        """Refuse what does not fit the sampling of one environment.
+        """Refuse values that do not fit the sampling of one environment.
 
         Raises:
-            ValueError: names the field, its value and the fix.
+            ValueError: The message has field, value and fix.
         """
         longest = training.max_tokens if self.max_tokens is None else self.max_tokens
         if longest >= seq_len:
             raise ValueError(
-                f"maxTokens ({longest}) must be less than seqLen ({seq_len}), which holds the prompt too; "
+                f"maxTokens ({longest}) must be less than seqLen ({seq_len}), which also includes the prompt; "
                 "lower maxTokens or raise seqLen"
             )
         if self.min_tokens > longest:
@@ -175,52 +177,52 @@ class EvaluationSamplingConfig(Sampling):
             )
 
     def over(self, training: SamplingConfig) -> CompleteSampling:
-        """Complete sampling for one environment.
+        """Return the complete sampling of one environment.
 
         Args:
-            training: the environment's sampling, for what is left out here.
+            training: the environment's sampling, which provides omitted values.
         """
         own = self.model_dump(exclude_defaults=True)
         return CompleteSampling(**training.model_dump() | own)
 
 
 class CompleteSampling(Sampling):
-    """Evaluation's sampling in one environment, with nothing left out."""
+    """Complete evaluation sampling of one environment."""
 
     temperature: Annotated[float, Field(ge=0, le=10)]
     max_tokens: Annotated[int, Field(ge=1, le=1_048_576)]
 
     def seed_of(self, sample: int) -> int | None:
-        """Seed of a task's sample, by its number from 0; each has its own."""
+        """Return the seed of a task's sample, by the sample's number from 0. Each sample has its own seed."""
         return None if self.seed is None else (self.seed + sample) % 2**31
 
     def identity(self) -> dict[str, object]:
-        """All that answers depend on, as JSON; fields at their defaults are left out, so that a new field leaves old answers valid."""
+        """Return all values that answers depend on, as JSON. Defaults are omitted, so that a new field does not invalidate old answers."""
         return self.model_dump(mode="json", exclude_defaults=True)
 
 
 class PoolConfig(Config):
-    """Tasks that the policy finds easy or hard, by the mean reward of their last group."""
+    """Tasks that are easy or hard for the policy, by the mean reward of their last group."""
 
     threshold: float
     """Mean reward of the last group."""
     fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """Share of draws."""
+    """Share of draws from these tasks."""
     train: bool = True
-    """Off: sample others instead."""
+    """Train on groups of these tasks. Off: sample other groups instead."""
 
 
 class CurriculumConfig(Config):
     """Choice of tasks over the run."""
 
     shuffle: bool = True
-    """A new order per epoch."""
+    """Shuffle the tasks in each epoch."""
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """Steps until all tasks are open, the first first."""
+    """Steps until all tasks are available; tasks become available in order."""
     easy: PoolConfig | None = None
-    """Tasks of this reward or more."""
+    """Tasks with this mean reward or more."""
     hard: PoolConfig | None = None
-    """Tasks of this reward or less."""
+    """Tasks with this mean reward or less."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -239,57 +241,57 @@ class CurriculumConfig(Config):
 
 
 class EnvironmentConfig(Config):
-    """One environment that makes tasks, runs episodes and scores them."""
+    """One environment: it creates tasks, runs episodes and scores them."""
 
     id: EnvironmentId
-    """A shipped environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
+    """A built-in environment (`reverse-text`, `gsm8k`, ...), `verifiers:<name>`, or `package.module:function`."""
     name: EnvironmentName | None = None
-    """Name in metrics and traces; default: its id. Must be unique in the run."""
+    """Name in metrics and traces; unique in the run. Default: the id."""
     args: FreeMapping = Field(default_factory=dict)
-    """Arguments of the environment; each names its own in its documentation."""
+    """Arguments of the environment; see the environment's documentation."""
     ratio: Annotated[float, Field(gt=0, le=1e6)] = 1.0
     """Share of groups relative to the other environments' ratios."""
     curriculum: CurriculumConfig | None = None
     """Choice of tasks over the run."""
     group_size: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Rollouts per task; their rewards are compared with each other."""
+    """Rollouts per task. Their rewards are compared with each other."""
     solved_reward: Annotated[float, Field(ge=-1e9, le=1e9)] = SOLVED
-    """A rollout of this reward or more counts as solved."""
+    """Reward at or above which a rollout counts as solved."""
     sampling: SamplingConfig | None = None
     """Replaces `spec.sampling` for this environment."""
     algorithm: EnvironmentAlgorithm = EnvironmentAlgorithm()
-    """Parts of the objective of this environment alone, as `spec.algorithm` describes them."""
+    """Parts of the objective for this environment only, with the fields of `spec.algorithm`."""
     timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 600.0
-    """Longest time for one episode with its score, in seconds; then the rollout is rejected and counted."""
+    """Longest time for one episode including its score, in seconds. A slower rollout is rejected and counted."""
     reward_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 60.0
     """Longest time for one score, in seconds."""
     start_timeout_seconds: Annotated[float, Field(gt=0, le=86400)] = 300.0
     """Longest time for loading the environment, in seconds."""
     memory_gib: Annotated[float, Field(gt=0, le=65536)] = 8.0
-    """Memory of one worker's processes, above which they are restarted."""
+    """Memory limit of one worker's processes, in GiB. A worker above it is restarted."""
     workers: Annotated[int, Field(ge=1, le=256)] = 1
-    """Processes that play side by side."""
+    """Processes that run episodes in parallel."""
     python: Annotated[str, Field(min_length=1, max_length=1024), PRINTABLE] | None = None
-    """Interpreter that has the environment's packages; default: the orchestrator's, or `python3` of `image`."""
+    """Python interpreter with the environment's packages. Default: the orchestrator's, or `python3` of `image`."""
     variables: Annotated[list[VariableName], Field(max_length=64)] = Field(default_factory=list)
-    """Environment variables of the orchestrator that its code gets besides the usual ones; `AWS_*`: all that begin so."""
+    """Additional environment variables that are passed on from the orchestrator; `AWS_*` matches a prefix."""
     image: ImageReference | None = None
-    """Image of the environment's own container beside the orchestrator, with Python and pydantic; left out on one machine."""
+    """Image of the environment's own container in the orchestrator's pod, with Python and pydantic. Ignored on one machine."""
     isolation: Literal["Container", "Process"] | None = None
-    """Place of its code in a cluster, without `image`. `Container` (default): a container of the orchestrator's pod that holds no secret,
-    shared by the run's environments. `Process`: the orchestrator's container."""
+    """Where the environment runs in a cluster, without `image`. `Container` (default): a container of the orchestrator's pod without
+    secrets, shared by the run's environments. `Process`: the orchestrator's container."""
     volume_paths: Annotated[list[VolumePath], Field(max_length=16)] = Field(default_factory=list)
-    """Folders and files of the run's volume that the container of `image` may read, as paths below its mount; default: none."""
+    """Folders and files of the run's volume that the container of `image` may read, as paths below its mount. Default: no access."""
 
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             "!has(self.volumePaths) || self.volumePaths.size() == 0 || has(self.image)",
-            "volumePaths is for the container of image; set image or remove volumePaths",
+            "volumePaths applies only to the container of image; set image or remove volumePaths",
             ".volumePaths",
         ),
         Rule(
             "!has(self.isolation) || self.isolation == 'Container' || !has(self.image)",
-            "isolation ({self.isolation}) is for an environment without image; remove isolation or image",
+            "isolation ({self.isolation}) applies only to environments without image; remove isolation or image",
             ".isolation",
         ),
     )
@@ -297,42 +299,44 @@ class EnvironmentConfig(Config):
     @model_validator(mode="after")
     def _container_matches_image(self) -> Self:
         if self.volume_paths and self.image is None:
-            raise ValueError("volumePaths is for the container of image; set image or remove volumePaths")
+            raise ValueError("volumePaths applies only to the container of image; set image or remove volumePaths")
         if self.isolation == "Process" and self.image is not None:
-            raise ValueError("isolation (Process) is for an environment without image; remove isolation or image")
+            raise ValueError(
+                "isolation (Process) applies only to environments without image; remove isolation or image"
+            )
         return self
 
     @property
     def shares_container(self) -> bool:
-        """True if a cluster runs it in the container that environments without an image share."""
+        """Whether a cluster runs the environment in the shared container for environments without an image."""
         return self.image is None and self.isolation != "Process"
 
     @property
     def label(self) -> str:
-        """The environment's name in metrics and traces."""
+        """Name of the environment in metrics and traces."""
         return self.name or self.id
 
 
 def solved_rewards(environments: Iterable[EnvironmentConfig]) -> dict[str, float]:
-    """Reward from which a rollout counts as solved, by the environment's label."""
+    """Return the reward at which a rollout counts as solved, by the environment's label."""
     return {environment.label: environment.solved_reward for environment in environments}
 
 
 class EvaluationConfig(Config):
-    """Held-out tasks, answered by one policy version between steps."""
+    """Evaluation of held-out tasks between steps, each by one policy version."""
 
     interval: Annotated[int, Field(ge=1)] = 20
-    """Evaluate every this many policy versions, and always the first and the last."""
+    """Policy versions between evaluations. The first and the last version are always evaluated."""
     num_tasks: Annotated[int, Field(ge=1, le=1_000_000)] = 64
     """Tasks from each environment's `eval` split."""
     samples_per_task: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Rollouts per task; the mean over them is avg@k."""
+    """Rollouts per task. Their mean is avg@k."""
     timeout_seconds: Annotated[float, Field(gt=0, le=604_800)] = 1800.0
-    """Longest time that an evaluation holds back newer weights, in seconds; what is answered by then counts. The time in which its
-    questions wait for rollouts of the training to end does not count."""
+    """Longest time that an evaluation delays newer weights, in seconds. Tasks that are unfinished then are not counted. The wait for
+    training rollouts to finish is not included."""
     sampling: EvaluationSamplingConfig | None = None
-    """Sampling in evaluation, where it is not as in training."""
+    """Sampling in evaluation, for values that differ from training."""
 
     def sampling_over(self, training: SamplingConfig) -> CompleteSampling:
-        """Sampling of evaluation in an environment; `training` is the environment's own sampling."""
+        """Return the sampling of evaluation in an environment; `training` is the environment's own sampling."""
         return (self.sampling or EvaluationSamplingConfig()).over(training)

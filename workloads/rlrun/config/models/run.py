@@ -1,4 +1,4 @@
-"""The resolved configuration of all roles: `run.json`, the one object that every file, flag, port and path follows from."""
+"""Resolved configuration of all roles (`run.json`), from which every file, flag, port and path is derived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun.config.models.checkpoint import MirrorConfig
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
 from rlrun.config.models.tracking import TrackingConfig
 
-# Where a role listens, where an attempt starts, and how many replicas share the work may change without changing what the run computes.
+# Addresses, ports, the starting checkpoint and the number of replicas may change without changing the result of the run.
 _NOT_HASHED: dict[str, bool | dict[str, bool]] = {
     "port": True,
     "host": True,
@@ -30,29 +30,29 @@ _NOT_HASHED: dict[str, bool | dict[str, bool]] = {
 
 
 class RunConfig(Config):
-    """All roles of one run, fully resolved."""
+    """Resolved configuration of all roles of one run."""
 
     format_version: Literal[1] = 1
-    """Version of this file's format."""
+    """Version of the file format."""
     trainer: TrainerConfig
     """The trainer."""
     inference: InferenceConfig | None
-    """Each engine; null in supervised fine-tuning, which has none."""
+    """Configuration of each engine; null for supervised fine-tuning, which has no engines."""
     orchestrator: OrchestratorConfig
     """The orchestrator."""
     tracking: TrackingConfig | None = None
-    """Trackers of the run; they change nothing of what it computes."""
+    """Trackers of the run. They do not change its result."""
     mirror: MirrorConfig | None = None
-    """Copies in object storage; they change nothing of what it computes."""
+    """Copies in object storage. They do not change the run's result."""
 
     def hash(self) -> str:
-        """Fingerprint of everything that determines what the run computes."""
+        """Return the fingerprint of every value that determines the result of the run."""
         return config_fingerprint(
             *(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None)
         )
 
 
 def config_fingerprint(*roles: RoleConfig) -> str:
-    """First 16 hex digits of the SHA-256 over what the roles compute; where they listen and write does not count."""
+    """Return the first 16 hex digits of the SHA-256 over the roles' configuration, without addresses and folders."""
     documents = [role.model_dump(mode="json", exclude=_NOT_HASHED) for role in roles]
     return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]

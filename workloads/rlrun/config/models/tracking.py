@@ -1,4 +1,4 @@
-"""Trackers that show a run's curves: W&B, TensorBoard, MLflow and Trackio."""
+"""Trackers that record a run's metrics: W&B, TensorBoard, MLflow and Trackio."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from rlrun.config.formats import ObjectName, PrintableText, WebAddress
 
 
 class TrackerSecretReference(Config):
-    """Reference to a Secret of the run's namespace, whose keys are called after the tracker's variables."""
+    """Reference to a Secret in the run's namespace. Its keys have the names of the tracker's variables."""
 
     name: ObjectName
     """Name of the Secret."""
     optional: bool = False
-    """Start the orchestrator without the Secret or its keys too."""
+    """Start the orchestrator even if the Secret or its keys do not exist."""
 
 
 class WandbConfig(Config):
-    """Weights & Biases. The key is `WANDB_API_KEY`; the library's other variables apply where no field is set."""
+    """Weights & Biases. The key is `WANDB_API_KEY`. The library's other variables apply to fields that are not set."""
 
     project: PrintableText | None = None
     """Project; default: `WANDB_PROJECT`, or rlrun."""
     entity: PrintableText | None = None
-    """User or team; default: `WANDB_ENTITY`, or the key's own."""
+    """User or team. Default: `WANDB_ENTITY`, or the owner of the key."""
     name: PrintableText | None = None
-    """Name of the tracked run; default: the run's."""
+    """Name of the tracked run. Default: the run's name."""
     group: PrintableText | None = None
     """Group of runs."""
     tags: Annotated[list[PrintableText], Field(max_length=32)] = Field(default_factory=list)
     """Tags of the run."""
     base_url: WebAddress | None = None
-    """A server of one's own."""
+    """Address of a self-hosted server."""
     offline: bool | None = None
-    """Write files on the volume for `wandb sync` instead; default: as `WANDB_MODE` says, or off."""
+    """Write files to the volume for a later `wandb sync`. Default: `WANDB_MODE`, or off."""
     secret_ref: TrackerSecretReference | None = None
-    """Secret with `WANDB_API_KEY`, in a cluster; default: the variable, from `orchestrator.env` or `envFrom`."""
+    """Secret with `WANDB_API_KEY`, in a cluster. Default: the variable, from `orchestrator.env` or `envFrom`."""
 
     @property
     def secret_keys(self) -> tuple[str, ...]:
-        """Keys that the Secret has to have; each becomes the variable of its name."""
+        """Required keys of the Secret. Each becomes the variable of the same name."""
         return ("WANDB_API_KEY",)
 
 
@@ -50,22 +50,22 @@ class TensorBoardConfig(Config):
 
 
 class MlflowConfig(Config):
-    """MLflow, by its REST interface. Credentials are `MLFLOW_TRACKING_USERNAME` and `_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`."""
+    """MLflow, through its REST API. Credentials are `MLFLOW_TRACKING_USERNAME` and `_PASSWORD`, or `MLFLOW_TRACKING_TOKEN`."""
 
     uri: WebAddress | None = None
     """Address of the tracking server; default: `MLFLOW_TRACKING_URI`."""
     experiment: PrintableText | None = None
     """Experiment; default: `MLFLOW_EXPERIMENT_NAME`, or rlrun."""
     name: PrintableText | None = None
-    """Name of the tracked run; default: the run's."""
+    """Name of the tracked run. Default: the run's name."""
     secret_ref: TrackerSecretReference | None = None
-    """Secret with the credentials, in a cluster; default: the variables, from `orchestrator.env` or `envFrom`."""
+    """Secret with the credentials, in a cluster. Default: the variables, from `orchestrator.env` or `envFrom`."""
     credentials: Literal["Token", "Password"] = "Token"
     """Keys of the Secret: `MLFLOW_TRACKING_TOKEN`, or `MLFLOW_TRACKING_USERNAME` and `MLFLOW_TRACKING_PASSWORD`."""
 
     @property
     def secret_keys(self) -> tuple[str, ...]:
-        """Keys that the Secret has to have; each becomes the variable of its name."""
+        """Required keys of the Secret. Each becomes the variable of the same name."""
         if self.credentials == "Token":
             return ("MLFLOW_TRACKING_TOKEN",)
         return ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
@@ -77,20 +77,20 @@ class TrackioConfig(Config):
     project: PrintableText | None = None
     """Project; default: rlrun."""
     name: PrintableText | None = None
-    """Name of the tracked run; default: the run's."""
+    """Name of the tracked run. Default: the run's name."""
 
 
 class TrackedSamplesConfig(Config):
     """Rollouts with text, reward and versions, and histograms of their rewards, advantages and lengths."""
 
     interval: Annotated[int, Field(ge=1)] = 10
-    """Steps between them."""
+    """Steps between samples."""
     count: Annotated[int, Field(ge=0, le=256)] = 8
-    """Rollouts per time; 0: only the histograms."""
+    """Rollouts per sample; 0: only the histograms."""
 
 
 class TrackingConfig(Config):
-    """Trackers of the run. Each is fed from the volume by a process of its own, which neither holds nor ends the run."""
+    """Trackers of the run. A separate process per tracker reads the volume; it cannot delay or stop the run."""
 
     wandb: WandbConfig | None = None
     """Weights & Biases."""
@@ -110,7 +110,7 @@ class TrackingConfig(Config):
 
     @property
     def secrets(self) -> list[TrackerSecret]:
-        """Secrets that the trackers name."""
+        """Secrets that the trackers refer to."""
         return [
             TrackerSecret(f"tracking.{name}.secretRef", block.secret_ref, block.secret_keys)
             for name, block in (("wandb", self.wandb), ("mlflow", self.mlflow))
@@ -119,14 +119,14 @@ class TrackingConfig(Config):
 
 
 class TrackerSecret(NamedTuple):
-    """A Secret of a tracker."""
+    """Secret of a tracker."""
 
     field: str
-    """Field of the specification that names it."""
+    """Field of the specification that refers to the Secret."""
     reference: TrackerSecretReference
-    """The name."""
+    """Reference to the Secret."""
     keys: tuple[str, ...]
-    """Its keys, which are variables of the tracker."""
+    """Required keys, which become the tracker's variables."""
 
 
 TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio")

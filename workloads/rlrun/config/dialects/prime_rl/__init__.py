@@ -1,4 +1,4 @@
-"""PRIME-RL's keys, as of v0.3 (January 2026) and of August 2026: one row each, in the order of its tables."""
+"""PRIME-RL's keys in v0.3 (January 2026) and in August 2026: one row per key, in the order of its tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rlrun.config.dialects.prime_rl import data, evaluation, inference, orchestr
 from rlrun.config.dialects.rows import Dialect
 
 PRIME_RL = Dialect("PRIME-RL", (*run.ROWS, *trainer.ROWS, *orchestrator.ROWS, *inference.ROWS, *data.ROWS))
-"""Files of `rl`, `sft`, `trainer`, `orchestrator` and `inference`."""
+"""Dialect of files for `rl`, `sft`, `trainer`, `orchestrator` and `inference`."""
 _OWN = {"client", *(row.path for row in evaluation.ROWS)}
 PRIME_RL_EVAL = Dialect("PRIME-RL", (*evaluation.ROWS, *(row for row in run.ROWS if row.path not in _OWN)))
-"""Files of `eval`."""
+"""Dialect of files for `eval`."""

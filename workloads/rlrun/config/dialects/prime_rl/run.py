@@ -1,4 +1,4 @@
-"""Keys at the top of a run's file, and those that every role's table has."""
+"""Keys at the top of a run's file, and keys of every role's table."""
 
 from __future__ import annotations
 
@@ -21,31 +21,33 @@ from rlrun.config.dialects.conversions import (
 )
 from rlrun.config.dialects.rows import Row, ignored_key, mapped_key, refused_key, same_key
 
-_MONITOR = "nothing is sent to it; tracking names the trackers there are"
-_TRACKED = "one tracked run shows all roles in all attempts; its name is that of the run, or tracking.wandb.name"
+_MONITOR = "nothing is sent to it; tracking has the supported trackers"
+_TRACKED = "one tracked run covers all roles and attempts; its name is the run's, or tracking.wandb.name"
 _HISTOGRAMS = "histograms are sent with the samples"
-_LOGS = "every role writes its log into logs/ of the run's folder, at one level"
-_FOUND = "the run finds and connects its own processes"
-_FORMAT = "weights are written as safetensors, in shards, and adapters alone where LoRA is trained"
-_RENDERER = "the chat template is that of the model's tokenizer"
-_TEXTS = "models of texts have no images"
+_LOGS = "every role writes its log into logs/ in the run's folder, with one log level"
+_FOUND = "the run connects its own processes"
+_FORMAT = "weights are written as sharded safetensors; with LoRA, only the adapters"
+_RENDERER = "the chat template comes with the model's tokenizer"
+_TEXTS = "text models have no images"
 _OF_REPLIES = {
-    "thinking_retention": "the chat template decides which thoughts of earlier turns stay in a conversation; where it drops some, "
+    "thinking_retention": "the chat template determines which reasoning of earlier turns stays in a conversation; if it drops some, "
     "the next turn starts a new sample. Put another template into the model's folder",
-    "drop_thinking": "the chat template decides which thoughts of earlier turns stay in a conversation; put another template into the "
+    "drop_thinking": "the chat template determines which reasoning of earlier turns stays in a conversation; put another template into the "
     "model's folder",
-    "reasoning_parser": "thoughts are a part of a reply's text; inference.extra_args --reasoning-parser=<vLLM's name> keeps them apart",
-    "tool_parser": "the chat template tells how calls are written; inference.extra_args --enable-auto-tool-choice and "
-    "--tool-call-parser=<vLLM's name> give replies to the engine's parser",
+    "reasoning_parser": "reasoning is part of a reply's text; inference.extra_args --reasoning-parser=<vLLM's name> separates it",
+    "tool_parser": "the chat template defines the form of tool calls; inference.extra_args --enable-auto-tool-choice and "
+    "--tool-call-parser=<vLLM's name> enable the engine's parser",
 }
-"""Settings of a renderer that change conversations and have no field here, each with the counterpart."""
-_WHOLE = "a checkpoint is resumed as a whole; checkpoint.resume.from_run starts a new run from another one's weights"
-_SKIPPED = "false is the only way here: a checkpoint is resumed as a whole"
-_TEACHER = "the reference model lies beside the policy in the trainer, without a server"
+"""Settings of a renderer that change conversations and have no field here, each with the alternative."""
+_WHOLE = (
+    "a checkpoint is always resumed completely; checkpoint.resume.from_run starts a new run from another run's weights"
+)
+_SKIPPED = "only false is supported: a checkpoint is always resumed completely"
+_TEACHER = "the reference model runs in the trainer with the policy, without a server"
 
 
 def of_checkpoint(table: str) -> tuple[Row, ...]:
-    """Rows of a table `ckpt`."""
+    """Build the rows of a table `ckpt`."""
     skips = ("skip_progress", "skip_scheduler", "skip_dataloader", "skip_optimizer", "skip_buffer")
     return (
         same_key(table, "checkpoint"),
@@ -66,30 +68,30 @@ def of_checkpoint(table: str) -> tuple[Row, ...]:
         ignored_key(f"{table}.weights.save_async", _FORMAT),
         ignored_key(f"{table}.wait_for_weights_timeout", "trainer and orchestrator complete a checkpoint together"),
         ignored_key(f"{table}.skip_gather_master_weights", "weights are written in shards, and exported at the run's end"),
-        refused_key(f"{table}.weights_only", f"there is none: {_WHOLE}", "checkpoint.resume.from_run"),
+        refused_key(f"{table}.weights_only", f"not supported: {_WHOLE}", "checkpoint.resume.from_run"),
         refused_key(
-            f"{table}.output_dir", "there is none: checkpoints lie in the run's folder; set output_dir for all of it", "output_dir"
+            f"{table}.output_dir", "not supported: checkpoints are in the run's folder; set output_dir instead", "output_dir"
         ),
         *(ignored_key(f"{table}.{name}", _SKIPPED, only_values((False,), _SKIPPED, _WHOLE)) for name in skips),
     )  # fmt: skip
 
 
 def of_weight_broadcast(table: str) -> tuple[Row, ...]:
-    """Rows of a table `weight_broadcast`."""
+    """Build the rows of a table `weight_broadcast`."""
     return (
         mapped_key(f"{table}.type", "weight_sync.transport", by=read_transport),
         mapped_key(f"{table}.timeout", "weight_sync.timeout_seconds", by=seconds_left),
         *(ignored_key(f"{table}.{name}", _FOUND) for name in ("host", "port", "inference_world_size")),
         *(ignored_key(f"{table}.{name}", _FORMAT) for name in ("adapter_only", "save_sharded", "save_format")),
         ignored_key(
-            f"{table}.quantize_in_weight_transfer", "weights travel in the model's own number format",
-            only_values((False,), "weights travel in the model's own number format", "there is none: weights travel in model.dtype"),
+            f"{table}.quantize_in_weight_transfer", "weights are transferred in the model's own number format",
+            only_values((False,), "weights are transferred in the model's own number format", "not supported: set model.dtype"),
         ),
     )  # fmt: skip
 
 
 def of_wandb(table: str, *, run: bool) -> tuple[Row, ...]:
-    """Rows of a table `wandb`; `run`: of the run itself, not of a role."""
+    """Build the rows of a table `wandb`; `run`: whether it belongs to the run itself and not to a role."""
     ours = "tracking.wandb"
     return (
         mapped_key(table, ours, by=table_present),
@@ -101,12 +103,12 @@ def of_wandb(table: str, *, run: bool) -> tuple[Row, ...]:
         mapped_key(f"{table}.log_extras.samples", "tracking.samples.count", by=samples_or_none),
         ignored_key(f"{table}.log_extras", _HISTOGRAMS),
         ignored_key(f"{table}.log_extras.distributions", _HISTOGRAMS),
-        ignored_key(f"{table}.log_extras.sample_ratio", "tracking.samples.count says how many"),
+        ignored_key(f"{table}.log_extras.sample_ratio", "tracking.samples.count is the number"),
     )  # fmt: skip
 
 
 def of_role(table: str) -> tuple[Row, ...]:
-    """Rows of what each role's table repeats; `table` ends with a dot, or is empty for the run itself."""
+    """Build the rows of keys that each role's table repeats; `table` ends with a dot, or is empty for the run itself."""
     return (
         same_key(f"{table}max_steps", "max_steps"),
         same_key(f"{table}seq_len", "seq_len"),
@@ -115,54 +117,52 @@ def of_role(table: str) -> tuple[Row, ...]:
         ignored_key(f"{table}monitors", _MONITOR),
         ignored_key(f"{table}monitors.*", _MONITOR),
         ignored_key(f"{table}log", _LOGS),
-        ignored_key(f"{table}env_vars", "variables are set in the shell, or per role in a manifest (env)"),
+        ignored_key(f"{table}env_vars", "set variables in the shell, or per role in a manifest (env)"),
         ignored_key(f"{table}prime_monitor", _MONITOR),
-        ignored_key(f"{table}matmul_precision", "sums are float32: matrix products are as compute_dtype says"),
-        ignored_key(f"{table}heartbeat", "the run renews a Lease and answers health checks by itself"),
-        ignored_key(f"{table}metrics_server", "every role has its metrics for Prometheus"),
-        ignored_key(
-            f"{table}dist_timeout_seconds", "the run's own deadlines find what hangs (progress.deadline_seconds)"
-        ),
-        ignored_key(f"{table}rollout_transport", "batches go over the trainer's own channel"),
+        ignored_key(f"{table}matmul_precision", "sums are float32; matrix products use compute_dtype"),
+        ignored_key(f"{table}heartbeat", "the run renews a Lease and answers health checks automatically"),
+        ignored_key(f"{table}metrics_server", "every role provides metrics for Prometheus"),
+        ignored_key(f"{table}dist_timeout_seconds", "the run's own deadlines detect hangs (progress.deadline_seconds)"),
+        ignored_key(f"{table}rollout_transport", "batches use the trainer's own channel"),
         *of_checkpoint(f"{table}ckpt"),
         *of_weight_broadcast(f"{table}weight_broadcast"),
         ignored_key(
-            f"{table}experimental", "an empty table", only_values(({},), "an empty table", "there is none here")
+            f"{table}experimental", "an empty table", only_values(({},), "an empty table", "not supported here")
         ),
         refused_key(f"{table}bench", "measure with the option --bench of trainer, sft and rl instead"),
     )
 
 
 def of_tokenizer(table: str) -> tuple[Row, ...]:
-    """Rows of the tables that say how chats become tokens."""
+    """Build the rows of the tables for tokenization and chat templates."""
     return (
         ignored_key(f"{table}renderer", _RENDERER),
         ignored_key(f"{table}renderer.name", _RENDERER),
         ignored_key(f"{table}renderer.image_cache_max", _TEXTS),
         ignored_key(f"{table}renderer.add_vision_id", _TEXTS),
-        ignored_key(f"{table}renderer.pool_size", "chats are made into tokens beside the orchestrator"),
+        ignored_key(f"{table}renderer.pool_size", "the orchestrator tokenizes conversations"),
         *(ignored_key(f"{table}renderer.{name}", text, note_dropped(text)) for name, text in _OF_REPLIES.items()),
         _template_arguments(f"{table}renderer.*", table),
-        refused_key(f"{table}tokenizer.name", "there is none: the tokenizer is that of the model; put it into the model's folder"),
+        refused_key(f"{table}tokenizer.name", "not supported: the tokenizer comes with the model; put it into the model's folder"),
         refused_key(
-            f"{table}tokenizer.chat_template", "there is none: the template is that of the model's tokenizer; put it into its folder"
+            f"{table}tokenizer.chat_template", "not supported: the template comes with the model's tokenizer; put it into its folder"
         ),
         mapped_key(f"{table}tokenizer.trust_remote_code", "model.trust_remote_code", by=if_set),
     )  # fmt: skip
 
 
 def _template_arguments(path: str, table: str) -> Row:
-    """Row of a renderer's other settings, which are arguments of the chat template."""
+    """Build the row of a renderer's other settings, which are arguments of the chat template."""
     if table != "orchestrator.":
-        text = "supervised rows are made into tokens without arguments of the chat template; put the template into the model's folder"
+        text = "supervised rows are tokenized without arguments of the chat template; put the template into the model's folder"
         return ignored_key(path, text, note_dropped(text))
     arguments = "sampling.chat_template_arguments"
-    text = "an argument of the chat template, there and in each other sampling that is set"
+    text = "an argument of the chat template, also in each other sampling that is set"
     return Row(path, "mapped", (arguments,), text, by_name=lambda name: defer_value(f"{TEMPLATE_ARGUMENT}{name}"))
 
 
 def of_loss(table: str) -> tuple[Row, ...]:
-    """Rows of the policy's loss: that of v0.3 (`masked_is`), and today's (`dppo`)."""
+    """Build the rows of the policy's loss: `masked_is` in v0.3, `dppo` in August 2026."""
     loss = "algorithm.loss"
     masked = {
         "ratio_type": "ratio",
@@ -181,17 +181,17 @@ def of_loss(table: str) -> tuple[Row, ...]:
         "dppo_mask_high": "mask_high",
     }
     return (
-        mapped_key(f"{table}.type", loss, by=defer_value("loss_type"), text="default: the loss that the table's other keys belong to"),
+        mapped_key(f"{table}.type", loss, by=defer_value("loss_type"), text="default: the loss of the table's other keys"),
         *(mapped_key(f"{table}.{theirs}", loss, by=loss_option("masked_is", ours)) for theirs, ours in masked.items()),
         *(mapped_key(f"{table}.{theirs}", loss, by=loss_option("dppo", ours)) for theirs, ours in today.items()),
-        mapped_key(f"{table}.adv_tau", loss, by=defer_value("adv_tau"), text="the option adv_tau of loss masked_is; 1 elsewhere"),
+        mapped_key(f"{table}.adv_tau", loss, by=defer_value("adv_tau"), text="option adv_tau of loss masked_is; elsewhere only 1"),
         mapped_key(f"{table}.kl_tau", loss, by=defer_value("kl_tau"),
-            text="the option kl_tau of the loss that the table's other keys belong to"),
+            text="option kl_tau of the loss of the table's other keys"),
         mapped_key(f"{table}.ipo_threshold", loss, by=loss_option("ipo", "thr")),
         ignored_key(
-            f"{table}.sequence_mask_low", "0 masks nothing", only_values((0, 0.0), "0 masks nothing", "there is none in loss masked_is")
+            f"{table}.sequence_mask_low", "0 masks nothing", only_values((0, 0.0), "0 masks nothing", "not supported by loss masked_is")
         ),
-        refused_key(f"{table}.import_path", "there is none of that signature: algorithm.loss.name takes package.module:function", loss),
+        refused_key(f"{table}.import_path", "not supported with this signature: algorithm.loss.name takes package.module:function", loss),
         ignored_key(f"{table}.kwargs", "they belong to import_path"),
     )  # fmt: skip
 
@@ -199,10 +199,10 @@ def of_loss(table: str) -> tuple[Row, ...]:
 ROWS: tuple[Row, ...] = (
     refused_key(
         "client",
-        "eval and synthesize take it: training needs token ids, log-probs and weights that can be changed, which other servers do not have",
+        "only for eval and synthesize: training needs token ids, log-probs and changeable weights, which other servers do not provide",
     ),
     *of_role(""),
-    mapped_key("model.name", "model.name", "model.path", by=read_place, text="a name with a path's form is model.path"),
+    mapped_key("model.name", "model.name", "model.path", by=read_place, text="a path becomes model.path"),
     same_key("output_dir"),
     mapped_key("max_async_level", "algorithm.max_async_level", by=if_set),
     mapped_key("async_level", "algorithm.max_async_level", by=if_set),
@@ -214,7 +214,7 @@ ROWS: tuple[Row, ...] = (
     ),
     mapped_key("trainer_gpu_ids", "trainer.gpus_per_replica", by=gpu_ids("trainer_gpu_ids"), text="and the option --trainer-gpu-ids"),
     ignored_key("teacher_gpu_ids", _TEACHER),
-    ignored_key("deployment.type", "the counts beside it say it"),
+    ignored_key("deployment.type", "the counts next to it determine it"),
     mapped_key("deployment.num_train_gpus", "trainer.gpus_per_replica", by=count_gpus("trainer_gpus")),
     mapped_key("deployment.num_gpus", "trainer.gpus_per_replica", by=count_gpus("trainer_gpus")),
     mapped_key("deployment.num_infer_gpus", "inference.gpus_per_replica", by=count_gpus("inference_gpus")),
@@ -226,29 +226,29 @@ ROWS: tuple[Row, ...] = (
     mapped_key("deployment.nodes_per_fsdp_group", "trainer.parallelism.dp_replicate", by=count_gpus("nodes_per_group")),
     ignored_key("deployment.num_teacher_gpus", _TEACHER),
     ignored_key("deployment.num_teacher_nodes", _TEACHER),
-    ignored_key("slurm", "the run is started here, or by Kubernetes"),
-    ignored_key("image_tag", "images are set per role in a manifest"),
+    ignored_key("slurm", "the run starts on this machine or in Kubernetes"),
+    ignored_key("image_tag", "a manifest sets images per role"),
     ignored_key(
-        "clean", "a folder that holds a run is refused, never deleted",
-        only_values((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
+        "clean", "a folder that contains a run is refused, never deleted",
+        only_values((True, False), "a folder that contains a run is refused, never deleted", "write true or false"),
     ),
     ignored_key(
-        "clean_output_dir", "a folder that holds a run is refused, never deleted",
-        only_values((True, False), "a folder that holds a run is refused, never deleted", "write true or false"),
+        "clean_output_dir", "a folder that contains a run is refused, never deleted",
+        only_values((True, False), "a folder that contains a run is refused, never deleted", "write true or false"),
     ),
     refused_key("dump_config", "the option --dry-run prints the resolved configuration of all roles"),
-    ignored_key("dry_run", "the option --dry-run does it", only_values((False,), "false", "write the option --dry-run")),
+    ignored_key("dry_run", "use the option --dry-run", only_values((False,), "false", "write the option --dry-run")),
     mapped_key("teacher_inference.model.name", "algorithm.reference.model"),
     ignored_key("teacher_inference", _TEACHER),
     ignored_key("teacher_inference.*", _TEACHER),
     ignored_key("teacher_inference.model.*", _TEACHER),
-    ignored_key("dashboard", "the local view, and Grafana's dashboard, show the run"),
-    mapped_key("run.name", "name", by=run_name, text="letters and digits in lower case, with '-' between them"),
-    ignored_key("run", "the run is known by its name and its folder"),
-    ignored_key("run.*", "the run is known by its name and its folder"),
-    mapped_key("resume", "checkpoint.resume", by=defer_value("resume"), text="as the option --resume"),
+    ignored_key("dashboard", "the local page and the Grafana dashboard show the run"),
+    mapped_key("run.name", "name", by=run_name, text="lower-case letters and digits, with '-' between them"),
+    ignored_key("run", "the run is identified by its name and its folder"),
+    ignored_key("run.*", "the run is identified by its name and its folder"),
+    mapped_key("resume", "checkpoint.resume", by=defer_value("resume"), text="like the option --resume"),
     ignored_key("resume.skip_checks", "a folder of another run is never resumed"),
     mapped_key("resume.step", "checkpoint.resume", "checkpoint.resume.policy", "checkpoint.resume.step", by=step_to_resume),
-    refused_key("model.vlm", "there is none: models of text alone are trained"),
+    refused_key("model.vlm", "not supported: only text models can be trained"),
     *of_tokenizer(""),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Keys of `[trainer]`, which are those of the whole file in supervised fine-tuning."""
+"""Keys of `[trainer]`. In supervised fine-tuning they are at the top of the file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlrun.config.dialects.conversions import (
 from rlrun.config.dialects.prime_rl.run import of_loss, of_role, of_tokenizer
 from rlrun.config.dialects.rows import Row, ignored_key, mapped_key, refused_key, same_key
 
-_IMPLEMENTATION = "any causal language model of transformers is trained by one implementation"
-_HEAD = "log-probs and entropy never need the whole logits: the head is always computed in pieces"
-_MASTERS = "masters and sums of gradients are float32"
+_IMPLEMENTATION = "one implementation trains every causal language model of transformers"
+_HEAD = "the head is always computed in chunks, so the full logits never exist"
+_MASTERS = "master weights and sums of gradients are float32"
 _FLASH = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "fa4", "olmo3_sink")
 _AC = "trainer.activation_checkpointing"
 _SCHEDULE = "a schedule decays from the end of the warm-up to max_steps"
@@ -28,7 +28,7 @@ def _of_optimizer(table: str) -> tuple[Row, ...]:
     return (
         mapped_key(
             f"{table}.type", f"{ours}.name", by=map_choice({"adamw": "adamw",
-            "muon": "muon", "sgd": "sgd"}, "there is none here; known: adamw, muon, sgd"),
+            "muon": "muon", "sgd": "sgd"}, "not supported here; known: adamw, muon, sgd"),
         ),
         mapped_key(f"{table}.lr", f"{ours}.lr"),
         mapped_key(f"{table}.weight_decay", f"{ours}.weight_decay"),
@@ -38,12 +38,12 @@ def _of_optimizer(table: str) -> tuple[Row, ...]:
         mapped_key(f"{table}.mu", f"{ours}.momentum"),
         mapped_key(f"{table}.momentum", f"{ours}.momentum"),
         ignored_key(
-            f"{table}.nesterov", "momentum is as the optimizer has it",
-            only_values((True, False), "momentum is as the optimizer has it", "write true"),
+            f"{table}.nesterov", "the optimizer determines the form of its momentum",
+            only_values((True, False), "the optimizer determines the form of its momentum", "write true"),
         ),
         ignored_key(
             f"{table}.cpu_offload.enabled", "false is the default", only_values((False,), "false is the default",
-            "trainer.optimizer.offload has it"),
+            "set trainer.optimizer.offload"),
         ),
         *_of_scheduler(f"{table}.scheduler"),
     )  # fmt: skip
@@ -69,13 +69,13 @@ def _of_scheduler(table: str) -> tuple[Row, ...]:
 def _of_lora(table: str) -> tuple[Row, ...]:
     ours = "trainer.lora"
     return (
-        mapped_key(table, ours, by=table_as({}), text="a table of no keys is enough"),
+        mapped_key(table, ours, by=table_as({}), text="an empty table is enough"),
         mapped_key(f"{table}.rank", f"{ours}.rank"),
         mapped_key(f"{table}.alpha", f"{ours}.alpha"),
         mapped_key(f"{table}.dropout", f"{ours}.dropout"),
         mapped_key(f"{table}.target_modules", f"{ours}.targets", by=targets_of_lora),
         mapped_key(f"{table}.modules_to_save", f"{ours}.modules_to_save"),
-        ignored_key(f"{table}.name", "the run's adapter has the run's name"),
+        ignored_key(f"{table}.name", "the adapter has the run's name"),
     )
 
 
@@ -87,76 +87,76 @@ def _of_parallelism(table: str) -> tuple[Row, ...]:
         mapped_key(f"{table}.tp", f"{parallel}.tp"),
         mapped_key(f"{table}.cp", f"{parallel}.cp"),
         mapped_key(f"{table}.ep", f"{parallel}.ep"),
-        ignored_key(f"{table}.cp_style", "it changes memory and speed alone"),
-        ignored_key(f"{table}.ep_comm_backend", "it changes speed alone"),
+        ignored_key(f"{table}.cp_style", "it changes only memory and speed"),
+        ignored_key(f"{table}.ep_comm_backend", "it changes only speed"),
     )
 
 
 def _of_recomputation(table: str) -> tuple[Row, ...]:
-    """Rows of what the backward pass computes again, or keeps in host memory."""
+    """Build the rows for recomputation and offloading of activations."""
     return (
         mapped_key(_name := f"{table}.ac", _AC, by=table_as("full"), text="true or a table: full"),
         mapped_key(f"{_name}.mode", _AC, by=map_choice({"full": "full", "selective": "selective"})),
-        ignored_key(f"{_name}.freq", "every layer is recomputed: the result is the same"),
-        ignored_key(f"{_name}.targets", "what is recomputed is chosen by activation_checkpointing: the result is the same"),
+        ignored_key(f"{_name}.freq", "every layer is recomputed, with the same result"),
+        ignored_key(f"{_name}.targets", "activation_checkpointing selects the recomputed parts, with the same result"),
         mapped_key(f"{table}.ac_offloading", _AC, by=table_as("offload"), text="true or a table: offload"),
         ignored_key(f"{table}.ac_offloading.pin_memory", "host memory is pinned"),
-        ignored_key(f"{table}.ac_offloading.max_inflight_activations", "the number in flight is chosen"),
+        ignored_key(f"{table}.ac_offloading.max_inflight_activations", "the number in flight is chosen automatically"),
     )  # fmt: skip
 
 
 def of_model(table: str) -> tuple[Row, ...]:
-    """Rows of the trainer's model."""
+    """Build the rows of the trainer's model."""
     return (
-        mapped_key(f"{table}.name", "model.name", "model.path", by=read_place, text="a name with a path's form is model.path"),
+        mapped_key(f"{table}.name", "model.name", "model.path", by=read_place, text="a path becomes model.path"),
         same_key(f"{table}.trust_remote_code", "model.trust_remote_code"),
         mapped_key(
             f"{table}.seq_len", "trainer.micro_batch_tokens", "seq_len",
-            by=defer_value("packed_length"), text="seq_len where nothing else sets it",
+            by=defer_value("packed_length"), text="seq_len if nothing else sets it",
         ),
         mapped_key(
             f"{table}.attn", "trainer.attention",
             by=map_choice(dict.fromkeys(_FLASH, "auto")),
-            text="flash_attention_*: auto, which is flash attention on GPUs",
+            text="flash_attention_*: auto, which selects flash attention on GPUs",
         ),
         ignored_key(f"{table}.impl", _IMPLEMENTATION),
-        ignored_key(f"{table}.load_using_meta", "weights are always loaded in shards, onto meta tensors"),
+        ignored_key(f"{table}.load_using_meta", "weights are always loaded in shards, into meta tensors"),
         ignored_key(f"{table}.log_signature", "the shape of the model is in the trainer's log"),
         *_of_recomputation(table),
         mapped_key(f"{table}.compile", "trainer.compile", by=read_flag, text="true or a table"),
-        ignored_key(f"{table}.compile.fullgraph", "every decoder layer is compiled: the result is the same"),
+        ignored_key(f"{table}.compile.fullgraph", "every decoder layer is compiled, with the same result"),
         mapped_key(f"{table}.fsdp_cpu_offload", "trainer.cpu_offload"),
         mapped_key(f"{table}.optim_cpu_offload", "trainer.optimizer.offload"),
-        ignored_key(f"{table}.reshard_after_forward", "it changes memory and speed alone"),
-        ignored_key(f"{table}.reshard", "it changes memory and speed alone"),
+        ignored_key(f"{table}.reshard_after_forward", "it changes only memory and speed"),
+        ignored_key(f"{table}.reshard", "it changes only memory and speed"),
         ignored_key(f"{table}.optimization_dtype", _MASTERS),
         ignored_key(f"{table}.reduce_dtype", _MASTERS),
-        ignored_key(f"{table}.moe_use_grouped_mm", "it changes speed alone"),
-        ignored_key(f"{table}.moe_backend", "it changes speed alone"),
+        ignored_key(f"{table}.moe_use_grouped_mm", "it changes only speed"),
+        ignored_key(f"{table}.moe_backend", "it changes only speed"),
         ignored_key(
-            f"{table}.freeze_moe_router", "false trains the router, as here",
+            f"{table}.freeze_moe_router", "false means that the router is trained, as here",
             only_values(
-                (False,), "false trains the router, as here", "there is none: trainer.lora trains adapters and leaves the router as it is",
+                (False,), "false means that the router is trained, as here", "not supported: trainer.lora does not train the router",
             ),
         ),
         ignored_key(f"{table}.fused_lm_head_chunk_size", _HEAD),
         ignored_key(f"{table}.fused_lm_head_token_chunk_size", _HEAD),
         ignored_key(f"{table}.liger_kernel", _IMPLEMENTATION),
         mapped_key(f"{table}.full_offload", "trainer.cpu_offload", by=table_as(True)),
-        ignored_key(f"{table}.full_offload.*", "host memory is laid out by the trainer"),
-        ignored_key(f"{table}.moe", "it changes speed alone"),
-        ignored_key(f"{table}.deepep_num_sms", "it changes speed alone"),
-        ignored_key(f"{table}.deepep_token_chunk_size", "it changes speed alone"),
+        ignored_key(f"{table}.full_offload.*", "the trainer manages host memory"),
+        ignored_key(f"{table}.moe", "it changes only speed"),
+        ignored_key(f"{table}.deepep_num_sms", "it changes only speed"),
+        ignored_key(f"{table}.deepep_token_chunk_size", "it changes only speed"),
         ignored_key(
             f"{table}.debug", "an empty table changes nothing",
-            only_values(({},), "an empty table changes nothing", "there is none: model.tiny makes a small model"),
+            only_values(({},), "an empty table changes nothing", "not supported: model.tiny creates a small model"),
         ),
         ignored_key(
-            f"{table}.fp8", "false is the only way here", only_values((False,), "false is the only way here",
-            "there is none: trainer.compute_dtype is float32 or bfloat16"),
+            f"{table}.fp8", "only false is supported", only_values((False,), "only false is supported",
+            "not supported: trainer.compute_dtype is float32 or bfloat16"),
         ),
-        refused_key(f"{table}.index_cache", "there is none: attention is dense"),
-        refused_key(f"{table}.vlm", "there is none: models of text alone are trained"),
+        refused_key(f"{table}.index_cache", "not supported: attention is dense"),
+        refused_key(f"{table}.vlm", "not supported: only text models can be trained"),
         *_of_parallelism(table),
         *_of_lora(f"{table}.lora"),
         *_of_lora(f"{table}.experimental.lora"),
@@ -170,32 +170,32 @@ ROWS: tuple[Row, ...] = (
     *_of_optimizer("trainer.optim"),
     *_of_scheduler("trainer.scheduler"),
     *of_loss("trainer.loss"),
-    mapped_key("trainer.output_dir", "output_dir", by=defer_value("trainer_output_dir"), text="where nothing else sets it"),
+    mapped_key("trainer.output_dir", "output_dir", by=defer_value("trainer_output_dir"), text="if nothing else sets it"),
     mapped_key("trainer.max_async_level", "algorithm.max_async_level", by=if_set),
     mapped_key("trainer.async_level", "algorithm.max_async_level", by=if_set),
-    mapped_key("trainer.data.fake", "data.sources", by=defer_value("data_fake"), text="the step is measured, as with --bench"),
-    mapped_key("trainer.data.fake.seq_len", "seq_len", by=defer_value("packed_length"), text="where nothing else sets it"),
-    ignored_key("trainer.data.fake.batch_size", "--bench.rows has the micro-batches per rank"),
-    ignored_key("trainer.data.fake.micro_batch_size", "--bench.rows has the micro-batches per rank"),
-    ignored_key("trainer.data.fake.generate_samples", "--bench.seq-lens has the lengths of samples"),
-    ignored_key("trainer.data.small_batch_granularity", "a batch is whole before it is packed"),
-    mapped_key("trainer.max_concurrent_runs", "trainer.lora.slots", text="runs that share the trainer by their adapters"),
-    ignored_key("trainer.broadcast_at_step_zero", "the engine has the first weights before the first rollout"),
+    mapped_key("trainer.data.fake", "data.sources", by=defer_value("data_fake"), text="measures the step, like --bench"),
+    mapped_key("trainer.data.fake.seq_len", "seq_len", by=defer_value("packed_length"), text="if nothing else sets it"),
+    ignored_key("trainer.data.fake.batch_size", "--bench.rows sets the micro-batches per rank"),
+    ignored_key("trainer.data.fake.micro_batch_size", "--bench.rows sets the micro-batches per rank"),
+    ignored_key("trainer.data.fake.generate_samples", "--bench.seq-lens sets the lengths of samples"),
+    ignored_key("trainer.data.small_batch_granularity", "a batch is complete before it is packed"),
+    mapped_key("trainer.max_concurrent_runs", "trainer.lora.slots", text="runs that share the trainer"),
+    ignored_key("trainer.broadcast_at_step_zero", "the engine loads the first weights before the first rollout"),
     ignored_key(
         "trainer.memory_profiler_path", "nothing is profiled by default", only_values((), "",
-            "there is none; the metrics have the peak memory"),
+            "not supported; the metrics include the peak memory"),
     ),
     ignored_key("trainer.trace_path", "nothing is profiled by default", only_values((), "",
-        "there is none; time/... in the metrics has each phase")),
-    ignored_key("trainer.recompute_logprobs", "algorithm.proximal says which policy ratios are measured from"),
+        "not supported; the metrics time/... include each phase")),
+    ignored_key("trainer.recompute_logprobs", "algorithm.proximal selects the policy that ratios are measured from"),
     ignored_key(
         "trainer.enable_router_replay", "false is the default here",
-        only_values((False,), "false is the default here", "there is none: experts are chosen anew in the trainer"),
+        only_values((False,), "false is the default here", "not supported: the trainer chooses the experts again"),
     ),
-    ignored_key("trainer.enable_token_export", "packed batches are kept by orchestrator.record_rollouts"),
-    refused_key("trainer.losses", "there is none: algorithm.loss and environments[].algorithm.loss are one each", "algorithm.loss"),
+    ignored_key("trainer.enable_token_export", "orchestrator.record_rollouts keeps packed batches"),
+    refused_key("trainer.losses", "not supported: algorithm.loss and environments[].algorithm.loss are one loss each", "algorithm.loss"),
     mapped_key("trainer.weights.interval", "checkpoint.export.interval", by=if_set),
     ignored_key("trainer.weights.*", "weights are written as safetensors, in shards"),
-    ignored_key("trainer.gc", "the garbage collector is the trainer's own affair"),
-    ignored_key("trainer.loss_impl", "the loss has one implementation, which computes in pieces"),
+    ignored_key("trainer.gc", "the trainer controls the garbage collector itself"),
+    ignored_key("trainer.loss_impl", "the loss has one implementation, which computes in chunks"),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fixes for messages: `closest_values` and `closest_shapes` propose values, `repair` tries them and shows the first that is accepted.
+"""Fixes for messages: `closest_values` and `closest_shapes` propose values, `repair` tests them and shows the first valid one.
 
-`unknown` finds the place of a misplaced field, `text_slips` explains errors of syntax, `written` writes values as YAML and TOML.
+`unknown` finds the place of a misplaced field, `text_slips` explains syntax errors, `written` formats values as YAML and TOML.
 """

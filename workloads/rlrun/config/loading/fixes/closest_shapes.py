@@ -1,4 +1,4 @@
-"""Values that a person most likely meant by a value of another shape: a list for a mapping, a name for a block, and the reverse."""
+"""Proposals for values with a wrong shape: a list for a mapping, a name for a block, and the reverse."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlrun.config.loading.schema import Shape, field_shapes, find_field, snake_n
 from rlrun.runtime.redact import is_secret, is_token
 
 _LEVELS = 3
-"""Most blocks around a value that is given without them."""
+"""Most blocks that are added around a value."""
 _FIRST = ("name", "id", "preset", "path", "rank", "interval", "project", "size")
-"""Fields that a short form of a block gives most likely."""
+"""Fields that a short form of a block most likely sets, in order."""
 _FILE = re.compile(r"[./~$]|.*\.(jsonl?|parquet|csv|arrow|safetensors)$")
 _SIZE = re.compile(r"\d+(\.\d+)?[KMGTP]i?")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*[=:]\s*(.*?)\s*")
@@ -27,15 +27,15 @@ class Surroundings:
     """Names around a value."""
 
     field: str
-    """The field."""
+    """Name of the field."""
     run: str = "my"
-    """The run."""
+    """Name of the run."""
     variable: str | None = None
-    """The environment variable that the value belongs to."""
+    """Environment variable that the value belongs to."""
 
 
 def closest_shapes(value: object, shape: Shape, around: Surroundings, levels: int = _LEVELS) -> Iterator[Any]:
-    """Candidates of this shape, as a manifest spells them; none of them is known to be valid."""
+    """Yield candidates of this shape in the manifest's spelling. They may be invalid."""
     if value is None or levels < 0:
         return
     if shape.nullable and (value is False or (isinstance(value, str) and value.strip().lower() in NOTHING)):
@@ -55,31 +55,31 @@ def closest_shapes(value: object, shape: Shape, around: Surroundings, levels: in
 
 def _list_shapes(value: object, item: Shape, around: Surroundings, levels: int) -> Iterator[list[object]]:
     if isinstance(value, list):
-        fixed = [next(closest_shapes(one, item, around, levels - 1), one) for one in value]
+        fixed = [next(closest_shapes(entry, item, around, levels - 1), entry) for entry in value]
         if fixed != value:
             yield fixed
     elif isinstance(value, dict):
         if item.model is not None:
             if any(find_field(item.model, str(name)) for name in value):
                 yield [value]
-            entries = [named_entry(str(name), one, item.model, around.run) for name, one in value.items()]
-            if all(one is not None for one in entries):
+            entries = [named_entry(str(name), inner, item.model, around.run) for name, inner in value.items()]
+            if all(entry is not None for entry in entries):
                 yield list(entries)
         else:
             flag = "--" if snake_name(around.field).endswith("args") else ""
-            yield [f"{flag}{name}={one}" if one is not True else f"{flag}{name}" for name, one in value.items()]
+            yield [f"{flag}{name}={inner}" if inner is not True else f"{flag}{name}" for name, inner in value.items()]
     else:
         yield [value]
         if isinstance(value, str) and len(words := re.split(r"\s*,\s*|\s+", value.strip())) > 1:
             yield [*words]
-        for one in closest_shapes(value, item, around, levels - 1):
-            yield [one]
+        for candidate in closest_shapes(value, item, around, levels - 1):
+            yield [candidate]
 
 
 def named_entry(name: str, value: object, model: type[BaseModel], run: str) -> dict[str, object] | None:
-    """The item of a list that is written as `name: value`; None: no item looks like that."""
-    known = [one for one in ("name", "id", "key") if one in model.model_fields]
-    key = next((one for one in known if model.model_fields[one].is_required()), known[0] if known else None)
+    """Return the list item for `name: value`, or None if the items do not have such a short form."""
+    known = [field for field in ("name", "id", "key") if field in model.model_fields]
+    key = next((field for field in known if model.model_fields[field].is_required()), known[0] if known else None)
     if key is None:
         return None
     if isinstance(value, dict):
@@ -100,12 +100,12 @@ def _mapping_shapes(value: object) -> Iterator[dict[str, object]]:
     if not isinstance(value, list):
         return
     found: dict[str, object] = {}
-    for one in value:
-        if isinstance(one, dict) and set(one) in ({"name", "value"}, {"key", "value"}):
-            found[str(one.get("name", one.get("key")))] = one["value"]
-        elif isinstance(one, dict):
-            found |= one
-        elif isinstance(one, str) and (parts := _ASSIGNMENT.fullmatch(one)):
+    for entry in value:
+        if isinstance(entry, dict) and set(entry) in ({"name", "value"}, {"key", "value"}):
+            found[str(entry.get("name", entry.get("key")))] = entry["value"]
+        elif isinstance(entry, dict):
+            found |= entry
+        elif isinstance(entry, str) and (parts := _ASSIGNMENT.fullmatch(entry)):
             found[parts[1]] = parts[2]
         else:
             return
@@ -119,11 +119,11 @@ def _block_shapes(value: object, model: type[BaseModel], around: Surroundings, l
             if isinstance(value[0], dict):
                 yield value[0]
             yield from _block_shapes(value[0], model, around, levels)
-        if value and all(isinstance(one, dict) for one in value):
-            yield {name: inner for one in value for name, inner in one.items()}
-        named = [next(_of_field(one, model), {}) for one in value if isinstance(one, str)]
+        if value and all(isinstance(entry, dict) for entry in value):
+            yield {name: inner for entry in value for name, inner in entry.items()}
+        named = [next(_named_block(entry, model), {}) for entry in value if isinstance(entry, str)]
         if named and all(named) and len(named) == len(value):
-            yield {name: inner for one in named for name, inner in one.items()}
+            yield {name: inner for entry in named for name, inner in entry.items()}
         return
     if value is True:
         yield {}
@@ -132,27 +132,27 @@ def _block_shapes(value: object, model: type[BaseModel], around: Surroundings, l
             yield {"enabled": value}
         return
     if isinstance(value, str):
-        yield from _of_field(value, model)
-        if (parts := _ASSIGNMENT.fullmatch(value)) and (made := named_entry(parts[1], parts[2], model, around.run)):
-            yield made
+        yield from _named_block(value, model)
+        if (parts := _ASSIGNMENT.fullmatch(value)) and (entry := named_entry(parts[1], parts[2], model, around.run)):
+            yield entry
     if isinstance(value, str | int | float):
         yield from _short_forms(value, model, around, levels)
 
 
-def _of_field(word: str, model: type[BaseModel]) -> Iterator[dict[str, Any]]:
-    """The block with the field that a word names: `tracking: wandb`."""
+def _named_block(word: str, model: type[BaseModel]) -> Iterator[dict[str, Any]]:
+    """Yield the block with the field of that name: `tracking: wandb`."""
     name = find_field(model, word.strip())
     if name is not None and field_shapes(model)[name].kind == "model":
         yield {spell_name(model, name, "camel"): {}}
 
 
 def _short_forms(value: object, model: type[BaseModel], around: Surroundings, levels: int) -> Iterator[dict[str, Any]]:
-    """Blocks in which one field has the value: `model: org/name`."""
+    """Yield blocks in which one field has the value: `model: org/name`."""
     known = field_shapes(model)
     required = [name for name, info in model.model_fields.items() if info.is_required()]
     if around.variable is not None and set(required) == {"name", "key"}:
         yield {"name": value, "key": around.variable}
-    if "value_from" in known or "secret_key_ref" in known:  # a value that belongs into a Secret
+    if "value_from" in known or "secret_key_ref" in known:  # the value should be in a Secret
         yield {"secretKeyRef": {"name": f"{around.run}-keys", "key": around.variable or "token"}}
     if isinstance(value, str) and _SIZE.fullmatch(value):  # `storage: 50Gi`
         for name, shape in known.items():

@@ -1,4 +1,4 @@
-"""Values that a person most likely meant by a wrong scalar: units, letters' case, quotes, notations. Nothing here is known to be valid."""
+"""Proposals for wrong scalars: units, upper and lower case, quotes, notations. The proposals may be invalid."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _WORDS = {"true": True, "yes": True, "y": True, "on": True, "1": True, "enabled"
     "false": False, "no": False, "n": False, "off": False, "0": False, "disabled": False,
 }  # fmt: skip
 NOTHING = ("none", "null", "nil", "~", "")
-"""Words for null."""
+"""Words that mean null."""
 _SHORT_NAMES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16", "fp32": "float32", "f32": "float32", "float": "float32",
     "rwx": "ReadWriteMany", "rwo": "ReadWriteOnce", "rox": "ReadOnlyMany", "rwop": "ReadWriteOncePod",
     "adam": "adamw", "train": "RL", "grpo": "RL", "finetune": "SFT", "evaluate": "Eval", "evaluation": "Eval",
 }  # fmt: skip
-"""Other names of choices that letters alone do not show."""
+"""Common abbreviations and synonyms of choices."""
 _SECONDS = {
     "ms": 0.001,
     "s": 1,
@@ -44,12 +44,12 @@ _QUOTES = "\"'`“”„‘’«»"
 
 
 def closest_scalars(value: object, shape: Shape, name: str) -> Iterator[object]:
-    """Candidates for a scalar of this shape, the most likely one first.
+    """Yield candidates for a scalar of this shape, the most likely first.
 
     Args:
-        value: as it was given.
-        shape: of the field.
-        name: of the field, which may say its unit.
+        value: given value.
+        shape: shape of the field.
+        name: name of the field, which may contain its unit.
     """
     if isinstance(value, list | dict) and len(value) == 1:
         only = value[0] if isinstance(value, list) else next(iter(value.values()))
@@ -64,8 +64,8 @@ def closest_scalars(value: object, shape: Shape, name: str) -> Iterator[object]:
         yield from _switch_values(value)
     elif shape.kind in ("int", "float"):
         for number in _number_values(value, text, name):
-            whole = number == math.floor(number) if math.isfinite(number) else False
-            yield int(number) if whole and abs(number) < 1e15 else number
+            is_whole = number == math.floor(number) if math.isfinite(number) else False
+            yield int(number) if is_whole and abs(number) < 1e15 else number
     elif shape.kind == "choice":
         yield from _choice_values(value, shape)
     elif shape.kind == "str":
@@ -111,7 +111,7 @@ def _number_values(value: object, text: str, name: str) -> Iterator[float]:
 
 
 def _duration_seconds(text: str) -> float | None:
-    """A duration such as `10m`, `1h30m`, `PT10M` or `00:10:00` in seconds."""
+    """Return a duration such as `10m`, `1h30m`, `PT10M` or `00:10:00` in seconds."""
     if found := re.fullmatch(r"(?:(\d+):)?(\d{1,2}):(\d{2})", text):
         hours, minutes, seconds = (int(part or 0) for part in found.groups())
         return 3600.0 * hours + 60 * minutes + seconds
@@ -145,14 +145,14 @@ def _string_values(value: object, text: str) -> Iterator[str]:
     elif isinstance(value, str):
         spellings = list(_plain_spellings(text))
         yield from spellings
-        yield from (one.lower() for one in spellings)
+        yield from (spelling.lower() for spelling in spellings)
         if not re.search(r"[/:@<{$]", text):
             label = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
             yield from (name[:40].rstrip("-") for name in (label, f"run-{label}"))
 
 
 def _plain_spellings(text: str) -> Iterator[str]:
-    """A text without what does not belong to a path, an address, a quantity or a name."""
+    """Yield the text without parts that do not belong to a path, an address, a quantity or a name."""
     yield text
     if found := re.fullmatch(
         r"(?:https?://)?(?:[^/@\s]*@)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:datasets/)?([^/\s]+/[^/\s?#]+).*", text

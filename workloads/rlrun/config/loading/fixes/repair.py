@@ -1,4 +1,4 @@
-"""A value that works in place of a wrong one, as text to copy. A candidate is shown only if the model accepts it in its place."""
+"""A valid value to replace a wrong one, as text to copy. A candidate is shown only if the model accepts it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from rlrun.config.loading.yaml_text import Key
 from rlrun.runtime import redact
 
 _TRIES = 24
-"""Most candidates for one value."""
+"""Most candidates to test for one value."""
 _LENGTH = 160
 """Longest text of a fix, in characters."""
 
 
 def suggest_repair(value: object, shape: Shape, key: Key, model: type[BaseModel], layer: Layer) -> str:
-    """The end of a message that gives the text to write instead, such as `; write maxSteps: 1000`; empty if none is known.
+    """Return the end of a message with the text to write instead, such as `; write maxSteps: 1000`, or an empty string.
 
     Args:
-        value: the wrong value.
-        shape: of its field.
-        key: its path of Python names.
-        model: of the whole document.
-        layer: the document.
+        value: wrong value.
+        shape: shape of its field.
+        key: path of the field, in Python names.
+        model: model of the whole document.
+        layer: layer of the document.
     """
     origin = layer.origin(key)
     if key not in layer.origins or not key:
@@ -40,31 +40,31 @@ def suggest_repair(value: object, shape: Shape, key: Key, model: type[BaseModel]
     if value is None and not shape.nullable:
         name = _last_name(origin.path)
         return f"; remove {name}" if name and _is_accepted(model, layer, key, None, remove=True) else ""
-    if isinstance(value, str) and (left := left_open(value, origin.source)):
-        return left
-    if (secret := _of_secret(value, key, model, layer)) is not None:
+    if isinstance(value, str) and (unfilled := unfilled_text_fix(value, origin.source)):
+        return unfilled
+    if (secret := _secret_fix(value, key, model, layer)) is not None:
         return secret
     for candidate in islice(_distinct_candidates(closest_shapes(value, shape, _wrap_block(key, layer))), _TRIES):
         read = _read_candidate(candidate, shape, key, model)
         if read is not None and _is_accepted(model, layer, key, read[0]):
             written = written_field(origin, candidate)
             return f"; write {written}" if written else ""
-    return _of_sibling(value, key, model, layer, origin)
+    return _sibling_fix(value, key, model, layer, origin)
 
 
-def left_open(value: str, source: str) -> str:
-    """The fix of a value that another program was to fill in; empty if it is none."""
+def unfilled_text_fix(value: str, source: str) -> str:
+    """Return the fix for a template, variable or placeholder that was not filled in, or an empty string."""
     if "{{" in value or "{%" in value:
         return "; it is a template: replace it with a value, or render the file first, such as with helm template"
     if re.search(r"\$\{?[A-Za-z_]|^%\w+%$", value) and "/" not in value:
-        return f"; no variables are filled in here: envsubst < {source} | rlrun validate -, or write the value"
+        return f"; variables are not expanded here: run envsubst < {source} | rlrun validate -, or write the value"
     if re.fullmatch(r"<[^<>]*>", value.strip()):
         return "; it is a placeholder: replace it with a value"
     return ""
 
 
 def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
-    """The fix of a block that misses one of its blocks, which is written without a value: `tiny:`."""
+    """Return the fix for a missing block that is written without a value (`tiny:`), or an empty string."""
     inside: object = layer.values
     try:
         for part in key:
@@ -85,7 +85,7 @@ def empty_block(key: Key, model: type[BaseModel], layer: Layer) -> str:
 
 
 def is_hidden(key: Key, layer: Layer) -> bool:
-    """True if a value stands under the name of a secret: its own, or that of its environment variable."""
+    """Return whether a value has the name of a secret, either its own name or that of its environment variable."""
     names = [part for part in key if isinstance(part, str)]
     variable = _wrap_block(key, layer).variable
     return bool(names and redact.is_secret(names[-1].replace("_", ""))) or (
@@ -93,8 +93,8 @@ def is_hidden(key: Key, layer: Layer) -> bool:
     )
 
 
-def _of_secret(value: object, key: Key, model: type[BaseModel], layer: Layer) -> str | None:
-    """The fix of an environment variable whose value belongs into a Secret; None: it does not."""
+def _secret_fix(value: object, key: Key, model: type[BaseModel], layer: Layer) -> str | None:
+    """Return the fix for an environment variable whose value should be in a Secret, or None."""
     _, shape = place_of(key[:-1], model)
     if key[-1:] != ("value",) or shape.model is None or "value_from" not in shape.model.model_fields:
         return None
@@ -105,12 +105,12 @@ def _of_secret(value: object, key: Key, model: type[BaseModel], layer: Layer) ->
 
 
 def secret_reference(run: str, name: str) -> str:
-    """The source of a variable that takes its value from a Secret."""
+    """Return the source of a variable that takes its value from a Secret."""
     return f"valueFrom: {{secretKeyRef: {{name: {run}-keys, key: {name}}}}}"
 
 
-def _of_sibling(value: object, key: Key, model: type[BaseModel], layer: Layer, origin: Origin) -> str:
-    """The fix that gives the value to another field of the same block: a folder under `name` belongs to `path`."""
+def _sibling_fix(value: object, key: Key, model: type[BaseModel], layer: Layer, origin: Origin) -> str:
+    """Return the fix that moves the value to another field of the block, such as a folder from `name` to `path`."""
     _, shape = place_of(key[:-1], model)
     if not isinstance(value, str) or shape.model is None or not isinstance(key[-1], str) or len(key) < 2:
         return ""
@@ -131,12 +131,12 @@ def _of_sibling(value: object, key: Key, model: type[BaseModel], layer: Layer, o
 
 
 def _replace_field(layer: Layer, key: Key, block: dict[str, object]) -> dict[str, object]:
-    """The block around a field with other fields in the field's place."""
+    """Return the block around a field, with other fields instead of the field."""
     around: object = layer.values
     for part in key[:-1]:
         around = around[part] if isinstance(around, dict | list) else {}  # type: ignore[index]
     kept = around if isinstance(around, dict) else {}
-    return {name: one for name, one in kept.items() if name != key[-1]} | block
+    return {name: inner for name, inner in kept.items() if name != key[-1]} | block
 
 
 def _wrap_block(key: Key, layer: Layer) -> Surroundings:
@@ -158,21 +158,21 @@ def _wrap_block(key: Key, layer: Layer) -> Surroundings:
 
 def _distinct_candidates(candidates: Iterator[object]) -> Iterator[object]:
     seen: list[str] = []
-    for one in candidates:
-        if (text := repr(one)) not in seen:
+    for candidate in candidates:
+        if (text := repr(candidate)) not in seen:
             seen.append(text)
-            yield one
+            yield candidate
 
 
 def _read_candidate(candidate: object, shape: Shape, key: Key, model: type[BaseModel]) -> tuple[object] | None:
-    """A candidate by Python names; None if it has unknown fields."""
+    """Return a candidate in Python names, or None if it has unknown fields."""
     scratch = Layer()
     value = Reader(model, "", camel_only=True).value(copy.deepcopy(candidate), shape, key, "", (), scratch)
     return None if scratch.problems else (value,)
 
 
 def _is_accepted(model: type[BaseModel], layer: Layer, key: Key, value: object, *, remove: bool = False) -> bool:
-    """True if the whole document has no problem at or below `key` with the value there."""
+    """Return whether the document with this value has no problem at or below `key`."""
     values = copy.deepcopy(layer.values)
     parent: object = values
     try:
@@ -193,7 +193,7 @@ def _is_accepted(model: type[BaseModel], layer: Layer, key: Key, value: object, 
 
 
 def written_field(origin: Origin, value: object, *, name: str | None = None) -> str:
-    """A field with its value as its source spells both; empty if it is long or holds a secret."""
+    """Return a field with its value in the spelling of its source, or an empty string if it is long or contains a secret."""
     last = name if name is not None else _last_name(origin.path)
     if origin.source == COMMAND_LINE:
         option = origin.path if name is None else f"{origin.path.rpartition('.')[0]}.{name}"
@@ -210,5 +210,5 @@ def written_field(origin: Origin, value: object, *, name: str | None = None) -> 
 
 
 def _last_name(path: str) -> str:
-    """The name of a field; empty for an item of a list."""
+    """Return the name of a field; empty for an item of a list."""
     return "" if path.endswith("]") else path.rpartition(".")[2]

@@ -1,6 +1,6 @@
-"""Frequent slips in the text of YAML and TOML files, recognized by the lines around the place where a parser gives up.
+"""Common syntax errors in YAML and TOML files, recognized from the lines near the position of the parser's error.
 
-A parser reports where it cannot go on, which is often a line below the slip, in words about its own grammar.
+A parser reports where it stops, which is often a line below the mistake, and describes its own grammar.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlrun.config.loading.fixes.closest_values import closest_scalars
 from rlrun.config.loading.schema import Shape
 
 _BLANKS = re.compile("[\u00a0\u1680\u2000-\u200b\u202f\u205f\u3000\ufeff]")
-"""Characters that look like a space and are none."""
+"""Characters that look like a space but are other characters."""
 _CONFLICT = re.compile(r"(<{7}|={7}|>{7})(\s|$)")
 _NAME = r"[A-Za-z_][\w.-]*"
 _SHOWN = 60
@@ -22,44 +22,45 @@ _SHOWN = 60
 
 @dataclass(frozen=True)
 class Slip:
-    """A slip in one line."""
+    """A mistake in one line."""
 
     line: int
     message: str
 
 
-def yaml_slip(text: str, line: int | None, said: str) -> Slip | None:
-    """The slip behind an error of a YAML parser; None if none is recognized.
+def yaml_slip(text: str, line: int | None, reason: str) -> Slip | None:
+    """Return the mistake behind a YAML parser's error, or None if it is not recognized.
 
     Args:
-        text: of the file.
-        line: where the parser gives up, from 1; None: unknown.
-        said: its message.
+        text: text of the file.
+        line: line of the parser's error, from 1; None: unknown.
+        reason: message of the parser.
     """
     lines = text.splitlines()
-    if found := _of_file(lines):
+    if found := _find_in_file(lines):
         return found
     number = min(max(line or 1, 1), max(len(lines), 1))
     for at in [number, *(before for before in range(number - 1, max(number - 4, 0), -1))]:
         here = lines[at - 1] if at <= len(lines) else ""
         if here.strip() and not here.lstrip().startswith("#"):
-            for find in _OF_LINE:
+            for find in _LINE_CHECKS:
                 if (message := find(here)) is not None:
                     return Slip(at, message)
-    return _of_message(lines, number, said)
+    return _explain_reason(lines, number, reason)
 
 
 def toml_slip(text: str, line: int | None) -> Slip | None:
-    """The slip behind an error of a TOML parser, as `yaml_slip`."""
+    """Return the mistake behind a TOML parser's error, or None if it is not recognized."""
     lines = text.splitlines()
-    if (slip := _of_file(lines)) is not None:
+    if (slip := _find_in_file(lines)) is not None:
         return slip
     here = lines[line - 1] if line is not None and 0 < line <= len(lines) else ""
     if line is None:
         return None
     if line == 1 and re.match(r"(apiVersion|kind)\s*:", here):
         return Slip(
-            line, "is YAML, and this file's name says TOML; name it run.yaml, and start it with rlrun local run.yaml"
+            line,
+            "is YAML, but the file's name ends in .toml; rename it to run.yaml, and start it with rlrun local run.yaml",
         )
     if found := re.fullmatch(rf"\s*({_NAME})\s*:\s*(\S.*?)\s*", here):
         return Slip(line, f"{_shorten_line(here)} is not TOML; write {found[1]} = {_toml_value(found[2])}")
@@ -69,19 +70,19 @@ def toml_slip(text: str, line: int | None) -> Slip | None:
         "inf",
         "nan",
     ):
-        return Slip(line, f"{_shorten_line(here)}: a text needs quotes; write {found[1]} = {_toml_value(found[2])}")
+        return Slip(line, f"{_shorten_line(here)}: a string needs quotes; write {found[1]} = {_toml_value(found[2])}")
     return None
 
 
-def _of_file(lines: Sequence[str]) -> Slip | None:
-    first = next((at for at, one in enumerate(lines) if one.strip()), None)
+def _find_in_file(lines: Sequence[str]) -> Slip | None:
+    first = next((at for at, line in enumerate(lines) if line.strip()), None)
     if first is not None and re.match(r"\s*<(!doctype html|html|head|body)\b", lines[first], re.IGNORECASE):
-        return Slip(first + 1, "is an HTML page; download the raw file instead of the page that shows it")
-    for at, one in enumerate(lines):
-        if (found := _CONFLICT.match(one)) and found[1][0] != "=":
+        return Slip(first + 1, "is an HTML page; download the raw file instead of the web page about it")
+    for at, line in enumerate(lines):
+        if (found := _CONFLICT.match(line)) and found[1][0] != "=":
             return Slip(
                 at + 1,
-                f"{found[1]} is a mark of an unfinished merge; remove the marks of git, and keep one of both versions",
+                f"{found[1]} is a conflict marker of git; remove the markers, and keep one of both versions",
             )
     return None
 
@@ -89,12 +90,14 @@ def _of_file(lines: Sequence[str]) -> Slip | None:
 def _find_invisible(line: str) -> str | None:
     found = _BLANKS.search(line)
     return (
-        None if found is None else f"holds U+{ord(found[0]):04X}, which looks like a space; write a plain space instead"
+        None
+        if found is None
+        else f"contains U+{ord(found[0]):04X}, which looks like a space; replace it by a plain space"
     )
 
 
 def explain_template(line: str) -> str | None:
-    """Message about a line that a template engine was to fill in; None: it is none."""
+    """Return a message about a line with an unrendered template, or None."""
     found = re.search(r"\{[{%].*?(?:[%}]\}|$)", line)
     return (
         None
@@ -131,7 +134,7 @@ def _explain_reserved(line: str) -> str | None:
     return (
         None
         if found is None
-        else f"a value that begins with '{found[2][0]}' needs quotes; write {found[1]}: {json.dumps(found[2])}"
+        else f"a value that starts with '{found[2][0]}' needs quotes; write {found[1]}: {json.dumps(found[2])}"
     )
 
 
@@ -141,7 +144,7 @@ def _open_quote(line: str) -> str | None:
         plain = re.sub(rf"{other}[^{other}]*{other}", "", line)
         plain = re.sub(r"(?<=\w)'(?=\w)", "", plain)
         if re.search(rf"(^|[\s:\[{{,-]){quote}", plain) and plain.count(quote) % 2:
-            return f"{_shorten_line(line)} opens a quote; close the {quote}"
+            return f"{_shorten_line(line)} has an unclosed quote; close the {quote}"
     return None
 
 
@@ -150,11 +153,11 @@ def _two_colons(line: str) -> str | None:
     return (
         None
         if found is None
-        else f"{_shorten_line(line)} has two colons; write quotes around the value, or {found[1]}: {{{found[2].strip()}}}"
+        else f"{_shorten_line(line)} has two colons; put the value into quotes, or write {found[1]}: {{{found[2].strip()}}}"
     )
 
 
-_OF_LINE: Sequence[Callable[[str], str | None]] = (
+_LINE_CHECKS: Sequence[Callable[[str], str | None]] = (
     _find_invisible,
     explain_template,
     _explain_tab,
@@ -167,38 +170,39 @@ _OF_LINE: Sequence[Callable[[str], str | None]] = (
 )
 
 
-def _of_message(lines: Sequence[str], number: int, said: str) -> Slip | None:
+def _explain_reason(lines: Sequence[str], number: int, reason: str) -> Slip | None:
     here = lines[number - 1] if number <= len(lines) else ""
-    if found := re.search(r"undefined alias '([^']*)'", said):
+    if found := re.search(r"undefined alias '([^']*)'", reason):
         return Slip(
             number,
-            f"found undefined alias '{found[1]}'; write &{found[1]} before the value that it stands for, or the value itself",
+            f"found undefined alias '{found[1]}'; write &{found[1]} before the aliased value, or write the value itself",
         )
-    if "escape character" in said:
-        return Slip(number, "a backslash in double quotes begins an escape; write the text in single quotes")
-    if found := re.search(r"but found '([\]}])'", said):
-        return Slip(number, f"has a {found[1]} that closes nothing; remove it")
-    if "but found ','" in said:
+    if "escape character" in reason:
+        return Slip(number, "a backslash in double quotes starts an escape sequence; write the text in single quotes")
+    if found := re.search(r"but found '([\]}])'", reason):
+        return Slip(number, f"has a {found[1]} without its opening bracket; remove it")
+    if "but found ','" in reason:
         return Slip(number, "has a ',' without a value before it; remove the comma")
-    if "expected '<document start>'" in said:
+    if "expected '<document start>'" in reason:
         return _lost_document(lines, number)
-    if "found '<block mapping start>'" in said or "mapping values are not allowed" in said:
+    if "found '<block mapping start>'" in reason or "mapping values are not allowed" in reason:
         return _explain_indentation(lines, number, here)
     return None
 
 
 def _lost_document(lines: Sequence[str], number: int) -> Slip:
-    """Slip of content behind `...`, or behind a directive such as `%YAML 1.2`, without `---` between them."""
+    """Return the mistake of content after `...`, or after a directive such as `%YAML 1.2`, without `---` between them."""
     for at in range(min(number, len(lines)), 0, -1):
         if lines[at - 1].startswith("%"):
             return Slip(
-                at, f"{_shorten_line(lines[at - 1])} needs a line --- below it; remove it, since no manifest needs it"
+                at,
+                f"{_shorten_line(lines[at - 1])} needs a line --- below it; remove it, because manifests do not need it",
             )
         if lines[at - 1].rstrip() == "...":
-            return Slip(at, "... ends the document, and more follows; remove the line ...")
+            return Slip(at, "... ends the document, but more lines follow; remove the line ...")
     return Slip(
         number,
-        "begins another document, expected a manifest alone; write --- above it, or indent it as the lines before",
+        "starts another document, expected only one manifest; write --- above it, or indent it like the lines before",
     )
 
 
@@ -214,12 +218,12 @@ def _explain_indentation(lines: Sequence[str], number: int, here: str) -> Slip |
         return None
     return Slip(
         number,
-        f"mapping values are not allowed here: it is indented by {own} spaces, and line {before} by {other}; indent both the same",
+        f"mapping values are not allowed here: it is indented by {own} spaces, but line {before} by {other}; indent both the same",
     )
 
 
 def _toml_value(text: str) -> str:
-    """A text of YAML or Python as a value of TOML."""
+    """Return a text of YAML or Python as a value of TOML."""
     if re.fullmatch(r"[-+]?[\d_]+(\.\d+)?([eE][-+]?\d+)?|true|false|\".*\"|'.*'|\[.*\]|\{.*\}", text):
         return text
     switch = next(iter(closest_scalars(text, Shape("bool"), "")), None)

@@ -1,4 +1,4 @@
-"""Unknown fields: the field that was meant, where it belongs, and what to write there."""
+"""Suggestions for unknown fields: the intended field, its place, and the text to write there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OTHER_NAMES = {
     "timeout": "active_deadline_seconds", "evalinterval": "interval", "saveinterval": "interval", "vllmargs": "extra_args",
     "args": "extra_args", "rewards": "environments", "dataset": "data", "datasets": "data", "optim": "optimizer", "ckpt": "checkpoint",
 }  # fmt: skip
-"""Names that other programs have for a field, without case and signs; the fields by their Python names."""
+"""Names that other programs use for a field, in lower case without separators, with the field's Python name."""
 _OF_STATUS = ("phase", "conditions", "observed_generation", "start_time", "completion_time", "attempt", "current_step")
 _OF_PODS = (
     "containers", "init_containers", "volumes", "security_context", "service_account_name", "host_network", "dns_policy", "restart_policy",
@@ -33,32 +33,32 @@ _OF_PODS = (
 )  # fmt: skip
 _OF_CONTAINERS = ("volume_mounts", "command", "ports", "liveness_probe", "readiness_probe", "working_dir", "lifecycle")
 _FREE = ("args", "options")
-"""Fields whose values an environment or an objective defines."""
+"""Fields whose content an environment or an objective defines."""
 _Path = tuple[str, ...]
 
 
 def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path: str, value: object) -> str:
-    """The end of the message about an unknown field of a manifest.
+    """Return the end of the message about an unknown field of a manifest.
 
     Args:
-        model: the block.
-        key: the unknown name.
-        root: the whole document.
-        path: of the block in the document, as the user spelled it.
-        value: the field's value.
+        model: model of the block.
+        key: unknown name.
+        root: model of the whole document.
+        path: path of the block in the document, as the user spelled it.
+        value: value of the field.
     """
     names = {spell_name(model, name, "camel") for name in model.model_fields}
     same = {plain_name(name): name for name in names}
     if plain_name(key) in same:
         return f" (did you mean {same[plain_name(key)]}?)"
-    if told := _of_kubernetes(model, key, value):
-        return told
+    if hint := _kubernetes_hint(model, key, value):
+        return hint
     block = tuple(word for word in re.sub(r"\[\d+\]", "[]", path).split(".") if word)
     other = _OTHER_NAMES.get(plain_name(key), "")
     if other in model.model_fields:
         return f" (did you mean {spell_name(model, other, 'camel')}?)"
     if homes := _find_homes(root, key, block) or (_find_homes(root, other, block) if other else []):
-        return _at_home(homes, block, value)
+        return _suggest_home(homes, block, value)
     if close := did_you_mean(key, names) or did_you_mean(snake_name(key), names):
         return close
     if model is not root and (
@@ -69,37 +69,37 @@ def unknown_field(model: type[BaseModel], key: str, root: type[BaseModel], path:
         return f" (did you mean {nearest}?)"
     free = [name for name in _FREE if name in model.model_fields and field_shapes(model)[name].kind == "mapping"]
     if free:
-        return _write_nested({free[0]: {key: value}}) or f"; an argument belongs into {free[0]}"
+        return _write_nested({free[0]: {key: value}}) or f"; an argument belongs in {free[0]}"
     known = field_shapes(model)
     if model.model_fields and all(shape.kind == "mapping" for shape in known.values()):
         first = spell_name(model, next(iter(known)), "camel")
         return _write_nested({first: {key: value}}) or f"; known: {list_few(names)}"
-    return f"; known: {list_few(names)}" if names else f": nothing can be set here; remove {key}"
+    return f"; known: {list_few(names)}" if names else f": this block has no fields; remove {key}"
 
 
-def _of_kubernetes(model: type[BaseModel], key: str, value: object) -> str:
-    """The fix of a field that other objects have, or that the operator writes."""
+def _kubernetes_hint(model: type[BaseModel], key: str, value: object) -> str:
+    """Return the fix for a field that other Kubernetes objects have, or that the operator writes."""
     name = snake_name(key)
     if "pod_template" in model.model_fields:
         if name in _OF_PODS:
-            return _write_nested({"podTemplate": {"spec": {key: value}}}) or "; it belongs into podTemplate.spec"
+            return _write_nested({"podTemplate": {"spec": {key: value}}}) or "; it belongs in podTemplate.spec"
         if name in _OF_CONTAINERS:
-            return f"; it belongs into podTemplate.spec.containers[].{key}"
+            return f"; it belongs in podTemplate.spec.containers[].{key}"
     if "max_steps" in model.model_fields:
         if name in _OF_STATUS:
-            return f": the operator writes status; remove {key}"
+            return f": only the operator writes status; remove {key}"
         if name in ("template", "selector", *_OF_PODS):
-            return f": pods are changed by podTemplate of trainer, inference and orchestrator; remove {key}"
+            return f": set podTemplate of trainer, inference or orchestrator to change pods; remove {key}"
     return ""
 
 
 def _find_homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
-    """Paths of the fields with this name, those below the block only if there are any; the simplest ones."""
+    """Return the paths of the fields with this name: those inside the block if there are any, and only the simplest ones."""
     found: list[tuple[int, _Path]] = []
     for path, weight in _walk_fields(root, (), 0):
         if plain_name(path[-1]) == plain_name(name) and path[:-1] != block:
             found.append((weight, path))
-    inside = [one for one in found if one[1][: len(block)] == block]
+    inside = [entry for entry in found if entry[1][: len(block)] == block]
     if len(block) > 1 and inside:
         found = inside
     least = min((weight for weight, _ in found), default=0)
@@ -107,7 +107,7 @@ def _find_homes(root: type[BaseModel], name: str, block: _Path) -> list[_Path]:
 
 
 def _walk_fields(model: type[BaseModel], path: _Path, weight: int) -> Iterator[tuple[_Path, int]]:
-    """Paths of all fields, each with a weight: 1 for each block that may be left out, 10 for a list, and its depth in tenths."""
+    """Yield paths of all fields, each with a weight: 1 for each optional block around it and 10 for each list."""
     for name, shape in field_shapes(model).items():
         item: Shape = shape.parts[0] if shape.kind == "list" else shape
         here = (*path, spell_name(model, name, "camel") + ("[]" if shape.kind == "list" and item.model else ""))
@@ -118,7 +118,7 @@ def _walk_fields(model: type[BaseModel], path: _Path, weight: int) -> Iterator[t
             )
 
 
-def _at_home(homes: list[_Path], block: _Path, value: object) -> str:
+def _suggest_home(homes: list[_Path], block: _Path, value: object) -> str:
     shown = " or ".join(".".join(path) for path in homes[:2])
     hint = f" (did you mean {shown}?)"
     if len(homes) > 1 or any(part.endswith("[]") for part in homes[0][len(block) :]):
@@ -136,6 +136,6 @@ def _at_home(homes: list[_Path], block: _Path, value: object) -> str:
 
 
 def _write_nested(value: object) -> str:
-    """`; write a: {b: 1}`; empty if it is long, or holds a secret."""
+    """Return `; write a: {b: 1}`, or an empty string if the text is long or contains a secret."""
     text = to_yaml(value).removeprefix("{").removesuffix("}")
     return f"; write {text}" if len(text) <= _LENGTH and redact.redact_text(text, []) == text else ""
