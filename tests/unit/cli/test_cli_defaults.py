@@ -90,7 +90,7 @@ def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureF
     assert render.run(["--defaults", written(tmp_path, "d.yaml", locks), manifest(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["tracking"]["mlflow"]["uri"] == "http://mlflow.tools.svc"
-    assert "note: spec.tracking.mlflow.uri is http://mlflow.tools.svc, by the defaults of" in err
+    assert "note: spec.tracking.mlflow.uri is http://mlflow.tools.svc, from the defaults in" in err
 
 
 @pytest.mark.parametrize(

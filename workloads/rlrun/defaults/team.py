@@ -127,6 +127,7 @@ def apply_defaults(run: Manifest, defaults: TeamDefaults | None) -> Applied:
     spec = run.get("spec")
     if not isinstance(spec, dict):
         return Applied(run)
+    # A locked path is checked even if the run sets it: the run keeps its value, but no attempt starts.
     result, taken, refusals = spec, [], []
     for path, value in defaults.values.items():
         if not _concerns_run(path, spec):

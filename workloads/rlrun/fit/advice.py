@@ -81,6 +81,7 @@ def _fitting_changes(
             needs = needs_of(tried, around)
         except ValidationError:
             continue
+        # A change may not trade memory for a new refusal, nor make a role fit at the cost of another one.
         if not set(refusals_of(tried, around)) <= refused:
             continue
         own = next(need for need in needs if need.role == role)

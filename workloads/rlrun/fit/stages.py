@@ -30,6 +30,7 @@ def cut_layers(layers: Sequence[float], head: float, stages: int) -> list[range]
         raise ValueError(f"{count} layers cannot be divided into {stages} stages")
     sums = [0.0, *accumulate(layers)]
 
+    # Dynamic programming over the first layer and the number of stages. Tuples compare by cost first, then by early ends.
     @cache
     def best(start: int, left: int) -> tuple[float, tuple[int, ...]]:
         """Return the largest cost among the stages from layer `start` on, and the end of each stage."""

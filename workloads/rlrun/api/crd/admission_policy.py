@@ -105,6 +105,7 @@ def _problems_below(schema: Json, path: str, lists: int) -> str:
     for name, inner in schema.get("properties", {}).items():
         if below := _problems_below(inner, _extend_path(path, f".{name}"), lists):
             parts.append(f"self.?{name}.optMap(self,{below}).orValue([])")
+    # Nested lists need different index variables, because an inner macro would hide the outer variable.
     index = f"i{lists}"
     if "items" in schema and (
         below := _problems_below(schema["items"], _extend_path(path, "[", f"string({index})", "]"), lists + 1)

@@ -121,6 +121,7 @@ def cel_literal(value: object) -> str:
 
 def _optional_read(expression: str, roots: Roots) -> str:
     """Return an expression with its fields read as optional fields."""
+    # Macros bind the items of a list to a variable; its model is needed for reads inside the macro.
     known = dict(roots)
     for macro in _MACRO.finditer(expression):
         item = _path_steps(known, macro["root"], macro["path"].split(".")[1:])[0]

@@ -302,6 +302,7 @@ def _divide_engines(run: RunView, total: int, per_node: int, hint: str) -> None:
         run.put("inference.gpus_per_replica", tp * dp, hint)
         run.put("inference.replicas", max(1, copies // dp), hint)
         return
+    # Fill whole nodes if the GPUs and one copy of the model allow it, otherwise use one server.
     replicas = max(1, total // per_node) if total % per_node == 0 and per_node >= tp else 1
     each = copies // replicas
     run.put("inference.replicas", replicas, hint)

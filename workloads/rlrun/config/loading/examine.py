@@ -49,12 +49,14 @@ def examine_layer(model: type[ModelT], layer: Layer) -> Examined[ModelT]:
     unread = {(problem.source, problem.line) for problem in problems if not problem.path and problem.line is not None}
     result: ModelT | None = None
     root = Shape("model", model=model)
+    # Each round replaces at least one invalid value, so that the next round reaches rules that this one could not check.
     for _ in range(MAX_ROUNDS):
         try:
             result = model.model_validate(values, strict=True, by_name=True, by_alias=False)
             break
         except ValidationError as error:
             faults = explain_faults(error, model, layer)
+        # Report only faults of the user's own values, and only one problem per field.
         news = [fault for fault in faults if not _follows_replacement(fault, replaced, root)]
         news = [fault for fault in news if (fault.problem.source, fault.problem.line) not in unread]
         problems += [f.problem for f in news if (f.problem.source, f.problem.path) not in broken]
@@ -95,6 +97,7 @@ def _follows_replacement(fault: Fault, replaced: set[Key], root: Shape) -> bool:
 
 def _replace_faulty(values: dict[str, object], fault: Fault, root: Shape, replaced: set[Key]) -> bool:
     """Replace the value that a fault is about; return whether anything changed."""
+    # A rule names the field to change first. Fields that were replaced already are tried again only if no other field helps.
     candidates = [key for key in fault.named if key not in replaced] if fault.rule else []
     for key in (*candidates, *(fault.named if fault.rule else ()), fault.key):
         if key and _replace_one(values, key, root, again=key in replaced):

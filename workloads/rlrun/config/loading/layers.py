@@ -239,6 +239,7 @@ def assign_values(layer: Layer, model: type[BaseModel], assignments: Sequence[As
         shape = Shape("model", model=model)
         place: Place = layer.values
         ok = True
+        # Walk to the block around the value, and create missing blocks with the origin of this assignment.
         for depth, part in enumerate(parents):
             ok = ok and _has_index(layer, place, part, assignment)
             if not ok:
