@@ -77,7 +77,7 @@ SFT_FOUND = [
     "run.toml:12: data.sources[1].path: bad.jsonl: bad.jsonl line 2: it is no JSON",
     "run.toml:14: data.validation.path: no file or folder lost.jsonl",
     "run.toml:15: data.validation.interval: got 0, expected a whole number",
-    "inference.replicas (2) is for task RL",
+    "inference.replicas (2) applies only to task RL",
 ]
 
 

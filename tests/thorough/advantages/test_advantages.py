@@ -160,7 +160,7 @@ def test_ragged_interleaved_groups_match_a_loop_over_groups(
             r"unknown option of advantage grpo 'leave_one_out'; known: adv_mean, adv_std, global_std, length_penalty, mean, neg_",
         ),
         ({"std": "run"}, r"std must be one of 'none', 'group', 'batch', got 'run'"),
-        ({"mean": None}, r'mean must not be null; leave it out for the default \("group"\)'),
+        ({"mean": None}, r'mean must not be null; remove it to use the default \("group"\)'),
         ({"adv_mean": "batch"}, "lengths must be given for advantage grpo with adv_mean batch and adv_std none"),
         (
             {"name": "reinforce_pp"},

@@ -61,13 +61,13 @@ def test_it_stands_for_these_fields(text: str, changes: dict[str, Any], expected
 @pytest.mark.parametrize(
     ("text", "changes", "message"),
     [
-        ("vllm:d4+fsdp:d8", {"trainer": {"parallelism": {"tp": 2}}}, "trainer.parallelism.tp (2) differs from 1, its value in allocation (vllm:d4+fsdp:d8);"),
+        ("vllm:d4+fsdp:d8", {"trainer": {"parallelism": {"tp": 2}}}, "tp (2) differs from 1, its value in allocation (vllm:d4+fsdp:d8);"),
         ("vllm:d4+fsdp:d8", {"inference": {"gpusPerReplica": 0}}, "inference.gpusPerReplica (0) differs from 1, its value in allocation"),
         ("vllm:d4+fsdp:d8", {"inference": {"dataParallel": 3}}, "inference.dataParallel (3) differs from 1, its value in allocation"),
         ("vllm:d4+fsdp:d8", {"trainer": {"gpus_per_replica": 3}}, "trainer.gpusPerReplica (3) does not divide the 8 GPUs"),
         ("vllm:d4+fsdp:d11", {}, "a trainer of 11 GPUs, which do not fill 2 pods of up to 8; change it or set trainer.gpusPerReplica"),
         ("vllm:d4|fsdp:d8", {}, "with '|' they must be the same GPUs: change the degrees"),
-        ("vllm:d4+fsdp:d8", {"trainer": {"shared_with": "host", "lora": {}}}, "is set by the host (host) of trainer.sharedWith; remove allocation"),
+        ("vllm:d4+fsdp:d8", {"trainer": {"shared_with": "host", "lora": {}}}, "is set by the host (host) of trainer.sharedWith; remove"),
         ("vllm:d4+fsdp:d8", {"task": "Eval"}, "has a trainer, but task Eval has no trainer; write only vllm:d4"),
         ("vllm:d4+fsdp:d8", {"task": "SFT"}, "has engines, but task SFT has no engines; write only the trainer, such as fsdp:d8"),
         ("vlm:d4+fsdp:d8", {}, "allocation: 'vlm' in 'vlm:d4+fsdp:d8' is not a known backend; known: sglang, vllm, fsdp, megatron, archon"),
@@ -91,8 +91,8 @@ def test_every_conflict_has_its_line_and_a_manifest_its_layout() -> None:
     (notice,) = allocation_notice(parse_manifest(MANIFEST, "run.yaml")[0].spec)
     assert notice.notice
     assert notice.message == (
-        "is trainer: 2 x 8 GPUs, tp 2, inference: 4 x 2 GPUs (tensorParallel 2, dataParallel 1); sglang is read as vllm; "
-        "megatron is read as fsdp"
+        "is trainer: 2 x 8 GPUs, tp 2, inference: 4 x 2 GPUs (tensorParallel 2, dataParallel 1); sglang is replaced by vllm; "
+        "megatron is replaced by fsdp"
     )
     document = {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {"name": "words"}}
     run = {"allocation": "vllm:d4t2+fsdp:d16", "model": {"path": "m"}, "environments": [{"id": "x"}],

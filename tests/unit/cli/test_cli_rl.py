@@ -157,7 +157,7 @@ def test_one_gpu_trains_and_one_samples_if_the_machine_has_them(
     layer = read_layer([*write_debug(), *options], {}, gpus=gpus).layer
     found = validate_layer(RlConfig, layer)
     assert (found.trainer.gpus_per_replica, found.inference.gpus_per_replica) == expected
-    assert len([one for one in layer.notices if "one GPU trains" in one.message]) == (expected == (1, 1))
+    assert len([one for one in layer.notices if "one GPU for training" in one.message]) == (expected == (1, 1))
 
 
 def test_a_bad_group_size_is_told_at_its_own_name() -> None:

@@ -61,7 +61,7 @@ def test_what_is_missing_or_of_rl_is_told() -> None:
         config("--model.path", "m")
     with pytest.raises(ConfigError, match=r"--data\.path: needs a value after it"):
         config("@", "run.toml", "--data.path", "--max-steps", "3")
-    with pytest.raises(ConfigError, match=r"inference\.replicas \(2\) is for task RL"):
+    with pytest.raises(ConfigError, match=r"inference\.replicas \(2\) applies only to task RL"):
         config("@", "run.toml", "--inference.replicas", "2")
 
 

@@ -260,7 +260,8 @@ def test_preset_gspo_measures_from_the_recomputed_policy_and_corrects_apart() ->
         (
             {"preset": "gspo", "proximal": "inference"},
             "loss gspo measures eps_low (0.0003), eps_high (0.0004) from the engine's log-probs (proximal: inference), whose "
-            "rounding alone moves tokens outside the band and removes their gradient; set proximal to recompute, or eps_low to 0.01 or more",
+            "rounding alone moves tokens outside the band and removes their gradient; "
+            "set proximal to recompute, or eps_low to 0.01 or more",
         ),
         ({"preset": "gspo", "proximal": "log_linear"}, "(proximal: log_linear)"),
         ({"loss": {"name": "ppo", "options": {"eps_high": 0.005}}}, "loss ppo measures eps_high (0.005) from"),

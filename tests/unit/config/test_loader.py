@@ -243,7 +243,7 @@ def test_a_missing_field_says_what_it_is(toml: Any) -> None:
         "configuration: environments is empty, but task RL needs at least one; add an environment"
     ]
     assert problems("--model.path=m", "@", toml("[[environments]]\nratio = 2.0\n")) == [
-        "a.toml:1: environments[0].id: required, but not set: A shipped environment (`reverse-text`, `gsm8k`, ...), "
+        "a.toml:1: environments[0].id: required, but not set: A built-in environment (`reverse-text`, `gsm8k`, ...), "
         "`verifiers:<name>`, or `package.module:function`"
     ]
 

@@ -35,7 +35,7 @@ def trainer(gpus: int, **parallelism: int) -> dict[str, Any]:
             dataclasses.replace(QWEN2, model_type="gpt_oss"),
             trainer(2, tp=2),
             "tp",
-            "2 is supported for the model types afmoe, .* the model is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
+            "2 is supported for the model types afmoe, .* is of type gpt_oss: its experts .* set tp: 1 and share it by dpShard, or cp",
         ),
         (dataclasses.replace(QWEN2, model_type="mamba"), trainer(2, cp=2), "cp", "set cp: 1 and share it by dpShard"),
         (

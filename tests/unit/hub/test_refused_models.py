@@ -46,7 +46,7 @@ def test_quantised_folder_is_refused_if_it_is_trained(folder: Path) -> None:
 
 
 def test_quantised_repository_is_refused_before_its_weights(fetched: list[str]) -> None:
-    with pytest.raises(RoleError, match=r"model.name: Qwen/Qwen3-8B-FP8 is quantised .* use Qwen/Qwen3-8B, or"):
+    with pytest.raises(RoleError, match=r"model.name: Qwen/Qwen3-8B-FP8 is quantized .* use Qwen/Qwen3-8B, or"):
         fetch.model_source(ModelConfig(name="Qwen/Qwen3-8B-FP8"), Path("made"), with_weights=True, trained=True)
     assert fetched == ["files"]
 

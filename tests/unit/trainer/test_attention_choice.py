@@ -72,7 +72,7 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
     machine = gpu(9, packages={"fa3": "3.0.0"}, missing={"fa4": NOT_INSTALLED["fa4"]})
     assert str(choose_kernel("auto", needs("value heads", head_dim=64), machine)).startswith(
         "attention flex: flex is the first that a GPU (compute capability 9.0) and the model allow; "
-        "not fa3: the model's attention has values of another head size than keys, which fa3 does not compute; not fa4: "
+        "not fa3: the model's attention has values of another head size than keys, which fa3 does not support; not fa4: "
     )
     found_later = machine.without("fa3", "it refuses this model's attention (RuntimeError: no cap)")
     assert str(choose_kernel("auto", needs(), found_later)) == (
@@ -86,7 +86,7 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
     assert str(choose_kernel("auto", needs(), machine)) == (
         "attention fa3: fa3 (flash-attn-3 3.0.0) is the first that a GPU (compute capability 9.0) and the model allow"
     )
-    assert str(choose_kernel("flex", needs(), machine)) == "attention flex: flex as trainer.attention says"
+    assert str(choose_kernel("flex", needs(), machine)) == "attention flex: flex is set by trainer.attention"
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
             "fa3",
             gpu(8),
             needs(),
-            "trainer.attention (fa3): it needs a GPU of compute capability 9.x, and this is a GPU (compute capability 8.0); "
+            "trainer.attention (fa3): it needs a GPU of compute capability 9.x, but this is a GPU (compute capability 8.0); "
             "set attention: auto, or one of flash2, cudnn, varlen, flex, sdpa",
         ),
         (
             "varlen",
             gpu(9),
             needs("softcap", head_dim=256),
-            "trainer.attention (varlen): the model's attention has soft-capped scores, which varlen does not compute; "
+            "trainer.attention (varlen): the model's attention has soft-capped scores, which varlen does not support; "
             "set attention: auto, or one of fa3, flash2, flex, sdpa",
         ),
         (
@@ -128,13 +128,13 @@ def test_the_choice_says_what_was_passed_over_and_why() -> None:
             "varlen",
             gpu(8),
             needs(head_dim=100),
-            "varlen): the model's heads have 100 elements, but varlen supports only multiples of 8; set attention: auto, or one of flash2, ",
+            "varlen): the model's heads have 100 elements, but varlen supports only multiples of 8; set attention: auto, or ",
         ),
         (
             "flash2",
             CPU,
             needs(),
-            "flash2): it needs a GPU of compute capability 8.x to 12.x, and this is a CPU; set attention: auto",
+            "flash2): it needs a GPU of compute capability 8.x to 12.x, but this is a CPU; set attention: auto",
         ),
     ],
 )

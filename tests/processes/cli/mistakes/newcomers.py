@@ -301,7 +301,7 @@ _TEXTS = (
         0,
         "run.yaml",
         "Secret",
-        "is not checked",
+        "is ignored",
         {"run.yaml": SPEC + "---\nkind: Secret\n"},
         notice=True,
     ),

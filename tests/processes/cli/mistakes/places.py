@@ -51,7 +51,7 @@ _NESTING = (
     text("no name", SPEC.replace("{name: quick}", "{}"), "metadata.name", "", "write name: my-run"),
     text("no metadata", SPEC.replace("metadata: {name: quick}\n", ""), "metadata", "", "metadata: {name: my-run}"),
     text("no model", SPEC.replace("  model: {tiny: {}}\n", ""), "spec.model", "", "model: {name: Qwen/Qwen3-8B}"),
-    text("no environment", SPEC.rpartition("  environments")[0], "environments", "is empty", "needs one"),
+    text("no environment", SPEC.rpartition("  environments")[0], "environments", "is empty", "needs at least one"),
     _unknown(
         "a batch outside the orchestrator",
         "batchSize: 64",
