@@ -25,6 +25,7 @@ from rlrun.config.models.roles import (
     TrainerSpec,
     micro_batch_tokens,
 )
+from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.config.models.run import RunConfig
 from rlrun.runtime.json_types import Json
 
@@ -81,20 +82,7 @@ def resolve_spec(spec: RLRunSpec, *, name: str, uid: str, output_dir: str) -> Ru
         )
         if _has_engines(spec)
         else None,
-        orchestrator=OrchestratorConfig(
-            **_computing_fields(spec.orchestrator, OrchestratorSpec),
-            **common,
-            algorithm=algorithm,
-            environments=environments,
-            data=spec.data,
-            policies=spec.policies,
-            sampling=spec.sampling,
-            evaluation=spec.evaluation,
-            checkpoint=spec.checkpoint,
-            weight_sync=spec.weight_sync,
-            shared_with=spec.trainer.shared_with,
-            engine_parsers=spec.inference.parsers,
-        ),
+        orchestrator=_resolve_orchestrator(spec, common, algorithm, environments),
         tracking=spec.tracking,
         mirror=spec.storage.mirror,
     )
@@ -118,6 +106,25 @@ def _resolve_inference(spec: RLRunSpec) -> Fields:
     block["max_model_len"] = spec.inference.max_model_len or spec.seq_len
     block["replicas"] = spec.trainer.replicas if spec.placement.colocate else spec.inference.least
     return block
+
+
+def _resolve_orchestrator(
+    spec: RLRunSpec, common: Fields, algorithm: AlgorithmConfig, environments: list[EnvironmentConfig]
+) -> OrchestratorConfig:
+    return OrchestratorConfig(
+        **_computing_fields(spec.orchestrator, OrchestratorSpec),
+        **common,
+        algorithm=algorithm,
+        environments=environments,
+        data=spec.data,
+        policies=spec.policies,
+        sampling=spec.sampling,
+        evaluation=spec.evaluation,
+        checkpoint=spec.checkpoint,
+        weight_sync=spec.weight_sync,
+        shared_with=spec.trainer.shared_with,
+        engine_parsers=spec.inference.parsers,
+    )
 
 
 def _has_engines(spec: RLRunSpec) -> bool:

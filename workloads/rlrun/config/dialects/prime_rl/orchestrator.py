@@ -68,6 +68,23 @@ def of_sampling(table: str, ours: str) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
+def _of_environment_algorithm(table: str, ours: str) -> tuple[Row, ...]:
+    """Build the rows of the objective of one environment."""
+    return (
+        mapped_key(
+            f"{table}.algo.type", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
+            by=read_objective(_OF_ONE, _KNOWN, ours), text="opd: loss distill",
+        ),
+        mapped_key(
+            f"{table}.algorithms", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
+            by=read_algorithms(_OF_ONE, _KNOWN, ours), text="a list with one entry; opd: loss distill",
+        ),
+        mapped_key(f"{table}.algo.teacher.name", "algorithm.reference.model"),
+        ignored_key(f"{table}.algo.teacher.*", "the teacher runs in the trainer with the policy, without a server"),
+        ignored_key(f"{table}.algo.*", _NO_OTHER, only_values((), "", "not supported here; see environments[].algorithm")),
+    )  # fmt: skip
+
+
 def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
     """Build the rows of an environment; `table` ends with `[]`."""
     ids = (f"{ours}.id", f"{ours}.args")
@@ -122,17 +139,7 @@ def of_environment(table: str, ours: str = "environments[]") -> tuple[Row, ...]:
             f"{table}.max_total_completion_tokens", "-1 means unlimited",
             only_values((-1,), "-1 means unlimited", "not supported: seq_len limits the length of all turns together"),
         ),
-        mapped_key(
-            f"{table}.algo.type", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
-            by=read_objective(_OF_ONE, _KNOWN, ours), text="opd: loss distill",
-        ),
-        mapped_key(
-            f"{table}.algorithms", f"{ours}.algorithm.advantage.name", f"{ours}.algorithm.loss.name",
-            by=read_algorithms(_OF_ONE, _KNOWN, ours), text="a list with one entry; opd: loss distill",
-        ),
-        mapped_key(f"{table}.algo.teacher.name", "algorithm.reference.model"),
-        ignored_key(f"{table}.algo.teacher.*", "the teacher runs in the trainer with the policy, without a server"),
-        ignored_key(f"{table}.algo.*", _NO_OTHER, only_values((), "", "not supported here; see environments[].algorithm")),
+        *_of_environment_algorithm(table, ours),
         *of_sampling(f"{table}.sampling", f"{ours}.sampling"),
     )  # fmt: skip
 
