@@ -71,7 +71,7 @@ FOUND = [
     (25, "spec.inference: gpusPerReplica (3) must be tensorParallel x dataParallel (1)"),
     (25, "spec.inference: minAvailable (5) must be at most replicas (1)"),
     (26, 'spec.placement.pool: got "-a", expected a label value'),
-    (26, "spec.placement.topology: exactly one of required (not set) and preferred (not set)"),
+    (26, "spec.placement.topology: set exactly one of required (not set) and preferred (not set)"),
     (
         27,
         "spec: orchestrator.batchSize (10) must be divisible by environments[0].groupSize (7); set batchSize to 7 or 14",
@@ -149,7 +149,7 @@ def test_no_consequence_of_a_mistake_is_told(
 
 UNREADABLE = [
     ("", "contains nothing, expected exactly one RLRun"),
-    ("a: b\n---\nc: d\n", "holds 2 documents"),
+    ("a: b\n---\nc: d\n", "contains 2 documents"),
     (RUN + "  model: {tiny: {}}\n---\n" + RUN + "  model: {tiny: {}}\n", "contains 2 RLRuns (lines 1, 7)"),
     (
         "apiVersion: apps/v1\nkind: Deployment\nspec: {replicas: no}\n",

@@ -102,7 +102,7 @@ def read_defaults(text: str, config_map: str, key: str) -> TeamDefaults:
     try:
         content = _Content.model_validate(yaml.safe_load(text) or {})
     except yaml.YAMLError as error:
-        return TeamDefaults(config_map, mark, problems=f"{source} is not YAML: {shorten_text(str(error), 300)}")
+        return TeamDefaults(config_map, mark, problems=f"{source}: not YAML: {shorten_text(str(error), 300)}")
     except ValidationError as error:
         found = [
             f"{'.'.join(map(str, e['loc'])) or 'content'} ({shorten_text(str(e['input']), 80)}): {e['msg']}"

@@ -106,7 +106,7 @@ def test_the_example_needs_no_more_than_an_orchestrator() -> None:
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ({"inference": {"replicas": 3}}, "inference.replicas (3) is the host's"),
+        ({"inference": {"replicas": 3}}, "inference.replicas (3) is set by the host"),
         ({"trainer": {"sharedWith": "h", "lora": {}, "image": "x"}}, "trainer.image (x) is set by the host"),
     ],
 )

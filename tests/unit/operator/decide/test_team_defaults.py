@@ -110,7 +110,7 @@ def test_a_field_that_is_locked_may_not_be_changed() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("spec: [", " is not YAML"),
+        ("spec: [", "not YAML"),
         ("spec: {}\nlock: [a]", "lock"),
         ("spec: 5", "spec (5)"),
         ("spec: {maxSteps: 5}", "spec.maxSteps cannot have a default; remove it"),
