@@ -132,7 +132,7 @@ SINGLE = [
     ),
     (
         "  model: {tiny: {}}\n  environments: [{id: reverse-text}]\n  policies: {fromRun: x}\n",
-        ["spec: policies is for a task without"],
+        ["spec: policies needs a task without"],
     ),
 ]
 
