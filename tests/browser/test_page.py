@@ -153,7 +153,7 @@ def test_rollouts_are_filtered_and_paged(page: Page, shown: Served) -> None:
     page.get_by_text("More filters").click()
     page.get_by_label("Reward from").fill("2")
     page.get_by_label("Reward from").press("Enter")
-    expect(page.get_by_text("None of 16 rollouts fits these filters.")).to_be_visible()
+    expect(page.get_by_text("No rollout matches these filters (of 16).")).to_be_visible()
 
 
 def test_a_rollout_with_its_tokens_and_another_beside_it(page: Page, shown: Served) -> None:
@@ -301,12 +301,12 @@ def test_an_empty_folder_and_a_run_that_is_gone_are_said_in_words(page: Page, tm
     folder.mkdir()
     with served(folder) as server:
         page.goto(server.at("/"))
-        expect(page.get_by_text(f"No run is in {folder} yet.")).to_be_visible()
+        expect(page.get_by_text(f"There are no runs in {folder} yet.")).to_be_visible()
         new = Folder(folder / "new")
         new.config()
         expect(page.locator("tbody tr")).to_have_count(1)
         page.goto(server.at(f"/run/{new.id}"))
-        expect(page.get_by_text("No step has been trained yet; curves begin with the first.")).to_be_visible()
+        expect(page.get_by_text("No step has been trained yet; curves start with the first step.")).to_be_visible()
         expect(page.get_by_text("No step has been timed yet.")).to_be_visible()
         page.goto(server.at(f"/run/{new.id}/rollouts"))
         expect(page.get_by_text("No step has a trace yet")).to_be_visible()

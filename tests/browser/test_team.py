@@ -78,7 +78,7 @@ def test_a_user_logs_in_looks_and_logs_out(page: Page, team: Team) -> None:
     expect(page.get_by_text("Log in with a token of the cluster")).to_be_visible()
     page.get_by_label("Token").fill("forged")
     page.get_by_role("button", name="Log in").click()
-    expect(page.get_by_role("alert")).to_contain_text("The cluster does not take this token")
+    expect(page.get_by_role("alert")).to_contain_text("The cluster refused this token")
     log_in(page, team, ANN)
     expect(page.locator(".user")).to_have_text("ann")
     expect(page.locator("tbody tr")).to_have_count(2)
@@ -129,7 +129,7 @@ def test_one_page_too_many_is_said_to_its_user(page: Page, own_team: Team) -> No
             stream.request("GET", "/api/events", headers={"Authorization": f"Bearer {ANN}"})
             assert stream.getresponse().readline() == b"event: runs\n"
         log_in(page, own_team, ANN)
-        expect(page.locator(".live")).to_contain_text(f"not live: you have {OF_ONE_MAX} pages of this server open")
+        expect(page.locator(".live")).to_contain_text(f"not live: you have {OF_ONE_MAX} open pages of this server")
         expect(page.locator("tbody tr")).to_have_count(2)
         page.set_viewport_size({"width": 360, "height": 800})
         assert page.evaluate("document.documentElement.scrollWidth") <= 360
@@ -143,7 +143,9 @@ def test_an_outage_of_the_cluster_is_said(page: Page, team: Team) -> None:
     log_in(page, team, ANN)
     team.cluster.down = "connection refused"
     page.goto(team.server.at("/run/team-a.demo"))
-    expect(page.get_by_role("alert")).to_contain_text("nothing can be shown now: the API server answers 503")
+    expect(page.get_by_role("alert")).to_contain_text(
+        "the data is temporarily unavailable: the API server returned 503"
+    )
 
 
 @pytest.mark.parametrize(("width", "scheme"), few_in_gate(product((1200, 360), ("light", "dark")), [(360, "light")]))

@@ -47,7 +47,7 @@ def test_a_run_is_found_and_explained(world: World) -> None:
     text = told(world, "why", "b")
     assert "Scheduled: Unschedulable" in text
     assert "trainer needs 1 pod" in text
-    assert "Free what the message says is short" in text
+    assert "Free the resources in the message" in text
     text = told(world, "status", "a")
     assert "Running (Training)" in text
     assert "7/100" in text

@@ -102,7 +102,7 @@ async def test_the_engine_samples_from_the_trainers_policy(adapter_server: Serve
 
 
 async def test_the_bare_model_is_no_version(adapter_server: Server, client: EngineClient) -> None:
-    with pytest.raises(EngineError, match="no known version"):
+    with pytest.raises(EngineError, match="unknown version"):
         await sample(client, PROMPT, None)
     with pytest.raises(EngineError, match="are adapters") as refused:
         await client.reload_weights(next(adapter_server.versions))
@@ -170,7 +170,7 @@ async def test_a_bad_adapter_changes_nothing(adapter_server: Server, client: Eng
     )
     for folder, message in (
         (publish(adapter_server, adapted_model(16, wide), "wide", wide), "rank 12 is above 6"),
-        (adapter_server.publish(random_model(16), "whole-weights"), "holds no adapter"),
+        (adapter_server.publish(random_model(16), "whole-weights"), "is not an adapter"),
         (other, "changes tower.weight, which the served model does not have"),
         (half, r"lora_A.weight has shape None"),
     ):

@@ -141,7 +141,7 @@ async def test_what_differs_comes_from_the_volume(client: EngineClient, server: 
     damaged = volume.write(model, versions[4], before=before.name, whole=None) / root_file(0)
     content = damaged.read_bytes()
     damaged.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(EngineError, match="cannot be put together"):
+    with pytest.raises(EngineError, match="cannot be built"):
         await client.update_weights(str(damaged.parent), versions[4])
     await assert_serves(client, good, versions[3])
     damaged.write_bytes(content)

@@ -22,7 +22,7 @@ def test_values_that_a_model_writes_itself_arrive_and_those_that_it_leaves_out_e
     assert set(whole["values"]) == {"loaded.weight", "written.weight", "forgotten.weight"}
     assert all(values == [2.0] * 3 for values in whole["values"].values()), whole
     assert (whole["same memory"], whole["path"]) == (True, "v2"), "recorded graphs read where the old version was"
-    assert lossy == {"lost": "vLLM's Model took no values for 1 of its parameters: forgotten.weight"}
+    assert lossy == {"lost": "1 parameters of vLLM's Model got no values: forgotten.weight"}
 
 
 @pytest.mark.full

@@ -113,7 +113,7 @@ async def test_what_cannot_be_sent_leaves_the_engine_as_it_is(
     hold(outbox, bad, published(model) | {"model.norm.weight": torch.zeros(7)})
     with pytest.raises(EngineError, match=r"model\.norm\.weight has shape \(7,\)"):
         await client.receive_weights(trainer, bad)
-    with pytest.raises(EngineError, match="does not answer"):
+    with pytest.raises(EngineError, match="does not respond"):
         await client.receive_weights("http://127.0.0.1:9", bad)
     await assert_serves(client, model, good)
     hold(outbox, last, published(model))

@@ -26,7 +26,7 @@ def test_port_in_use_is_refused_before_vllm_is_loaded(launch: Callable[..., Serv
         assert wait_for_exit(server.process) == 69
     assert server.log.read_text().splitlines() == [
         f"inference: cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "stop what listens there or choose another port"
+        "stop the process that uses the port, or choose another port"
     ]
 
 
@@ -37,7 +37,7 @@ def test_model_without_weights_is_refused_before_vllm_is_loaded(
         (tmp_path / name).write_bytes((model_folder / name).read_bytes())
     server = launch(own_python=True, model_path=str(tmp_path))
     assert wait_for_exit(server.process) == 65
-    assert server.log.read_text() == f"model: {tmp_path} holds no *.safetensors file\n"
+    assert server.log.read_text() == f"model: {tmp_path} contains no *.safetensors file\n"
 
 
 def test_setting_that_the_model_cannot_do_is_a_configuration_error(launch: Callable[..., Server]) -> None:

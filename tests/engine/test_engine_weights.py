@@ -69,7 +69,7 @@ async def test_readiness_needs_weights_and_then_tells_the_version(server: Server
     before = await client.ready()
     if before.weight_version is None:
         assert not before.ready
-        assert before.reason == "no weights were handed over since the start"
+        assert before.reason == "no weights were loaded since the start"
         with pytest.raises(EngineError, match="the engine sleeps"):
             await sample(client, PROMPT, None)
     version, _ = await hand_over(server, client, seed=1)
@@ -88,7 +88,7 @@ async def test_it_sleeps_until_it_is_given_weights(server: Server, client: Engin
         await in_flight
     assert (await client.status())["asleep"] is True
     assert (await client.ready()).ready, "readiness says whether it may ever be used"
-    with pytest.raises(EngineError, match="the engine sleeps: the trainer has its GPUs") as refused:
+    with pytest.raises(EngineError, match="the engine sleeps because the trainer uses its GPUs") as refused:
         await sample(client, PROMPT, str(version))
     assert refused.value.status == 503
     await client.sleep()
@@ -182,7 +182,9 @@ async def test_going_back_to_an_older_version_drops_the_cache(server: Server, cl
     assert seconds, "the same version from another folder is loaded"
     (completion,) = await sample(client, LONG_PROMPT, str(version))
     assert deviation(replacement, LONG_PROMPT, completion) < 1e-3
-    with pytest.raises(EngineError, match=f"version {version - 1} is older than {version}") as refused:
+    with pytest.raises(
+        EngineError, match=f"version {version - 1} is older than the served version {version}"
+    ) as refused:
         await client.update_weights(str(folder), version - 1)
     assert refused.value.status == 409
     await client.update_weights(str(folder), version - 1, force=True)
@@ -233,11 +235,11 @@ async def test_a_bad_folder_changes_nothing(server: Server, client: EngineClient
     link = server.root / "weights" / "link"
     link.symlink_to(outside)
     cases = {
-        str(incomplete): "holds no COMPLETE file",
-        str(empty): "holds no .*safetensors file",
-        str(cut): "was not written whole",
+        str(incomplete): "has no COMPLETE file",
+        str(empty): "contains no .*safetensors file",
+        str(cut): "is not a complete safetensors file",
         str(lacking): "lacks the tensor model.norm.weight",
-        str(extra): "holds the tensor unheard_of",
+        str(extra): "contains the tensor unheard_of",
         str(outside): "is not below the weights folder",
         str(link): "is not below the weights folder",
         "../outside": "is not below the weights folder",

@@ -130,7 +130,7 @@ class TeamCluster:
     def _asked(self, method: str, path: str) -> None:
         self.asked.append((method, path))
         if self.down is not None:
-            raise UnansweredError(f"the API server does not answer: {self.down}")
+            raise UnansweredError(f"the API server does not respond: {self.down}")
 
 
 def routes(gate: Gate) -> list[APIRoute]:

@@ -89,8 +89,8 @@ def test_steps_of_two_ranks_again_and_a_fork_goes_on_as_the_run(
     folder = tmp_path / "forked"
     words = [root, "--manifest", str(manifest), "--folder", str(folder)]
     assert run_fork([*words, "--step", "4"]) == exit_codes.OK
-    assert "live-4 begins at step 4 of live" in (said := capsys.readouterr().out)
-    assert "nothing is changed" in said
+    assert "live-4 starts from step 4 of live" in (said := capsys.readouterr().out)
+    assert "no changes" in said
     assert content(live.paths.root) == before
 
     forked = make_run("forked")

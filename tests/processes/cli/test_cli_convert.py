@@ -61,7 +61,7 @@ def test_what_is_missing_is_told_and_the_manifest_is_written(
     assert main(["convert", str(script), "data.train_files=elsewhere/a.parquet"]) == 65
     out, told = capsys.readouterr()
     assert "missing: spec.maxSteps" in told
-    assert out.startswith("# Made by `rlrun convert`")
+    assert out.startswith("# Created by `rlrun convert`")
 
 
 def test_what_rlrun_cannot_do_and_wrong_commands_write_nothing(

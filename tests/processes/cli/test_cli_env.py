@@ -197,7 +197,7 @@ def test_a_server_that_does_not_answer(
     ("argv", "code", "said"),
     [
         (["nope"], exit_codes.CONFIGURATION, "unknown environment 'nope'"),
-        (["arithmetic", "--args", "{"], exit_codes.USAGE, "is no JSON"),
+        (["arithmetic", "--args", "{"], exit_codes.USAGE, "expected JSON"),
         (["arithmetic", "--args", "[1]"], exit_codes.USAGE, "expected a JSON object"),
         (["arithmetic", "--args", '{"no": 1}'], exit_codes.CONFIGURATION, "no argument 'no'"),
         (["arithmetic", "--task", "-1"], exit_codes.USAGE, "expected a whole number from 0"),

@@ -44,7 +44,7 @@ def write(path: Path, changes: dict[str, Any]) -> Path:
             64,
             "eval: --environment-ids: got 'arithmetik' (did you mean arithmetic?); the manifest's environments are: words, arithmetic",
         ),
-        ("eval", ["--environment-ids", ","], 64, "got ',', expected names with commas"),
+        ("eval", ["--environment-ids", ","], 64, "got ',', expected names, separated by commas"),
         ("eval", ["--steps", "10,x"], 64, "argument --steps: got '10,x', expected whole numbers"),
         ("eval", ["--steps", "10"], 64, "eval: no policy of step 10; the steps in {cwd}/runs/r are: none"),
         ("eval", ["--samples-per-task", "0"], 64, "got '0', expected a whole number from 1"),
@@ -61,7 +61,7 @@ def write(path: Path, changes: dict[str, Any]) -> Path:
             64,
             "synthesize: no policy in {cwd}/runs/r; evaluate the base model with --base",
         ),
-        ("synthesize", ["--output", "d.jsonl", "--base", "--step", "3"], 64, "--base and --step are two policies"),
+        ("synthesize", ["--output", "d.jsonl", "--base", "--step", "3"], 64, "--base and --step name two policies"),
     ],
 )
 def test_a_mistake_is_told_at_once(

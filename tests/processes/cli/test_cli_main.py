@@ -105,7 +105,7 @@ def test_render_prints_the_configuration_of_every_role(manifest: Any, capsys: py
         (["render", "a.yaml", "--output", "x"], "unknown option --output (did you mean --output-dir?)"),
         (["local", "--hlep"], "rlrun local"),
         (["render"], "the following arguments are required: FILE"),
-        (["tiny-model", "--layers", "2"], "the folder comes first"),
+        (["tiny-model", "--layers", "2"], "write the folder first"),
         (["tiny-model", "new", "--layrs", "2"], "--layrs: unknown option (did you mean --layers?)"),
         (["tiny-model", "new", "--layers", "99"], "--layers: got 99, expected a whole number from 1 to 32"),
     ],

@@ -166,12 +166,12 @@ def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(volume: Volu
         (["rows.jsonl", "model/../rows.jsonl", "a"], "have the same name"),
         (["/dev/null", "a"], "is neither a file nor a folder"),
         (["pipes", "a"], "is neither a file nor a folder"),
-        (["linked", "a"], "is a link to a folder, which is not followed"),
-        ([".rlrun-put-x", "a"], "has no name that can be used"),
-        (["rows.jsonl", "maths"], "a claim is named claim/maths"),
+        (["linked", "a"], "is a link to a folder and is not followed"),
+        ([".rlrun-put-x", "a"], "is not allowed on the claim"),
+        (["rows.jsonl", "maths"], "for a claim write claim/maths"),
         (
             ["rows.jsonl", "runs/a"],
-            "RUN: got runs/a, expected the name of a run in a cluster, or of a claim: claim/NAME",
+            "RUN: got runs/a, expected the name of a run in a cluster, or claim/NAME",
         ),
         (["rows.jsonl", "claim/"], "RUN: got claim/"),
     ],
@@ -206,7 +206,7 @@ def test_a_pod_is_made_where_none_has_the_claim(
 ) -> None:
     volume = mounted(tmp_path, monkeypatch, other)
     assert main(["put", "rows.jsonl", "a"]) == exit_codes.USAGE
-    assert "no pod that runs has the claim a-data mounted; add --image IMAGE" in capsys.readouterr().err
+    assert "no running pod mounts the claim a-data; add --image busybox:1.37" in capsys.readouterr().err
     assert main(["put", "rows.jsonl", "a", "--image", "busybox:1.37"]) == 0
     assert volume.files() == {"data/rows.jsonl": "rows"}
     assert b'"claimName": "a-data"' in volume.created[0]

@@ -110,11 +110,11 @@ def test_a_cluster_is_reached_by_the_kubectl_on_path(tmp_path: Path) -> None:
     assert (told.returncode, told.stdout.splitlines()[0]) == (0, "a (namespace team): Running (attempt 1)"), told.stderr
     missing = rlrun("why", "b", path=path, FAKE_RUN=str(answer), FAKE_PODS=str(none))
     assert (missing.returncode, missing.stderr) == (
-        64, "rlrun why: there is no run b in this namespace; `rlrun get -A` lists all\n",
+        64, "rlrun why: there is no run b in this namespace; `rlrun get -A` lists the runs of all namespaces\n",
     )  # fmt: skip
     without = rlrun("why", "a", path=str(tmp_path / "nothing"))
     assert without.returncode == 69
-    assert "there is no kubectl on PATH" in without.stderr
+    assert "kubectl is not on PATH" in without.stderr
 
 
 def test_a_part_is_copied_out_of_a_cluster(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_run_of_this_machine_is_suspended(run: Path) -> None:
         wait_for_record(record, "Running")
         assert "Starting" in rlrun("get", str(run)).stdout
         asked = rlrun("suspend", str(run))
-        assert (asked.returncode, f"asked process {launcher.pid}" in asked.stderr) == (0, True), asked.stderr
+        assert (asked.returncode, f"sent process {launcher.pid}" in asked.stderr) == (0, True), asked.stderr
         wait_for_record(record, "Interrupted")
         assert wait_for_exit(launcher) == 0
     finally:

@@ -89,7 +89,7 @@ def test_a_folder_that_is_not_there_and_an_address_that_is_taken_are_one_line(tm
     assert done.returncode == 64, done.stderr
     assert (
         done.stderr
-        == f"rlrun ui: FOLDER: there is no folder {tmp_path}/none; name a run's folder, or one with runs below it\n"
+        == f"rlrun ui: FOLDER: there is no folder {tmp_path}/none; set the folder of a run, or a folder with runs\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -97,5 +97,5 @@ def test_a_folder_that_is_not_there_and_an_address_that_is_taken_are_one_line(tm
     assert done.returncode == 69, done.stderr
     assert (
         done.stderr
-        == f"rlrun ui: cannot listen on 127.0.0.1:{port}: Address already in use; name another --port or --host\n"
+        == f"rlrun ui: cannot listen on 127.0.0.1:{port}: Address already in use; set another --port or --host\n"
     )

@@ -317,7 +317,7 @@ def test_a_killed_command_goes_on_where_it_stopped(api: ChatApi, tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--steps", "3"], "eval: --steps is of engines and a run's policies, and client names servers"),
+        (["--steps", "3"], "eval: --steps applies only to engines, but client names servers"),
         (["--engine-url", "http://x"], "eval: --engine-url is of engines"),
         (["--inference-gpu-ids", "0"], "eval: --inference-gpu-ids is of engines"),
         (["--client.base-rl", "x"], "--client.base-rl: unknown option (did you mean --client.base-url?)"),

@@ -74,8 +74,8 @@ def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
         ({"weight_versions": [span("3", 0, 1)]}, "1 of 2 tokens"),
         ({"weight_versions": [span("3", 1, 2)]}, "do not cover"),
         ({"weight_versions": [span("3", 0, 2), span("4", 1, 2)]}, "do not cover"),
-        ({"weight_versions": [span("default", 0, 2)]}, "no known version"),
-        ({"weight_versions": [span("unknown", 0, 2)]}, "no known version"),
+        ({"weight_versions": [span("default", 0, 2)]}, "unknown version"),
+        ({"weight_versions": [span("unknown", 0, 2)]}, "unknown version"),
         ({"logprobs": None}, "lacks a field"),
         ({"logprobs": {"content": [{"token_id": 7, "logprob": -9999.0}] * 2}, "token_ids": [7, 7]}, "finite"),
         ({"logprobs": {"content": [{"token_id": 7, "logprob": float("nan")}] * 2}, "token_ids": [7, 7]}, "malformed"),
@@ -108,7 +108,7 @@ def test_metrics_are_summed_over_engines() -> None:
     assert parse_metrics(METRICS) == EngineMetrics(running=7, waiting=2, kv_usage=0.5)
     preempted = METRICS + 'vllm:num_preemptions_total{engine="0"} 3.0\nvllm:num_preemptions_total{engine="1"} 4.0\n'
     assert parse_metrics(preempted) == EngineMetrics(running=7, waiting=2, kv_usage=0.5, preemptions=7)
-    with pytest.raises(EngineError, match="no number"):
+    with pytest.raises(EngineError, match="not a number"):
         parse_metrics(METRICS.replace("3.0", "NaN"))
     with pytest.raises(EngineError, match="num_requests_running"):
         parse_metrics("vllm:other 1\n")
@@ -227,7 +227,7 @@ async def test_no_server_and_late_answers_are_unavailability(engine: tuple[str, 
     url, state = engine
     state["answers"]["/metrics"] = (200, "hang")
     async with EngineClient(url, "the-key", control_timeout=0.1) as client:
-        with pytest.raises(EngineUnavailableError, match=r"no answer within 0\.1 s"):
+        with pytest.raises(EngineUnavailableError, match=r"no response within 0\.1 s"):
             await client.metrics()
 
 

@@ -82,7 +82,7 @@ def test_a_completion_has_a_logprob_and_a_version_per_token() -> None:
         (packed(finish_reason="abort"), "did not finish"),
         (packed(weight_versions=[]), "0 of 2"),
         (packed(weight_versions=None), "lacks a field"),
-        (packed(weight_versions=[{"version": "default", "start": 0, "end": 2}]), "no known version"),
+        (packed(weight_versions=[{"version": "default", "start": 0, "end": 2}]), "unknown version"),
         (packed(weight_versions=[{"version": "3", "start": 0, "end": 2**40}]), "do not cover"),
         (packed()[:-1], "does not fit"),
         (pack_document({"model": "m"}, []), "lacks a field"),
@@ -171,7 +171,7 @@ async def test_a_guest_asks_its_own_adapters_alone(guest: str | None, model: str
 @pytest.mark.parametrize(
     ("data", "status", "message"),
     [
-        (b"{}", 400, "no packed document"),
+        (b"{}", 400, "not a packed document"),
         (request({"tokens": 9}, [1]), 400, "column of 9 values"),
         (request({}, []), 422, "tokens: Input should be greater than or equal to 1"),
         (request({"sampling_params": {}}, [1]), 422, "sampling_params.max_tokens: Field required"),

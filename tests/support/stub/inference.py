@@ -191,7 +191,8 @@ def serve(settings: InferenceSettings, script: InferenceScript, run_folder: Path
         listener = socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
         raise RoleError(
-            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; stop what listens there or choose another port",
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; stop the process that uses the port, "
+            "or choose another port",
             exit_codes.UNAVAILABLE,
         ) from None
     for number in (signal.SIGTERM, signal.SIGINT):

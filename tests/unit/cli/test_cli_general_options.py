@@ -133,7 +133,7 @@ def test_a_dry_run_has_no_value_and_no_measurement(capsys: pytest.CaptureFixture
         assert main(words) == exit_codes.USAGE
         assert "--dry-run" in capsys.readouterr().err
     assert main(["sft", str(ROOT / "examples/sft.yaml"), "--bench", "--dry-run"]) == exit_codes.USAGE
-    assert "--dry-run: is not understood beside --bench" in capsys.readouterr().err
+    assert "--dry-run: this option cannot be combined with --bench" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--resume", "--output-dir"])

@@ -75,7 +75,7 @@ def test_a_manifest_for_gpus(
     assert main(["init", "sft", "--gpu"]) == exit_codes.USAGE
     assert "set gpusPerReplica of trainer and inference" in capsys.readouterr().err
     assert main(["init", "qwen3-4b-math", "--gpu"]) == exit_codes.USAGE
-    assert "is on GPUs as it is" in capsys.readouterr().err
+    assert "uses GPUs already" in capsys.readouterr().err
 
 
 def test_an_engine_for_other_machines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def test_an_image_has_neither_charts_nor_examples(
 ) -> None:
     monkeypatch.setattr(installation, "shipped_folder", lambda: None)
     assert main(["charts"]) == main(["init", "grpo"]) == exit_codes.USAGE
-    assert capsys.readouterr().err.count("as the images have none") == 2
+    assert capsys.readouterr().err.count("like all images") == 2
 
 
 def test_every_chart_example_and_crd_is_in_the_wheel() -> None:

@@ -88,4 +88,4 @@ def test_a_manifest_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert main([manifest, "--bench", "--bench.rows", "3"]) == 7
     assert seen == [("SFT", 3)]
     assert main([manifest, "--bench", "--plain"]) == exit_codes.USAGE
-    assert "--plain: is not understood beside --bench" in capsys.readouterr().err
+    assert "--plain: this option cannot be combined with --bench" in capsys.readouterr().err

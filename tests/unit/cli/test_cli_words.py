@@ -52,8 +52,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("rl @ run.toml --policies.steps 1", "--policies.from-run: required, but not set: "),
         ("rl @ run.toml --client.base-url https://x/v1", "--client.base-url: only for eval and synthesize: training needs token ids"),
         ("rl @ run.toml --orchestrator.client.base-url https://x/v1", "training needs token ids"),
-        ("synthesize @ run.toml --output d.jsonl", "synthesize: the files name no server; set client.base_url"),
-        ("init --list quickstart2", "--list prints all names; leave 'quickstart2' or --list out"),
+        ("synthesize @ run.toml --output d.jsonl", "synthesize: the files set no server; set client.base_url"),
+        ("init --list quickstart2", "--list prints all names; remove 'quickstart2' or --list"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_the_word_and_the_way_out(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -545,7 +545,7 @@ def test_an_option_with_no_takes_a_value_back(toml: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "argv", "message"),
     [
-        ("[trainer.optimizer]\nlr = 1.0\n", ["--trainer", "@", "f.toml"], "f.toml:1: trainer: this is the part of the trainer: write"),
+        ("[trainer.optimizer]\nlr = 1.0\n", ["--trainer", "@", "f.toml"], "f.toml:1: trainer: this table is read by the trainer; write"),
         ("max_stps = 1\n", ["--trainer", "@", "f.toml"], "f.toml:1: max_stps: unknown field (did you mean max_steps?)"),
         ("[orchestrator]\nbuffer = 5\n", ["@", "f.toml"], "f.toml:2: orchestrator.buffer: got 5, expected a table"),
         ("orchestrator.train.env = 5\n", ["@", "f.toml"], "f.toml:1: orchestrator.train.env: got 5, expected a list of tables"),

@@ -86,7 +86,7 @@ def test_a_shared_allocation_is_synchronous() -> None:
 
 def test_sglang_is_read_as_vllm_with_a_notice() -> None:
     found = result({"allocation_mode": "sglang:d4+fsdp:d4"})
-    assert any("sglang is read as vllm" in notice for notice in found.notices)
+    assert any("sglang is replaced by vllm" in notice for notice in found.notices)
 
 
 def test_backends_of_two_keys_are_an_allocation() -> None:
@@ -194,7 +194,7 @@ def test_adapters_of_megatron_have_names_of_transformers() -> None:
 
 def test_rewards_of_a_script_are_noticed() -> None:
     found = result({"train_dataset.path": "org/data"})
-    assert any("rewards are Python of AReaL's script" in notice for notice in found.notices)
+    assert any("AReaL computes rewards in Python of its script" in notice for notice in found.notices)
 
 
 def test_a_launchers_command_names_its_file() -> None:
@@ -202,8 +202,8 @@ def test_a_launchers_command_names_its_file() -> None:
     found = convert_settings(
         read_settings(script + " gconfig.n_samples=2\npython3 -m areal.x y=1\n", "run.sh", {}), Context("a"), ["run.sh"]
     )
-    assert any(notice.startswith("--config=a.yaml: not followed") for notice in found.notices)
-    assert any(notice.startswith("run.sh:2: the command areal.x is not read") for notice in found.notices)
+    assert any(notice.startswith("--config=a.yaml: not read") for notice in found.notices)
+    assert any(notice.startswith("run.sh:2: the command areal.x is ignored") for notice in found.notices)
     assert any(notice.startswith("train.py=None") for notice in found.notices)
 
 

@@ -66,5 +66,5 @@ def test_a_file_is_refused_by_its_trainers_name_with_the_table(name: str, files:
     said = str(refused.value)
     trainer = next(one for one in other_trainers() if one.name == name)
     assert said.startswith(source)
-    assert f"a file of {name}, which is not converted" in said
+    assert f"files of {name} are not supported" in said
     assert all(one.key in said and f"spec.{one.field}" in said for one in trainer.keys)

@@ -109,9 +109,9 @@ def test_nothing_is_run_and_what_it_would_say_is_unset() -> None:
 @pytest.mark.parametrize(
     ("script", "line", "problem"),
     [
-        ("a=1\nb='x", 2, "cannot be read as shell"),
-        ("if [ 1 = 1 ]; then\necho", 1, "cannot be read as shell up to line 2: 'if"),
-        ("x.a=1\n)\n", 1, "cannot be read as shell"),
+        ("a=1\nb='x", 2, "shell syntax error"),
+        ("if [ 1 = 1 ]; then\necho", 1, "shell syntax error up to line 2: 'if"),
+        ("x.a=1\n)\n", 1, "shell syntax error"),
         ("A=(x\n", 1, "'\\)' is missing"),
         ('bash -c "a=(1"', 1, "'\\)' is missing"),
     ],

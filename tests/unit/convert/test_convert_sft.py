@@ -58,7 +58,7 @@ def test_areal() -> None:
     assert spec.data is not None
     assert (spec.task, spec.max_steps, spec.data.prompt_field) == ("SFT", 20, "question")
     assert (spec.trainer.gpus_per_replica, spec.trainer.parallelism.tp) == (8, 2)
-    assert any("rows are chats" in notice for notice in areal(**{"train_dataset.path": "org/chats"}).notices)
+    assert any("rows must be chats" in notice for notice in areal(**{"train_dataset.path": "org/chats"}).notices)
 
 
 def test_a_wrong_allocation_is_refused_and_an_unknown_key_told() -> None:
@@ -107,7 +107,7 @@ def test_defaults_are_those_of_the_program() -> None:
     optimizer, scheduler = now.trainer.optimizer, now.trainer.scheduler
     assert (optimizer.lr, optimizer.beta2, scheduler.name, scheduler.warmup_steps) == (1e-3, 0.999, "constant", 0)
     assert (now.trainer.gpus_per_replica, now.data.messages_field) == (1, "messages")
-    assert any("optim.lr is not written: 0.001" in notice for notice in notices)
+    assert any("optim.lr is not set: 0.001" in notice for notice in notices)
     before, notices = sft("torchrun -m verl.trainer.fsdp_sft_trainer")
     optimizer, scheduler = before.trainer.optimizer, before.trainer.scheduler
     assert (optimizer.lr, optimizer.beta2, scheduler.name, scheduler.warmup_steps) == (1e-5, 0.95, "cosine", 4)
@@ -126,4 +126,4 @@ def test_keys_of_the_earlier_trainer_choose_its_defaults_in_a_file() -> None:
             [Setting(*item, "f.yaml") for item in (keys | more).items()], Context("run", 2560), ["f.yaml"]
         )
         assert parse_manifest(found.text, "f")[0].spec.trainer.optimizer.lr == rate
-        assert any("optim.lr is not written" in notice for notice in found.notices) == (not more)
+        assert any("optim.lr is not set" in notice for notice in found.notices) == (not more)

@@ -91,14 +91,14 @@ def test_comments_say_which_key_a_field_is_of_and_what_became_of_the_others() ->
         "    maxTokens: 511  # f.toml: orchestrator.sampling.max_tokens=4096",
         "      lr: 1.0e-05  # --trainer.optim.lr=1e-5",
         "      name: cosine  # b.toml: trainer.scheduler.type=cosine",
-        "#   f.toml: max_steps=20: dropped: max_steps of b.toml goes before",
+        "#   f.toml: max_steps=20: dropped: max_steps of b.toml overrides it",
     ):  # fmt: skip
         assert expected in lines
     assert any(
         line.startswith('#   f.toml: log={"level": "debug"}: dropped: every role writes its log') for line in lines
     )
     assert any("lowered to 511" in notice for notice in found.notices)
-    assert any("name no GPUs" in notice for notice in found.notices)
+    assert any("set no GPUs" in notice for notice in found.notices)
 
 
 def test_files_of_roles_are_one_run_and_one_alone_is_none() -> None:
@@ -113,13 +113,14 @@ def test_files_of_roles_are_one_run_and_one_alone_is_none() -> None:
     )
     for words in ([orchestrator], ["orchestrator", "@", orchestrator]):
         with pytest.raises(
-            ConfigError, match=r"orchestrator's part alone is no run.*--trainer @ FILE --inference @ FILE"
+            ConfigError,
+            match=r"the file of the orchestrator does not describe a whole run.*--trainer @ FILE --inference @ FILE",
         ):
             convert_toml(words)
 
 
 def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match="fake data are measured"):
+    with pytest.raises(ConfigError, match="a run on fake data only measures speed"):
         convert_toml([write("[model]\nname = 'a/b'\n[data]\ntype = 'fake'\n")])
     assert run([write(BASE + "[trainer.optim]\ntype = 'lion'\n"), "-o", "run.yaml"]) == exit_codes.CONFIGURATION
     assert (
@@ -128,7 +129,7 @@ def test_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert not Path("run.yaml").exists()
     assert run([write(BASE), "--rows", "3"]) == exit_codes.USAGE
-    assert "--rows: PRIME-RL's files say their steps" in capsys.readouterr().err
+    assert "--rows: PRIME-RL's files contain the number of steps" in capsys.readouterr().err
     assert run([write(BASE), "--outputt", "x"]) != exit_codes.OK
     assert "outputt" in capsys.readouterr().err
 
@@ -195,7 +196,7 @@ def test_a_file_of_rl_with_unknown_keys_is_named_as_one() -> None:
     assert "no run" not in str(refused.value)
     assert "orchestrator.train.c1: unknown field" in str(refused.value)
     part = write("batch_size = 2\nb1 = 1\nb2 = 1\n[model.client]\nb3 = 1\n[[train.env]]\nname = 'x'\n", "part.toml")
-    with pytest.raises(ConfigError, match="the orchestrator's part alone is no run"):
+    with pytest.raises(ConfigError, match="the file of the orchestrator does not describe a whole run"):
         convert_toml([part])
 
 

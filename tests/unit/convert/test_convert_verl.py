@@ -127,7 +127,7 @@ def test_kl_in_the_loss(theirs: str, ours: str) -> None:
 
 
 def test_kl_without_a_gradient_is_refused() -> None:
-    for theirs, reason in (("kl", "its expected gradient is 0"), ("k1", "take mse"), ("abs", "known: mse")):
+    for theirs, reason in (("kl", "its expected gradient is 0"), ("k1", "use mse"), ("abs", "known: mse")):
         found = result({A + "use_kl_loss": True, A + "kl_loss_coef": 0.01, A + "kl_loss_type": theirs})
         assert reason in refusal(found, A + "kl_loss_type")
 
@@ -187,12 +187,20 @@ def test_a_loss_that_weighs_itself_is_not_weighed_twice() -> None:
     ("changes", "key", "reason"),
     [
         ({"rollout_rs": "token_k1"}, "rollout_rs", "rollout_rs_threshold is missing; add"),
-        ({"rollout_rs": "token_k1,seq_max_k2", "rollout_rs_threshold": 2}, "rollout_rs", "2 criteria at once"),
+        (
+            {"rollout_rs": "token_k1,seq_max_k2", "rollout_rs_threshold": 2},
+            "rollout_rs",
+            "2 criteria; algorithm.correction supports one",
+        ),
         ({"rollout_rs": "binary_kl", "rollout_rs_threshold": 2}, "rollout_rs", "KPop"),
         ({"rollout_rs": "seq_max_k1", "rollout_rs_threshold": 2}, "rollout_rs", "known: token_k1"),
-        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "1_2"}, "rollout_rs_threshold", "has an upper bound only"),
+        ({"rollout_rs": "token_k2", "rollout_rs_threshold": "1_2"}, "rollout_rs_threshold", "has only an upper bound"),
         ({"rollout_rs": "token_k1", "rollout_rs_threshold": 0.5}, "rollout_rs_threshold", "is above the upper one"),
-        ({"rollout_is": "token", "rollout_is_threshold": "5_0.5"}, "rollout_is_threshold", "or two as 0.5_5.0"),
+        (
+            {"rollout_is": "token", "rollout_is_threshold": "5_0.5"},
+            "rollout_is_threshold",
+            "or two numbers such as 0.5_5.0",
+        ),
         ({"rollout_is": "token", "rollout_is_threshold": "low_2"}, "rollout_is_threshold", "is not a positive number"),
         (
             {"rollout_is": "token", "rollout_is_threshold": "0.5_5", "rollout_rs": "token", "rollout_rs_threshold": 2},
@@ -221,8 +229,8 @@ OVERLONG = {
 
 def test_penalty_of_long_answers_is_on_the_scale_of_the_rewards() -> None:
     for file, penalty, reason in (
-        ("dapo-math-17k.parquet", 0.5, "because verl's rewards of rows"),
-        ("aime-2024.parquet", 0.5, "because verl's rewards of rows"),
+        ("dapo-math-17k.parquet", 0.5, "because rows with data_source"),
+        ("aime-2024.parquet", 0.5, "because rows with data_source"),
         ("numina.parquet", 1.0, "overlongPenalty: 0.5"),
     ):
         found = result(OVERLONG | {"data.train_files": f"/srv/data/{file}"})
@@ -245,7 +253,7 @@ def test_rewards_of_another_scale_are_reported_where_they_matter() -> None:
         ({"algorithm.adv_estimator": "reinforce_plus_plus"}, False),
     ):
         assert any(half in notice for notice in result(signed | changes).notices) == told
-    assert any("chooses its own score by data_source" in notice for notice in result({}).notices)
+    assert any("chooses a score by data_source" in notice for notice in result({}).notices)
     filtered = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "seq_final_reward"}
     assert any("before the penalty" in notice for notice in result(signed | OVERLONG | filtered).notices)
 
@@ -322,7 +330,7 @@ def test_what_deviates_is_noticed_and_what_nobody_knows_is_refused() -> None:
     assert set(refused) == {"trainer.foo", "datta.train_files"}
     assert "did you mean data.train_files" in refused["datta.train_files"]
     assert any("ray_init.x=1" in notice for notice in found.notices)
-    assert any("read as vllm" in notice for notice in found.notices)
+    assert any("replaced by vllm" in notice for notice in found.notices)
     assert "datta.train_files=x: refused" in found.text
 
 
@@ -330,7 +338,7 @@ def test_a_variable_that_nothing_sets_is_missing() -> None:
     word = read_override("trainer.n_gpus_per_node=", "run.sh", 3, ("WORKER_GPU",))
     assert word is not None
     found = convert_settings([*settings(), word], Context("run"), ["run.sh"])
-    assert any("WORKER_GPU has no value that is known here" in line for line in found.missing)
+    assert any("WORKER_GPU has no known value" in line for line in found.missing)
 
 
 def test_files_of_nobody_are_refused() -> None:
@@ -384,7 +392,7 @@ def test_trackers_and_a_function_of_ones_own_are_taken_over() -> None:
     assert run.tracking.wandb is not None
     assert run.tracking.wandb.project == "gsm8k"
     assert run.environments[0].args["reward"] == "scores:strict"
-    assert any("put /root/my-rewards/scores.py where Python finds it" in line for line in converted.missing)
+    assert any("make /root/my-rewards/scores.py importable" in line for line in converted.missing)
     assert spec({"trainer.logger": "console"}).tracking is None
     assert spec({"custom_reward_function.path": "a.py"}).environments[0].args["reward"] == "a:compute_score"
 
@@ -398,9 +406,9 @@ def test_a_reward_model_is_asked_at_a_server_that_is_missing() -> None:
     assert any("start the reward model's server (vllm serve org/rm" in line for line in converted.missing)
     fates = {fate.setting.key: (fate.kind, fate.note) for fate in converted.fates}
     assert fates["reward_model.model.path"][0] == "mapped"
-    assert fates["reward_model.micro_batch_size"][1].startswith("a reward model has a server of its own")
+    assert fates["reward_model.micro_batch_size"][1].startswith("a reward model has a separate server")
     own = result(model | {"custom_reward_function.path": "a.py"})
-    assert any("the reward is a.py alone" in notice for notice in own.notices)
+    assert any("the reward is only a.py" in notice for notice in own.notices)
     assert {fate.setting.key: fate.kind for fate in result({"reward_model.enable": False}).fates}[
         "reward_model.enable"
     ] == "taken"
@@ -410,23 +418,23 @@ def test_dppo_has_no_kl_term_and_reports_a_cap_of_the_ratio() -> None:
     changes = {A + "policy_loss.loss_mode": "dppo_tv", A + "clip_ratio_low": 0.15, A + "clip_ratio_c": 10000.0}
     assert dict(spec(changes).algorithm.effective_loss.options).items() >= {"mask_low": 0.15, "kl_tau": 0.0}.items()
     assert not any("clip_ratio_c" in notice for notice in result(changes).notices)
-    assert any("has no cap here" in notice for notice in result({**changes, A + "clip_ratio_c": 3.0}).notices)
+    assert any("does not cap the ratio" in notice for notice in result({**changes, A + "clip_ratio_c": 3.0}).notices)
 
 
 def test_a_value_that_a_script_computes_is_missing() -> None:
     word = read_override(R + "n=", "run.sh", 3, ("N (line 2)",))
     assert word is not None
     found = convert_settings([*settings(), word], Context("run"), ["run.sh"])
-    assert f"{R}n: N (line 2) has no value that is known here; add {R}n=VALUE" in found.missing
+    assert f"{R}n: N (line 2) has no known value; add {R}n=VALUE" in found.missing
 
 
 def test_dppo_reports_a_ratio_to_another_policy_than_verls() -> None:
     loss, bypass = {A + "policy_loss.loss_mode": "dppo_tv"}, {"algorithm.rollout_correction.bypass_mode": True}
-    assert any("ratio is to the engine's log-probs" in one for one in result(loss).notices)
+    assert any("uses the engine's log-probs for the ratio" in one for one in result(loss).notices)
     found = result(loss | bypass)
-    assert not any("ratio is to" in one for one in found.notices)
-    assert "ratio to the engine anyway" in found.text
-    assert not any("ratio is to" in one for one in result(bypass).notices)
+    assert not any("engine's log-probs" in one for one in found.notices)
+    assert "always uses the ratio to the engine" in found.text
+    assert not any("engine's log-probs" in one for one in result(bypass).notices)
 
 
 @pytest.mark.parametrize("key", ["data.val_max_samples", "trainer.val_max_samples"])

@@ -72,7 +72,7 @@ async def test_an_endless_answer_is_given_up_at_the_bound_of_its_request(path: s
         return response
 
     async with engine(endless) as client:
-        with pytest.raises(EngineError, match=r"answered more than the \d+ bytes that the request allows"):
+        with pytest.raises(EngineError, match=r"returned more than the \d+ bytes that the request allows"):
             await CALLS[path](client)
     assert sent < BLOCKS * len(BLOCK)
 
@@ -88,7 +88,7 @@ async def test_a_long_answer_that_was_asked_for_is_read() -> None:
     async with engine(answer) as client:
         (completion,) = await ask(client, max_tokens=tokens)
         assert len(completion.token_ids) == tokens
-        with pytest.raises(EngineError, match="answered 60000 tokens to a request for at most 30000"):
+        with pytest.raises(EngineError, match="returned 60000 tokens, but the request allows 30000"):
             await ask(client, max_tokens=tokens // 2)
 
 

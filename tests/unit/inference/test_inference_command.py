@@ -86,7 +86,7 @@ def test_environment(tmp_path: Path) -> None:
     [
         ({"device": "tpu"}, "device: 'tpu' is unknown"),
         ({"dtype": "float16"}, "dtype: 'float16' does not work on cpu"),
-        ({"api_key": "short"}, "apiKey: at least 8 characters"),
+        ({"api_key": "short"}, "apiKey: got 5 characters, expected at least 8"),
         ({"port": 0}, "port: 0"),
         ({"gpu_memory_utilization": 1.5}, "gpuMemoryUtilization: 1.5"),
         ({"tensor_parallel": 0}, "tensor_parallel: 0 is less than 1"),

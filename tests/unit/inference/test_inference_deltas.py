@@ -128,7 +128,7 @@ def holds(engine: Rebuilder, published: Path, wanted: list[Bytes]) -> bool:
 
 def test_a_stored_file_whose_header_was_overwritten_is_damaged_and_asks_for_no_memory(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 64)
-    with pytest.raises(FolderError, match=r"model\.safetensors is not a safetensors file"):
+    with pytest.raises(FolderError, match=r"model\.safetensors is not a complete safetensors file"):
         StoredTensors(tmp_path)
 
 
@@ -195,7 +195,7 @@ def test_a_damaged_difference_is_refused_and_nothing_is_left(
         file.unlink()
     else:
         file.write_bytes(content[:-1] if damage != "bytes" else content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(RefusedError, match=f"the version in {folders[2]} cannot be put together"):
+    with pytest.raises(RefusedError, match=f"the version in {folders[2]} cannot be built"):
         engine.make(folders[2])
     assert list(engine._staging._own().glob("v*")) == []
     assert holds(engine, folders[3], versions[3]), "the next whole one is on the volume"
@@ -204,7 +204,7 @@ def test_a_damaged_difference_is_refused_and_nothing_is_left(
 def test_without_a_whole_version_on_the_volume_there_is_none(trainer: Trainer, make_engine: MakeEngine) -> None:
     _, folders = run_of(trainer, 3)
     (folders[0] / COMPLETE).unlink()
-    with pytest.raises(RefusedError, match="no whole version before it is left on the volume") as caught:
+    with pytest.raises(RefusedError, match="its whole base no longer exists") as caught:
         make_engine().make(folders[2])
     assert caught.value.gone
 

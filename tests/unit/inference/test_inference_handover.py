@@ -152,7 +152,7 @@ async def test_a_received_version_follows_the_same_rules(engine: FakeEngine, roo
     assert receiver.held == [], "its memory is given back"
     assert (await handover.receive("http://trainer", 2)).changed is False
     assert receiver.asked == 1, "what is held is not asked for: nobody would receive it"
-    with pytest.raises(HandoverError, match="version 1 is older than 2"):
+    with pytest.raises(HandoverError, match="version 1 is older than the served version 2"):
         await handover.receive("http://trainer", 1)
     assert receiver.asked == 1
     with pytest.raises(HandoverError, match="version 9 is not in the trainer's memory") as refused:
@@ -218,11 +218,11 @@ async def test_what_differs_is_put_together_before_the_engine_is_touched(engine:
 
 
 async def test_a_server_without_memory_for_it_names_the_field(engine: FakeEngine, deltas: Path) -> None:
-    with pytest.raises(HandoverError, match=r"set weightSync\.deltas: Auto for the engines as well") as refused:
+    with pytest.raises(HandoverError, match=r"also set weightSync\.deltas: Auto for the engines") as refused:
         await make(engine, deltas, 5).update("d4", 4)
     assert refused.value.status == 400
     (deltas / "d4" / "COMPLETE").unlink()
-    with pytest.raises(HandoverError, match="holds no COMPLETE file"):
+    with pytest.raises(HandoverError, match="has no COMPLETE file"):
         await make(engine, deltas, 5, rebuilder=FakeRebuilder(engine)).update("d4", 4)
 
 
@@ -241,7 +241,7 @@ async def test_what_is_held_is_not_loaded_again(engine: FakeEngine, handover: Ha
 
 async def test_going_back_needs_force_and_drops_the_cache(engine: FakeEngine, handover: Handover) -> None:
     await handover.update("v2", 2)
-    with pytest.raises(HandoverError, match="version 1 is older than 2") as refused:
+    with pytest.raises(HandoverError, match="version 1 is older than the served version 2") as refused:
         await handover.update("v1", 1)
     assert refused.value.status == 409
     engine.calls.clear()
@@ -289,7 +289,7 @@ async def test_a_failed_reload_gives_the_engine_up(engine: FakeEngine, handover:
 async def test_a_reload_that_hangs_meets_its_deadline(engine: FakeEngine, root: Path) -> None:
     handover = make(engine, root, 0.05)
     engine.hangs = {"reload"}
-    with pytest.raises(HandoverError, match=r"no answer within 0\.05 s"):
+    with pytest.raises(HandoverError, match=r"no response within 0\.05 s"):
         await handover.update("v1", 1)
     assert engine.given_up
     assert not handover.busy
@@ -334,11 +334,11 @@ async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover)
 
     heartbeat = Heartbeat(ask, interval=0.01, timeout=30, clock=lambda: now)
     http = app_of(handover, heartbeat)
-    assert http.get("/rlrun/ready").json()["reason"] == "the engine does not answer"
+    assert http.get("/rlrun/ready").json()["reason"] == "the engine does not respond"
     await heartbeat.beat()
     unsynced = http.get("/rlrun/ready")
     assert unsynced.status_code == 503
-    assert unsynced.json()["reason"] == "no weights were handed over since the start"
+    assert unsynced.json()["reason"] == "no weights were loaded since the start"
     await handover.update("v1", 1)
     assert http.get("/rlrun/ready").json() == {"ready": True, "reason": None, "weight_version": 1}
     answers, now = False, now + 29
@@ -349,7 +349,7 @@ async def test_readiness_and_its_reasons(engine: FakeEngine, handover: Handover)
     assert http.head("/rlrun/ready").status_code == 200, "one failure is not a death"
     now += 1
     dead = http.get("/rlrun/ready")
-    assert (dead.status_code, dead.json()["reason"]) == (503, "the engine does not answer: worker is gone")
+    assert (dead.status_code, dead.json()["reason"]) == (503, "the engine does not respond: worker is gone")
     assert http.get("/rlrun/status").json()["engine_alive"] is False
     answers = True
     async with asyncio.timeout(30):

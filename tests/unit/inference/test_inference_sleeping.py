@@ -162,7 +162,7 @@ def test_the_gate_refuses_what_needs_memory_and_nothing_else() -> None:
     http = TestClient(SleepGate(app, lambda: asleep))  # type: ignore[arg-type]
     for path in COMPUTING:
         answer = http.post(path, json={})
-        assert (answer.status_code, "the trainer has its GPUs" in answer.text) == (503, True)
+        assert (answer.status_code, "the trainer uses its GPUs" in answer.text) == (503, True)
     assert http.post("/rlrun/update_weights", json={}).status_code == 200
     assert http.get("/health").status_code == 200
     asleep = False

@@ -48,7 +48,7 @@ def test_what_a_process_left_is_removed_and_what_another_has_is_not(tmp_path: Pa
 
 def test_a_version_that_does_not_fit_is_refused_with_the_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 100, 0))
-    with pytest.raises(NoRoomError, match=r"raise inference\.sharedMemory"):
+    with pytest.raises(NoRoomError, match=r"increase inference\.sharedMemory"):
         Staging(tmp_path).open(1, BUCKETS)
 
 

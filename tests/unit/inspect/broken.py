@@ -79,11 +79,11 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
             "spec": {"maxSteps": 100},
             "status": {"phase": "Unserved", "message": "no operator has processed this run yet"},
         },
-        ("no operator serves the run", "Install an operator that watches the namespace"),
+        ("no operator manages the run", "Install an operator that watches the namespace"),
     ),
     "wrong field": (
         over("InvalidConfiguration", "spec.algorithm.loss.name: unknown loss 'gprpo'; did you mean grpo?"),
-        ("InvalidConfiguration", "unknown loss 'gprpo'", "Change what the message names, and apply"),
+        ("InvalidConfiguration", "unknown loss 'gprpo'", "Correct the fields in the message"),
     ),
     "no free GPUs": (
         run(
@@ -96,7 +96,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
         (
             "Scheduled: Unschedulable",
             "trainer needs 2 nodes with 8 free nvidia.com/gpu",
-            "Free what the message says is short",
+            "Free the resources in the message",
         ),
     ),
     "quota": (
@@ -122,7 +122,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
     ),
     "full volume": (
         run("Running", condition("StorageReady", "False", "StorageFull", "the volume is full: 12 MiB free of 10 GiB")),
-        ("StorageFull", "12 MiB free of 10 GiB", "Make space"),
+        ("StorageFull", "12 MiB free of 10 GiB", "Free space"),
     ),
     "GPU memory, again and again": (
         over(
@@ -133,7 +133,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
         (
             "MaxRestartsExceeded",
             "CudaOutOfMemory (a-trainer-0 on node-7, exit code 1; it counted)",
-            "Lower trainer.microBatchTokens",
+            "Decrease trainer.microBatchTokens",
         ),
     ),
     "host memory": (
@@ -143,7 +143,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
         (
             "BackOff",
             "OOMKilled (a-orchestrator-1 on node-7, exit code 137",
-            "Raise orchestrator.resources.limits.memory",
+            "Increase orchestrator.resources.limits.memory",
         ),
     ),
     "wrong data": (
@@ -172,7 +172,7 @@ BROKEN: dict[str, tuple[Json, tuple[str, ...]]] = {
                 code=None,
             )
         ),
-        ("NoProgress", "rollouts for step 8", "raise progress.deadlineSeconds"),
+        ("NoProgress", "rollouts for step 8", "increase progress.deadlineSeconds"),
     ),
     "an unreachable API server": (
         run("Running", condition("Progressing", "Unknown", "HeartbeatLost", "the Lease is not renewed for 95 s")),

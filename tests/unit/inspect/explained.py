@@ -117,7 +117,7 @@ CASES = {
         "A model whose heads have a size that vLLM has no kernel for.", engine, "head_dim=16", "--role inference"
     ),
     "The trainer's GPU is too small": Case(
-        "Micro-batches too long for 80 GB.", gpu_memory, "CUDA out of memory", "Lower trainer.microBatchTokens"
+        "Micro-batches too long for 80 GB.", gpu_memory, "CUDA out of memory", "Decrease trainer.microBatchTokens"
     ),
     "The kernel killed a rank": Case(
         "A process that took the machine's memory, beside the trainer.", killed, "lack of memory", "`dmesg`"
@@ -125,9 +125,9 @@ CASES = {
     "A reward function raises": Case(
         "A function that reads a field which the rows do not have.", reward, "KeyError: 'answer'", "environments"
     ),
-    "The disk is full": Case("A volume of 10 GiB, filled.", full, "No space left on device", "Make space"),
+    "The disk is full": Case("A volume of 10 GiB, filled.", full, "No space left on device", "Free space"),
     "The machine was restarted": Case("`kill -9` of the launcher.", gone, "LauncherGone", "--resume"),
-    "No free GPUs": Case("More nodes asked for than are free.", "no free GPUs", "1 qualifies", "ask for less"),
+    "No free GPUs": Case("More nodes asked for than are free.", "no free GPUs", "1 qualifies", "request less"),
     "A wrong image": Case(
         "A tag that the registry does not have.", "wrong image", "cannot pull image", "Correct `image`"
     ),
@@ -135,7 +135,7 @@ CASES = {
         "A limit below what the orchestrator needs.",
         "host memory",
         "used more than 64Gi",
-        "Raise orchestrator.resources.limits.memory",
+        "Increase orchestrator.resources.limits.memory",
     ),
     "An environment hangs": Case(
         "An environment that waits for a server without a time limit.",

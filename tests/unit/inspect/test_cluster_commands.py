@@ -76,7 +76,7 @@ def test_status_and_why_say_the_same_as_documents(use: Use, capsys: pytest.Captu
     assert main(["why", "a", "-o", "yaml"]) == 0
     told = yaml.safe_load(capsys.readouterr().out)
     assert told["toDo"][0] == (
-        "Raise trainer.resources.limits.memory; of a trainer, lowering trainer.microBatchTokens does as well."
+        "Increase trainer.resources.limits.memory; for a trainer, decreasing trainer.microBatchTokens also helps."
     ), "the cause comes before what follows from it"
     assert main(["status", "a"]) == 0
     text = capsys.readouterr().out
@@ -94,7 +94,7 @@ def test_status_says_why_a_role_has_as_many_pods(use: Use, capsys: pytest.Captur
     text = " ".join(capsys.readouterr().out.split())
     assert "trainer 3/3" in text
     assert (
-        "trainer 4 to 3 pods: 1 of 4 pods found no node within 300 s; another number waits for: the next complete checkpoint"
+        "trainer 4 to 3 pods: 1 of 4 pods found no node within 300 s; another size waits for: the next complete checkpoint"
         in text
     )
 
@@ -105,7 +105,7 @@ def test_status_says_what_has_become_of_spot_engines(use: Use, capsys: pytest.Ca
     assert main(["status", "a"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert (
-        "1 of 3 spot engines are ready, 2 lost so far, the last one: pod a-inference-spot-x on node n: "
+        "1 of 3 spot engines are ready, 2 lost so far, the last: pod a-inference-spot-x on node n: "
         "DeletionByTaintManager"
     ) in text
 
@@ -139,18 +139,18 @@ def test_what_may_not_be_read_is_said_and_the_rest_is_told(use: Use, capsys: pyt
         (
             "The connection to the server 10.0.0.1:6443 was refused - did you specify",
             69,
-            "the API server 10.0.0.1:6443 does not answer",
+            "the API server 10.0.0.1:6443 does not respond",
         ),
         (
             'The RLRun "a" is invalid: \n* spec: maxSteps may only grow\n* spec: seqLen is frozen',
             exit_codes.CONFIGURATION,
-            "the API server refuses it: * spec: maxSteps may only grow * spec: seqLen is frozen",
+            "the API server refused the change: * spec: maxSteps may only grow * spec: seqLen is frozen",
         ),
         (
             "The rlruns \"a\" is invalid: : ValidatingAdmissionPolicy 'rlruns.rlrun.io' with binding 'rlruns.rlrun.io' "
             "denied request: spec: frozen since attempt 1 began",
             exit_codes.CONFIGURATION,
-            "the API server refuses it: spec: frozen since attempt 1 began",
+            "the API server refused the change: spec: frozen since attempt 1 began",
         ),
         ('error: context "x" does not exist', exit_codes.USAGE, "--context: there is no context x"),
         (
@@ -213,8 +213,8 @@ def test_a_field_that_the_run_does_not_have_is_refused(use: Use, capsys: pytest.
         ("maxSteps", "got 'maxSteps', expected field=value"),
         ("environments.0.ratio=2", "0 is an item of a list"),
         ("a..b=1", "expected field=value"),
-        ("x[0]=1", "'x[0]' is no name of a field"),
-        ("maxSteps={", "the value is no YAML"),
+        ("x[0]=1", "'x[0]' is not a field name"),
+        ("maxSteps={", "the value is not valid YAML"),
     ],
 )
 def test_a_word_that_is_no_change_is_explained(
@@ -315,7 +315,7 @@ def test_rollouts_come_through_the_orchestrators_pod(use: Use, capsys: pytest.Ca
     assert main(["rollouts", "a", "--step", "3"]) == exit_codes.USAGE
     told = capsys.readouterr().err
     assert (
-        "pod: a has no orchestrator's pod now: it is Complete (Training): step 7 of 100; `rlrun why a -n team` says"
+        "pod: a has no orchestrator pod now: it is Complete (Training): step 7 of 100; `rlrun why a -n team` explains"
         in told
     )
     assert "mount the claim a-data 2Ti" in told
@@ -395,7 +395,7 @@ def test_watch_says_each_change_once_until_the_run_is_over(
     assert main(["watch", "a"]) == exit_codes.FAILURE
     told = capsys.readouterr()
     assert [line.split()[0] for line in told.out.splitlines()] == ["Starting", "Running", "Failed"]
-    assert "it is asked again" in told.err
+    assert "retrying" in told.err
 
 
 def test_the_plugin_has_the_commands_on_runs_alone(
@@ -418,7 +418,7 @@ def test_the_plugin_has_the_commands_on_runs_alone(
 QUEUED = condition("Scheduled", "False", "WaitingForQuota", "position 3 of 5 in the queue: 8 GPUs wanted, 2 free")
 NOT_STARTED = (
     "a has not started: it is Pending (WaitingForQuota): position 3 of 5 in the queue: 8 GPUs wanted, 2 free; "
-    "`rlrun why a -n team` says more, and what to do"
+    "`rlrun why a -n team` explains the cause and the fix"
 )
 
 
@@ -443,11 +443,11 @@ def test_a_suspended_run_and_an_attempt_that_is_not_yet(use: Use, capsys: pytest
     told = capsys.readouterr().err
     assert "attempt 2 has no pods now, and its logs on the volume, logs/attempt_0002, cannot be read" in told
     assert (
-        "a has no orchestrator's pod now: it is Suspended (Suspended): spec.suspend is true; `rlrun why a -n team`"
+        "a has no orchestrator pod now: it is Suspended (Suspended): spec.suspend is true; `rlrun why a -n team`"
         in told
     )
     assert main(["logs", "a", "--attempt", "5"]) == exit_codes.USAGE
-    assert "--attempt: there is no attempt 5 of a yet; it has attempts 1 to 2" in capsys.readouterr().err
+    assert "--attempt: a has no attempt 5 yet; it has attempts 1 to 2" in capsys.readouterr().err
     starting = pod("a-orchestrator-2", "orchestrator", attempt=2, ready=False)
     use(of_run(run("Starting", attempt=2, **STORAGE), pods=[starting]))
     assert main(["rollouts", "a"]) == exit_codes.USAGE
@@ -467,6 +467,8 @@ def test_runs_without_a_step_are_compared_by_what_differs(use: Use, capsys: pyte
     gone = Answer(1, "", "cat: /data/a/metrics.jsonl: No such file or directory")
     use(of_run(run("Running", **STORAGE), ("metrics.jsonl", gone), pods=[pod("a-orchestrator-1", "orchestrator")]))
     assert main(["compare", "a", "a"]) == 0
-    assert "no step that all of them have trained: none of a, a; `rlrun status a -n team`" in capsys.readouterr().out
+    assert (
+        "the runs have no common trained step: a, a has none yet; `rlrun status a -n team`" in capsys.readouterr().out
+    )
     assert main(["plot", "a"]) == exit_codes.USAGE
     assert "a has no trained step yet, so it has no curve; see `rlrun status a -n team`" in capsys.readouterr().err

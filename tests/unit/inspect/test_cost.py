@@ -153,7 +153,7 @@ def test_the_status_says_what_an_hour_trains(tmp_path: Path, capsys: pytest.Capt
     assert main(["status", str(root)]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("cost")]
     assert re.fullmatch(
-        r"cost +[0-9.]+ GPU-hours; [0-9,]+ tokens and [0-9,]+ samples per GPU-hour; rlrun cost says what for", line
+        r"cost +[0-9.]+ GPU-hours; [0-9,]+ tokens and [0-9,]+ samples per GPU-hour; see `rlrun cost`", line
     )
     RunPaths(root).metrics.unlink()
     assert main(["status", str(root)]) == 0
@@ -190,9 +190,9 @@ def test_a_name_that_is_mistyped_is_told_the_right_one(
     assert "(did you mean quickstart?)" in capsys.readouterr().err
     a_folder(tmp_path / "runs" / "quickstart", {})
     assert main(["status", "quickstart"]) == 64
-    assert "a run of this name is in runs/quickstart" in capsys.readouterr().err
+    assert "a run with this name is in runs/quickstart" in capsys.readouterr().err
     assert main(["status", "runs/quickstar"]) == 64
-    assert "there is no folder runs/quickstar (did you mean runs/quickstart?): " in capsys.readouterr().err
+    assert "there is no folder runs/quickstar (did you mean runs/quickstart?); " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["cost", "get"])

@@ -131,7 +131,7 @@ def test_a_run_that_trains(
     assert told.err == "", "no cluster is configured"
     monkeypatch.setenv("KUBECONFIG", "some")
     assert main(["get"]) == 0
-    assert "no runs of a cluster: kubectl get failed" in capsys.readouterr().err
+    assert "runs of the cluster are not listed: kubectl get failed" in capsys.readouterr().err
 
 
 def test_the_phases_of_a_run_on_this_machine(folder: Folder) -> None:
@@ -168,10 +168,10 @@ BROKEN: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("rewards were NaN", "The data, or code that reads it, is wrong"),
     ),
     "ConfigurationError": ({"code": 78, "message": "lr: too large"}, ("lr: too large", "names field, value and fix")),
-    "StorageError": ({"code": 10, "message": "cannot write: the volume is full"}, ("Make space on the volume",)),
+    "StorageError": ({"code": 10, "message": "cannot write: the volume is full"}, ("Free space on the volume",)),
     "CudaOutOfMemory": (
         {"code": 1, "message": "torch: CUDA out of memory. Tried"},
-        ("Lower trainer.microBatchTokens",),
+        ("Decrease trainer.microBatchTokens",),
     ),
     "PermanentError": ({"code": 69, "message": "port 8000 is in use"}, ("a port or a device (69)",)),
 }
@@ -190,14 +190,16 @@ def test_the_cause_of_a_failed_run_is_told(folder: Folder, reason: str) -> None:
     text = folder.told()
     assert reason in text
     assert [part for part in expected if part not in text] == []
-    assert f"go on with `{AGAIN}`" in text
+    assert f"continue with `{AGAIN}`" in text
 
 
 def test_a_fork_says_where_it_began_and_what_starts_it(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     folder.write("fork.json", fork_document(ForkedFrom("other", "u", 4, 1, "/runs/other")))
     seen = read_folder(folder.root, time.time())
     assert (seen.phase, seen.reason, seen.forked_from) == ("Suspended", "NotRunning", "step 4 of other (/runs/other)")
-    assert f"--output-dir {seen.where} --resume` starts it" in str(seen.message)
+    assert f"start it with `rlrun local {seen.where}/manifest.yaml --output-dir {seen.where} --resume`" in str(
+        seen.message
+    )
     folder.begin(2)
     assert read_folder(folder.root, time.time()).restarts == 0, "the first attempt is the other run's"
     assert main(["status", str(folder.root)]) == exit_codes.OK
@@ -224,13 +226,13 @@ def test_a_report_of_a_role_that_only_followed_is_no_cause(folder: Folder) -> No
 
 def test_a_launcher_that_was_killed_and_a_full_volume(folder: Folder) -> None:
     folder.record(started_ticks=1)
-    assert f"Its launcher was killed, or the machine restarted: go on with `{AGAIN}`" in folder.told()
+    assert f"The launcher was killed, or the machine restarted: continue with `{AGAIN}`" in folder.told()
     trouble = {"reason": "StorageFull", "text": "the volume is full: 1 MiB free", "blocks": True}
     folder.record(progress=PROGRESS | {"storage": trouble}, progress_time=time.time())
     text = folder.told()
     assert "StorageReady: StorageFull" in text
     assert "1 MiB free" in text
-    assert "Make space" in text
+    assert "Free space" in text
 
 
 def test_the_record_of_a_newer_release_is_read_and_a_damaged_one_is_none(folder: Folder) -> None:
@@ -421,26 +423,28 @@ def test_watch_ends_with_the_run(folder: Folder, capsys: pytest.CaptureFixture[s
 
 def test_a_path_without_a_run_is_explained(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     for word, expected in (
-        ("runs/", "1 runs are below it, such as runs/a"),
+        ("runs/", "it contains 1 runs, such as runs/a"),
         ("runs/none", "there is no folder runs/none"),
     ):
         assert main(["why", word]) == exit_codes.USAGE
         assert expected in capsys.readouterr().err
 
 
-FORK = "it is Suspended (NotRunning): it is a fork that was not started yet; `rlrun local runs/a/manifest.yaml"
+FORK = (
+    "it is Suspended (NotRunning): this fork has not been started yet; start it with `rlrun local runs/a/manifest.yaml"
+)
 """State of a fork."""
 
 
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("logs runs/a", f"runs/a has no logs (roles that were started by hand write to their terminals): {FORK}"),
+        ("logs runs/a", f"runs/a has no logs; roles that were started by hand write only to their terminals: {FORK}"),
         ("rollouts runs/a", f"runs/a has no traces yet (task RL); the first trained step writes one: {FORK}"),
         ("plot runs/a", "runs/a has no trained step yet, so it has no curve; see `rlrun status runs/a`"),
-        ("compare runs/a runs/a", "no step that all of them have trained: none of runs/a, runs/a; `rlrun status runs/a`"),
+        ("compare runs/a runs/a", "the runs have no common trained step: runs/a, runs/a has none yet; `rlrun status runs/a`"),
         ("cost runs/a", "runs/a"),
-        ("why runs/a", "Go on with: rlrun local runs/a/manifest.yaml --output-dir runs/a --resume"),
+        ("why runs/a", "Continue with: rlrun local runs/a/manifest.yaml --output-dir runs/a --resume"),
         ("status runs/a", "Suspended (NotRunning)"),
         ("debug runs/a", "files,"),
     ],
@@ -462,17 +466,17 @@ def test_a_folder_without_an_attempt_has_not_started(folder: Folder, capsys: pyt
         assert main([command, "runs/a"]) == exit_codes.USAGE
         told = capsys.readouterr().err
         assert "runs/a has not started: it is " in told
-        assert "`rlrun why runs/a` says more, and what to do" in told
+        assert "`rlrun why runs/a` explains the cause and the fix" in told
 
 
 def test_status_says_how_much_of_a_version_travelled(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
     living(folder)
     assert main(["status", "runs/a"]) == exit_codes.OK
-    assert "the newest came as" not in capsys.readouterr().out
+    assert "the newest was transferred as" not in capsys.readouterr().out
     line = {"step": 4, "attempt": 1, "time": 1.7e9, "weights/sent_bytes": 3.0 * 2**20, "weights/bytes": 2.0 * 2**30}
     folder.write("metrics.jsonl", json.dumps(line) + "\n")
     assert main(["status", "runs/a"]) == exit_codes.OK
-    assert "version 2; the newest came as 3.0 MiB of 2.0 GiB" in " ".join(capsys.readouterr().out.split())
+    assert "version 2; the newest was transferred as 3.0 MiB of 2.0 GiB" in " ".join(capsys.readouterr().out.split())
 
 
 def test_rank_beyond_the_ranks_is_refused(tmp_path: Path) -> None:
@@ -481,7 +485,7 @@ def test_rank_beyond_the_ranks_is_refused(tmp_path: Path) -> None:
     folder.write("run.json", {"trainer": folder.config})
     folder.write("logs/attempt_0001/trainer/trainer.log", "[rank3]: done\n")
     assert logs.list_log_files(folder.root, logs.Wanted(("trainer",), 3, None, 10))
-    with pytest.raises(NotFoundError, match="got 4, and trainer has ranks 0 to 3 in attempt 1; write --rank 3"):
+    with pytest.raises(NotFoundError, match="got 4, but trainer has ranks 0 to 3 in attempt 1; write --rank 3"):
         logs.list_log_files(folder.root, logs.Wanted(("trainer",), 4, None, 10))
-    with pytest.raises(NotFoundError, match="got 9, and inference has ranks 0 to 1 in attempt 1; write --rank 1"):
+    with pytest.raises(NotFoundError, match="got 9, but inference has ranks 0 to 1 in attempt 1; write --rank 1"):
         logs.list_log_files(folder.root, logs.Wanted(("inference",), 9, None, 10))

@@ -70,7 +70,7 @@ def test_the_use_of_pods_is_that_of_their_metrics(use: Use, capsys: pytest.Captu
     assert main(["status", "a"]) == 0
     assert use_lines(capsys) == [
         "GPU use trainer: 4 GPUs of 8, 75% busy, 200.0 of 320.0 GiB, idle for 25% of the attempt",
-        "inference: 1 GPU, a share of a GPU, whose use nobody says, 1.0 of 10.0 GiB",
+        "inference: 1 GPU, a share of a GPU, whose use is not measured, 1.0 of 10.0 GiB",
     ]
     assert sum("exec" in asked for asked in cluster.asked) == PODS_PER_ROLE + 1
 

@@ -59,9 +59,9 @@ def test_the_newest_change_comes_first(paths: RunPaths) -> None:
 @pytest.mark.parametrize(
     ("count", "words"),
     [
-        (0, "No attempt has begun yet, so nothing has been changed."),
+        (0, "No attempt has started yet, so there are no changes."),
         (1, "Never edited: the run has had one attempt."),
-        (3, "Never edited: all 3 attempts began with the same configuration."),
+        (3, "Never edited: all 3 attempts started with the same configuration."),
     ],
 )
 def test_a_run_that_was_never_edited_says_so(paths: RunPaths, count: int, words: str) -> None:
@@ -73,7 +73,7 @@ def test_a_run_that_was_never_edited_says_so(paths: RunPaths, count: int, words:
 def test_of_attempts_of_an_earlier_release_fingerprints_tell(paths: RunPaths) -> None:
     begin(paths, 1, 0, None, "a")
     begin(paths, 2, 5, None, "a")
-    assert read(paths)[0].endswith("by their fingerprints.")
+    assert read(paths)[0].endswith("according to their fingerprints.")
     begin(paths, 3, 9, config(), "b")
     words, (edit,) = read(paths)
     assert (words, edit.attempt, edit.known, edit.changes) == ("Edited once in 3 attempts.", 3, False, ())
@@ -83,7 +83,7 @@ def test_without_configuration_and_fingerprint_nothing_is_claimed(paths: RunPath
     begin(paths, 1, 0, None)
     begin(paths, 2, 5, config())
     assert read(paths) == (
-        "Attempt 1 has kept no configuration, so it is not known whether the run was edited.",
+        "The configuration of attempt 1 was not saved, so it is unknown whether the run was edited.",
         [],
     )
 
@@ -111,7 +111,7 @@ def test_a_damaged_record_is_none(paths: RunPaths, content: str) -> None:
     begin(paths, 2, 5, config())
     paths.attempt_config(2).write_text(content)
     paths.attempt_file(2).write_text(content)
-    assert read(paths)[0].startswith("Attempt 2 has kept no configuration")
+    assert read(paths)[0].startswith("The configuration of attempt 2 was not saved")
 
 
 def test_where_a_run_is_and_where_it_starts_is_no_change() -> None:

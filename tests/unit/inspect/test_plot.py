@@ -52,7 +52,7 @@ def test_without_the_package_of_pixels_the_drawing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["plot", "runs/a", "--png", "a.png"]) != 0
-    assert "pip install pillow, or take --svg" in capsys.readouterr().err
+    assert "run pip install pillow, or use --svg" in capsys.readouterr().err
     assert not Path("a.png").exists()
 
 

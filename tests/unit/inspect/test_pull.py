@@ -65,8 +65,8 @@ def test_the_newest_complete_model_is_copied(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["model", "--step", "12"], "no complete one in weights of step 12; there are those of steps 3, 9, 12"),
-        (["checkpoint"], "no complete one in checkpoints; there is none yet"),
+        (["model", "--step", "12"], "no complete folder in weights of step 12; existing steps: 3, 9, 12"),
+        (["checkpoint"], "no complete folder in checkpoints; there are no steps yet"),
         (["traces", "--step", "3"], "--step is for a model or a checkpoint"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_stream_that_is_not_whole_leaves_nothing(
 ) -> None:
     cluster.streams[NEWEST] = stream
     assert main(["pull", "a", "model"]) == exit_codes.FAILURE
-    assert "did not come whole" in capsys.readouterr().err
+    assert "is incomplete" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
     assert not (tmp_path.parent / "out").exists()
 
@@ -132,7 +132,7 @@ def test_nothing_is_written_outside_of_the_target(
     assert victim.read_text() == "the user's own"
     assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
     assert victim.stat().st_nlink == 1
-    refused = code == exit_codes.FAILURE and "did not come whole" in capsys.readouterr().err
+    refused = code == exit_codes.FAILURE and "is incomplete" in capsys.readouterr().err
     assert refused != (tmp_path / "a-model").exists()
 
 
@@ -152,7 +152,7 @@ def test_second_names_are_kept_and_links_are_named(
     assert (tmp_path / "a-model" / "b").read_text() == "!"
     told = capsys.readouterr()
     assert "2 files" in told.out
-    assert f"2 links and devices are left out: {NEWEST}/link, {NEWEST}/pipe" in told.err
+    assert f"2 links and devices were skipped: {NEWEST}/link, {NEWEST}/pipe" in told.err
 
 
 def test_a_whole_folder_is_copied(cluster: Recorded, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

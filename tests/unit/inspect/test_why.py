@@ -41,9 +41,9 @@ def test_a_healthy_run_needs_nothing() -> None:
     text = told(
         run("Running"), lease=lease(**{said.WAITING_ON: "trainer: training step 8", said.WAITING_ON_ROLE: "trainer"})
     )
-    assert "nothing has to be done" in text
+    assert "no action is needed" in text
     assert "the next step waits for the trainer" in text
-    assert "nothing has to be done" in told(run("Complete", condition("Complete", "True", "Completed")))
+    assert "no action is needed" in told(run("Complete", condition("Complete", "True", "Completed")))
 
 
 def test_a_step_that_waits_for_long_is_looked_into() -> None:
@@ -54,7 +54,7 @@ def test_a_step_that_waits_for_long_is_looked_into() -> None:
     }
     text = told(run("Running"), lease=lease(**since))
     assert "(since 30m00s)" in text
-    assert "`rlrun logs a -n team --role orchestrator` shows what it does." in text
+    assert "`rlrun logs a -n team --role orchestrator` shows its activity." in text
 
 
 def test_what_the_lease_of_an_older_attempt_says_is_not_told() -> None:

@@ -68,7 +68,7 @@ def test_the_words_are_those_of_the_commands(folder: Folder, capsys: pytest.Capt
     assert capsys.readouterr().out.strip() == repr(run.rollouts(worst=2))
     assert main(["compare", "./runs/a", "./runs/a"]) == 0
     told = str(run.compare(run))
-    assert told.endswith("their configurations do not differ")
+    assert told.endswith("the configurations are equal")
     assert capsys.readouterr().out.split()[0] == told.split()[0] == "reward/mean"
 
 
@@ -118,7 +118,7 @@ def test_a_wait_ends_when_the_step_is_trained_and_when_it_cannot_be(folder: Fold
     with pytest.raises(RunError, match="phase: got 'Done'; expected one of Pending, Starting"):
         run.wait("Done")
     folder.record(state="Interrupted")
-    with pytest.raises(RunFailedError, match="a signal has stopped it"):
+    with pytest.raises(RunFailedError, match="a signal stopped the run"):
         run.wait(step=4)
     folder.write("logs/attempt_0001/trainer/error.json", {"message": "data.sources[0]: no rows", "exit_code": 65})
     folder.record(state="Failed", failed_role="trainer", exit_code=65)

@@ -218,7 +218,7 @@ def test_runs_beside_each_other(run: Folder, asked: Client) -> None:
     [
         ("/api/runs/nobody", {}, 404, "there is no run nobody"),
         ("/api/runs/RUN/rollouts", {"step": 4}, 404, "there is no step_00000004.jsonl"),
-        ("/api/runs/RUN/rollouts", {}, 404, "name a step or an evaluation"),
+        ("/api/runs/RUN/rollouts", {}, 404, "set the parameter step or evaluation"),
         ("/api/runs/RUN/rollouts", {"step": 3, "order": "prettiest"}, 422, "order: Input should be 'trace', 'worst'"),
         ("/api/runs/RUN/rollouts", {"step": 3, "limit": 100000}, 422, "limit: "),
         ("/api/runs/RUN/rollouts/99", {"step": 3}, 404, "the trace has no rollout 99"),

@@ -91,7 +91,7 @@ def test_only_commands_that_can_succeed_are_offered(run: Folder, static: StaticF
     shutil.rmtree(run.paths.batch(3, 1))
     found = reasons(run, static)
     assert commands(found) == [fork]
-    assert "not on the volume any more" in found["why"]
+    assert "no longer on the volume" in found["why"]
     shutil.rmtree(saved)
     assert commands(reasons(run, static)) == []
 
@@ -99,16 +99,16 @@ def test_only_commands_that_can_succeed_are_offered(run: Folder, static: StaticF
 def test_no_function_of_a_run_is_called(run: Folder, static: StaticFiles) -> None:
     configured(run, AdvantageConfig(name="no_such_package.of_anyone:worth"))
     (lines,) = reasons(run, static)["samples"]
-    assert lines[-1].endswith("is the run's own estimator: rlrun replay calls it, this page does not")
+    assert lines[-1].endswith("is the run's own estimator: only rlrun replay calls it, not this page")
 
 
 def test_what_cannot_be_explained_is_said(run: Folder, static: StaticFiles) -> None:
     run.write("run.json", {"orchestrator": {"name": SHAPED}})
     (lines,) = reasons(run, static)["samples"]
-    assert "run.json cannot be read, so that the estimator is not known" in lines[-1]
+    assert "run.json cannot be read, so the estimator is unknown" in lines[-1]
     assert SHAPED not in str(lines)
-    assert "does not hold this rollout" in reasons(run, static, number=0)["why"]
+    assert "does not contain this rollout" in reasons(run, static, number=0)["why"]
     run.write("rollouts/step_00000003.a0001/batch.json", "{torn")
     assert "cannot read the batch" in reasons(run, static)["why"]
     (run.paths.batch(3, 1) / "batch.json").unlink()
-    assert "not on the volume any more" in reasons(run, static)["why"]
+    assert "no longer on the volume" in reasons(run, static)["why"]

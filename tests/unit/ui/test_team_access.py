@@ -176,7 +176,7 @@ def test_a_specification_leads_out_of_no_claim(teams: TeamCluster, asked: Client
     teams.runs["team-a", "demo"]["spec"].setdefault("storage", {})["subPath"] = sub.format(b=tmp_path / "b")
     view = asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json
     assert view["files"] is False
-    assert "is no folder of the claim" in view["unread"][0]
+    assert "is not a folder of the claim" in view["unread"][0]
 
 
 def test_no_link_leads_to_the_files_of_another_run(teams: TeamCluster, asked: Client, tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ def test_no_user_is_told_of_a_namespace_that_the_pages_account_lacks(
         for path in ("/api/runs", "/api/runs/team-a.demo", "/api/compare", "/readyz"):
             found = asked.get(path, headers={"authorization": f"Bearer {ANN}"}, run=["team-a.demo", "team-a.demo"])
             assert found.status == 503, path
-            assert b"the page's account lacks a right in the cluster" in found.body, path
+            assert b"the service account of this page lacks a right in the cluster" in found.body, path
             assert b"team-b" not in found.body, path
             assert b"rlrun-system" not in found.body, path
     finally:
@@ -444,7 +444,7 @@ def test_parts_that_the_pages_account_may_not_read_name_no_namespace(
     monkeypatch.setattr(teams, "get", get)
     found = Client(gate(teams, static)).get("/api/runs/team-a.demo", headers={"authorization": f"Bearer {ANN}"})
     assert (found.status, b"rlrun-system" in found.body) == (200, False)
-    assert any("the page's account lacks a right" in line for line in found.json["unread"])
+    assert any("the service account of this page lacks a right" in line for line in found.json["unread"])
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_claims_are_of_a_namespace() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "--api-server: this is no pod of a cluster"),
+        ([], "--api-server: this process does not run in a pod"),
         (["--api-server", "http://10.0.0.1"], "--api-server: http://10.0.0.1 is no address of an API server"),
         (["--api-server", "https://10.0.0.1", "--claim", "data=/x"], "--claim: data=/x is no NAMESPACE/CLAIM=FOLDER"),
         (["--api-server", "https://10.0.0.1", "--claim", "a/data=x"], "--claim: a/data=x is no NAMESPACE/CLAIM=FOLDER"),

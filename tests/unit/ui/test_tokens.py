@@ -47,9 +47,11 @@ def test_without_a_tokenizer_tokens_are_numbers(run: Folder, static: StaticFiles
 def test_a_batch_that_is_gone_is_said_so(run: Folder, static: StaticFiles) -> None:
     asked, _ = client(run.root, static=static)
     found = asked.json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)
-    assert "not on the volume any more" in found["why"]
+    assert "no longer on the volume" in found["why"]
     batch_of(run, sample(9, 9, [1, 2, 3]))
-    assert asked.json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)["why"] == "the batch does not hold this rollout"
+    assert (
+        asked.json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)["why"] == "the batch does not contain this rollout"
+    )
     run.write("rollouts/step_00000003.a0001/batch.json", "{torn")
     assert "cannot read the batch" in asked.json(f"/api/runs/{run.id}/rollouts/0/tokens", step=3)["why"]
 

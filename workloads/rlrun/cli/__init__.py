@@ -1,4 +1,4 @@
-"""The command lines: `rlrun` (`main`, one module per subcommand), `rl`, and one entry point per role (`roles`).
+"""Command lines: `rlrun` (`main`, one module per subcommand), `rl`, `sft`, `eval`, and one entry point per role (`roles`).
 
-Edges only: they read arguments, call the package, print, and return an exit code.
+The modules only read arguments, call the package, print the result and return an exit code.
 """

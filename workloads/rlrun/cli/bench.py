@@ -1,4 +1,4 @@
-"""`--bench` of `trainer`, `rl` and `sft`: its options, and the group of ranks that it starts."""
+"""`--bench` of `trainer`, `rl` and `sft`: the options, and the start of the ranks that are measured."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ from rlrun.trainer.bench_options import BenchOptions
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options; every one begins with `--bench`."""
+    """Return the parser of the `--bench` options."""
     p = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    p.add_argument("--bench", action="store_true", help="measure the trainer's step on fake data, and end")
+    p.add_argument("--bench", action="store_true", help="measure the trainer's step on fake data, then exit")
     p.add_argument("--bench.seq-lens", dest="seq_lens", metavar="N,N", help="lengths to measure (default: seqLen)")
     p.add_argument("--bench.rows", dest="rows", metavar="N", help="micro-batches per rank and step (default 1)")
     p.add_argument("--bench.steps", dest="steps", metavar="N", help="measured steps (default 5)")
-    p.add_argument("--bench.warmup", dest="warmup", metavar="N", help="steps before them (default 2)")
+    p.add_argument(
+        "--bench.warmup", dest="warmup", metavar="N", help="unmeasured steps before the measurement (default 2)"
+    )
     output = ("--bench.output", "--bench.output-json")
-    p.add_argument(*output, dest="output", metavar="FILE", help="keep the measurements as JSON")
+    p.add_argument(*output, dest="output", metavar="FILE", help="write the measurements as JSON")
     return p
 
 
 def take_bench(argv: Sequence[str]) -> tuple[list[str], BenchOptions | None]:
-    """The options of `--bench` out of a command line; None without `--bench`.
+    """Split the `--bench` options from a command line. Returns the remaining words, and None without `--bench`.
 
     Raises:
-        ConfigError: a number is none, or an option stands without `--bench`.
+        ConfigError: a value is not a number, or a `--bench.` option is used without `--bench`.
     """
     try:
         given, rest = parser().parse_known_args(list(argv))
@@ -72,12 +74,12 @@ def _number(option: str, text: str, least: int) -> int:
 
 
 def not_benched(_spec: RLRunSpec) -> Collection[Key]:
-    """Fields of a run's description that no measurement on fake data reads."""
+    """Return the fields of a run's specification that a measurement on fake data does not read."""
     return (("environments",), ("data",), ("algorithm", "advantage"))
 
 
 def run_bench(config: TrainerConfig, options: BenchOptions) -> int:
-    """Start the ranks of `config` on this machine, and wait for them; returns the exit code."""
+    """Start the ranks of `config` on this machine, wait for them and return the exit code."""
     from rlrun.trainer.ranks.launch import torchrun_command
 
     try:

@@ -1,4 +1,4 @@
-"""Shared parts of the command lines: the conversion of problems to an exit code."""
+"""Parts that the command lines share: printed problems and notices, exit codes, and a closed output pipe."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rlrun.runtime.processes import refuse_inspection
 
 
 def report(error: ConfigError) -> int:
-    """Print every problem; the exit code distinguishes a wrong command line from a wrong configuration."""
+    """Print every problem and return the exit code: usage if the command line is wrong, else configuration."""
     print(error, file=sys.stderr)
     only_command_line = all(problem.source == COMMAND_LINE for problem in error.problems)
     return exit_codes.USAGE if only_command_line else exit_codes.CONFIGURATION
 
 
 def report_missing(error: ModuleNotFoundError) -> int:
-    """Print which command installs the package that a command needs; the exit code.
+    """Print the command that installs a missing package and return the exit code.
 
     Raises:
-        ModuleNotFoundError: the module is of no extra.
+        ModuleNotFoundError: no extra of RLRun contains the module.
     """
     message = extras.explain_import(error)
     if message is None:
@@ -36,7 +36,7 @@ def report_missing(error: ModuleNotFoundError) -> int:
 
 
 def notices(found: Sequence[Problem]) -> None:
-    """Print what the user should know; what is said of several fields of one source is one line, with at most ten of them."""
+    """Print notices for the user. One line covers all fields of a source with the same message; it lists at most ten."""
     grouped: dict[tuple[str, str], list[Problem]] = {}
     for notice in found:
         grouped.setdefault((notice.source, notice.message), []).append(notice)
@@ -46,9 +46,9 @@ def notices(found: Sequence[Problem]) -> None:
 
 
 def piped(run: Callable[[], int]) -> int:
-    """The exit code of `run`. A reader that has read enough of its output (`| head`) is no error worth a traceback.
+    """Run a command and return its exit code; a reader that closes the pipe early (`| head`) causes no traceback.
 
-    The process is closed to the environments that it or its roles start: it has its user's variables and the run's key.
+    First closes this process to debuggers: it holds the user's variables and the run's key, and environments run code as the same user.
     """
     refuse_inspection()
     try:
@@ -62,12 +62,12 @@ def piped(run: Callable[[], int]) -> int:
         watch = select.poll()
         watch.register(sys.stdout, 0)
         if not watch.poll(0):
-            raise  # another pipe than this
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+            raise  # standard output is open, so another pipe broke
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at exit
         return 128 + signal.SIGPIPE
     return code
 
 
 def arguments(argv: Sequence[str] | None) -> list[str]:
-    """The command line without the program's name."""
+    """Return the command line without the program's name."""
     return list(sys.argv[1:] if argv is None else argv)

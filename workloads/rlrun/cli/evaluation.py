@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 
 
 def eval_parser() -> Parser:
-    """The command line of `eval`."""
+    """Return the parser of `eval`."""
     p = Parser(
         "eval",
-        "Measure the base model and the policies of a run on its environments' held-out tasks: avg@k and unbiased pass@k. "
-        "Without --steps and --base: the base model and every step that is there. --client.base-url URL --model.name X asks "
-        "any OpenAI-style server instead.",
+        "Measure the base model and the policies of a run on the held-out tasks of its environments: avg@k and unbiased pass@k. "
+        "Without --steps and --base: the base model and every available step. --client.base-url URL --model.name X measures "
+        "a model at any OpenAI-style server instead.",
     )
     _add_common(p)
     p.add_argument(
         "--steps", type=whole_numbers(0, such_as="10,20"), metavar="10,20", help="policies to measure, by step"
     )
-    p.add_argument("--base", action="store_true", help="measure the base model, beside --steps or alone")
+    p.add_argument("--base", action="store_true", help="measure the base model, with or without --steps")
     p.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="folder of the results and of all answers, which are never asked twice (default: evaluations/<name>)",
+        help="folder for results and answers; answers in it are reused (default: evaluations/<name>)",
     )
     p.add_argument(
         "--samples-per-task",
@@ -63,28 +63,28 @@ def eval_parser() -> Parser:
         "--max-tasks",
         type=whole_number(1),
         metavar="N",
-        help="tasks per environment, from the first on (default: spec.evaluation.numTasks, or 64)",
+        help="first tasks of each environment (default: spec.evaluation.numTasks, or 64)",
     )
     return p
 
 
 def synthesize_parser() -> Parser:
-    """The command line of `run_synthesis`."""
+    """Return the parser of `synthesize`."""
     p = Parser(
         "synthesize",
-        "Write a policy's rollouts as a data set of chats, which `sft` reads (data.sources: [{path: data.jsonl}]). "
-        "--client.base-url URL --model.name X asks any OpenAI-style server instead.",
+        "Write a policy's rollouts as a data set of chats for `sft` (data.sources: [{path: data.jsonl}]). "
+        "--client.base-url URL --model.name X samples from any OpenAI-style server instead.",
     )
     _add_common(p)
     p.add_argument("--output", type=Path, required=True, metavar="FILE", help="data.jsonl or data.parquet; a new file")
     p.add_argument(
-        "--step", type=whole_number(0), metavar="N", help="the policy's step (default: the newest that is there)"
+        "--step", type=whole_number(0), metavar="N", help="step of the policy (default: the newest available step)"
     )
-    p.add_argument("--base", action="store_true", help="ask the base model instead")
-    p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
+    p.add_argument("--base", action="store_true", help="sample from the base model instead")
+    p.add_argument("--split", choices=("train", "eval"), default="train", help="split of the tasks (default: train)")
     p.add_argument("--samples-per-task", type=whole_number(1), metavar="K", help="rollouts per task (default: 1)")
     p.add_argument("--max-tasks", type=whole_number(1), metavar="N", help="tasks per environment (default: all)")
-    p.add_argument("--min-reward", type=finite_number, metavar="R", help="leave out rollouts of a lower reward")
+    p.add_argument("--min-reward", type=finite_number, metavar="R", help="skip rollouts with a lower reward")
     return p
 
 
@@ -105,7 +105,7 @@ def _add_common(p: argparse.ArgumentParser) -> None:
         "--weights-dir",
         type=Path,
         metavar="DIR",
-        help="a folder with policies (v00000010.a0001, step_10, ...) instead of the run's folder",
+        help="folder with policies (v00000010.a0001, step_10, ...) instead of the run's folder",
     )
     p.add_argument("--environment-ids", type=_split_words, metavar="a,b", help="only these environments, by id or name")
     p.add_argument(
@@ -113,22 +113,24 @@ def _add_common(p: argparse.ArgumentParser) -> None:
         action="append",
         type=_url,
         metavar="URL",
-        help="an engine that was started for the run's folder, with RLRUN_API_KEY; again for more of them (default: start them here)",
+        help="engine that was started for the run's folder, with RLRUN_API_KEY; may be repeated (default: start engines here)",
     )
-    p.add_argument("--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs of the engines that are started here")
-    p.add_argument("--share-gpus", action="store_true", help="use GPUs that other runs of this machine use, too")
+    p.add_argument(
+        "--inference-gpu-ids", type=_gpus, metavar="0,1", help="GPUs for the engines that this command starts"
+    )
+    p.add_argument("--share-gpus", action="store_true", help="also use GPUs that other runs of this machine use")
     p.add_argument(FLAG, action="store_true", help=HELP)
-    p.add_argument("--dry-run", action="store_true", help="print what would be sampled, and start nothing")
-    drawn = p.add_argument_group("how tokens are drawn (default: as the manifest has it)")
+    p.add_argument("--dry-run", action="store_true", help="print the planned samples, and start nothing")
+    drawn = p.add_argument_group("sampling of tokens (default: the values of the manifest)")
     for name in EvaluationSamplingConfig.model_fields:
         kind, metavar = _KINDS[name]
         more: dict[str, Any] = {"action": "append"} if metavar == "TEXT" else {}
-        told = field_meaning(EvaluationSamplingConfig, name) + (" Again for more." if more else "")
+        told = field_meaning(EvaluationSamplingConfig, name) + (" May be repeated." if more else "")
         drawn.add_argument(_option(name), type=kind, metavar=metavar, help=told, **more)
 
 
 def _within(name: str, own: Shape) -> Callable[[str], float]:
-    """The type of an option that is a number of the sampling, within its bounds."""
+    """Return the argparse type of a numeric sampling option, with the bounds of its field."""
 
     shape = replace(own, nullable=False)
 
@@ -162,18 +164,18 @@ def _option(name: str) -> str:
 
 
 def eval_main(argv: Sequence[str] | None = None) -> int:
-    """Run `eval`; returns the exit code."""
+    """Run `eval` and return the exit code."""
     return piped(lambda: call_with_own_options("eval", arguments(argv), run_eval, shown="eval"))
 
 
 def synthesize_main(argv: Sequence[str] | None = None) -> int:
-    """Run `run_synthesis`; returns the exit code."""
+    """Run `synthesize` and return the exit code."""
     return piped(lambda: call_with_own_options("synthesize", arguments(argv), run_synthesize, shown="synthesize"))
 
 
 def run_eval(argv: Sequence[str]) -> int:
-    """Run `eval`: of a manifest, or of files and options (`eval @ FILE`) as `rl` takes them; returns the exit code."""
-    argv = ["--model" if word == "-m" else word for word in argv]  # as PRIME-RL's users write it
+    """Run `eval` for a manifest, or for files and options like `rl` (`eval @ FILE`); return the exit code."""
+    argv = ["--model" if word == "-m" else word for word in argv]  # PRIME-RL's short option
     if (served := _served(argv, eval_parser())) is not None:
         if isinstance(served, int):
             return served
@@ -200,19 +202,19 @@ def run_eval(argv: Sequence[str]) -> int:
 
 
 def _describes(argv: Sequence[str]) -> bool:
-    """True for options alone that name the model to measure, as `eval --model.name X --environment-ids a,b`."""
+    """Return whether the options name the model without a manifest, as in `eval --model.name X --environment-ids a,b`."""
     names = [word.partition("=")[0] for word in argv]
     return bool({"--model.name", "--model"} & {*names}) and not any(Path(word).suffix in FORMATS for word in argv)
 
 
 def run_synthesize(argv: Sequence[str]) -> int:
-    """Run `run_synthesis`; returns the exit code."""
+    """Run `synthesize` and return the exit code."""
     if (served := _served(argv, synthesize_parser())) is not None:
         return served if isinstance(served, int) else _synthesize_served(served, argv)
     if "@" in argv:
         print(
-            "synthesize: the files name no server; set client.base_url, or make a manifest of them with `rlrun convert FILE -o run.yaml` "
-            "and take engines: `synthesize run.yaml`",
+            "synthesize: the files set no server; set client.base_url, or convert the files with `rlrun convert FILE -o run.yaml` "
+            "and use engines: `synthesize run.yaml`",
             file=sys.stderr,
         )
         return exit_codes.USAGE
@@ -221,7 +223,7 @@ def run_synthesize(argv: Sequence[str]) -> int:
     options = p.parse_args(rest)
     options.varied = varied
     if options.base and options.step is not None:
-        p.error("--base and --step are two policies; choose one")
+        p.error("--base and --step name two policies; remove one of them")
 
     from rlrun.evaluate.main import preview_command, run_synthesis
 
@@ -239,7 +241,7 @@ def _synthesize_command(argv: Sequence[str]) -> str:
 
 
 def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
-    """The command line against servers; an exit code if it ends there, None if it names no server."""
+    """Parse a command line for OpenAI-style servers. Returns an exit code if the command ends here, None without a server."""
     from rlrun.cli.served import asks_servers, read_served
 
     if "--help" in argv or "-h" in argv or not asks_servers(argv, os.environ):
@@ -306,7 +308,7 @@ def _request(
 
 
 def _asked(options: argparse.Namespace, split: str, *, training_sampling: bool) -> dict[str, Any]:
-    """Fields of `Asked` that options say."""
+    """Return the fields of `Asked` that the options set."""
     return {
         "environment_ids": options.environment_ids,
         "split": "train" if split == "train" else "eval",
@@ -324,7 +326,7 @@ def _asked(options: argparse.Namespace, split: str, *, training_sampling: bool) 
 def _split_words(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     if not words:
-        raise argparse.ArgumentTypeError(f"got {text!r}, expected names with commas between them")
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected names, separated by commas")
     return words
 
 
@@ -338,7 +340,7 @@ def _url(text: str) -> str:
     try:
         url = urlsplit(text)
         usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # a port that is none
+    except ValueError:  # the port is not a number
         usable = False
     if not usable:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected a URL such as http://127.0.0.1:8000")

@@ -1,4 +1,4 @@
-"""Options that several commands share: which command has which, and the refusal of all other commands."""
+"""Options that several commands share: the commands that have each option, and the error for all other commands."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ GENERAL_OPTIONS: Mapping[str, Sequence[str]] = {
     "--defaults": _WITH_DEFAULTS,
     "--set": ("fork",),
 }
-"""Commands that honor an option; every other command refuses it."""
+"""Commands that accept an option; every other command refuses it."""
 
 
 def call_with_own_options(
     command: str, words: Sequence[str], run: Callable[[Sequence[str]], int], *, shown: str
 ) -> int:
-    """Run a command unless a general option is not its own; returns the exit code.
+    """Run a command and return its exit code, unless the command line has a shared option that the command does not accept.
 
     Args:
         command: name of the subcommand.
-        words: words after it.
-        run: the command.
+        words: arguments after the name.
+        run: function of the command.
         shown: name of the program in messages.
     """
     if (refusal := refused_option(command, words)) is not None:
@@ -50,11 +50,11 @@ def call_with_own_options(
 
 
 def refused_option(command: str, words: Sequence[str]) -> str | None:
-    """Message about the first general option that a command does not have; None if it has all of them.
+    """Return an error message for the first shared option that a command does not accept, or None.
 
     Args:
         command: name of the subcommand.
-        words: words after it.
+        words: arguments after the name.
     """
     for word in words:
         option = word.partition("=")[0]

@@ -1,4 +1,4 @@
-"""`rlrun local FILE`: hands over to `rlrun.local`, which is imported only now."""
+"""`rlrun local FILE`: run all roles on this machine. `rlrun.local` is imported only when the command runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     from rlrun.local.main import main
 
     return main(argv)

@@ -1,7 +1,7 @@
 """`rl @ run.toml`, or `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml --max-steps N`: a local run from files.
 
-The files are merged into the specification that a manifest holds. What a role's file says about the whole run (model, max_steps,
-seq_len, ...) moves to the shared place; two different values for one shared field are an error that names both.
+The files are merged into the specification of a manifest. Fields of the whole run (model, max_steps, seq_len, ...) in a role's file move
+to the specification; two different values for one shared field are an error that names both.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from rlrun.tracking.options import full_names
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `rl`; returns the exit code."""
+    """Run `rl` and return the exit code."""
     return piped(lambda: call_with_own_options("rl", arguments(argv), run, shown="rl"))
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     usage = "rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"
     return start(argv, RlConfig, prog="rl", usage=usage)
 
 
 def start(words: Sequence[str], model: type[RlConfig], *, prog: str, usage: str) -> int:
-    """Run what a command line and its files say; returns the exit code.
+    """Start the run that a command line and its files describe; return the exit code.
 
     Args:
-        words: the command line without the program's name.
-        model: what they describe.
-        prog: the program's name.
-        usage: how the help page calls it.
+        words: command line without the program's name.
+        model: model of the run's configuration.
+        prog: name of the program.
+        usage: usage line of the help page.
     """
     from rlrun.local.main import not_yet
 
@@ -111,7 +111,7 @@ _GPUS = ("trainer_gpu_ids", "inference_gpu_ids")
 
 
 def _hints(options: argparse.Namespace) -> dict[str, Hint]:
-    """Options of the local run that the description of the run follows."""
+    """Return the options of the local run from which fields of the run are derived."""
     return {
         name: Hint(value, Origin(COMMAND_LINE, "--" + name.replace("_", "-"), None, "kebab"))
         for name in _GPUS
@@ -120,7 +120,7 @@ def _hints(options: argparse.Namespace) -> dict[str, Hint]:
 
 
 def _adopt(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
-    """Options of the local run that a file says, where the command line does not."""
+    """Copy local options from the files if the command line does not set them."""
     options.output_dir = options.output_dir or config.output_dir
     options.resume = options.resume or "resume" in given.layer.hints
     for name in _GPUS:
@@ -129,12 +129,12 @@ def _adopt(options: argparse.Namespace, config: RlConfig, given: Given) -> None:
 
 
 def _warn_of_cpus(config: RlConfig, given: Given) -> None:
-    """Say that a run in another project's names, where GPUs are the default, was given none of those that are here."""
+    """Print a notice if a run in PRIME-RL's names uses no GPU on a machine with GPUs; PRIME-RL uses GPUs by default."""
     from rlrun.local.preflight import has_gpus
 
     if DIALECT in given.layer.hints and config.trainer.gpus_per_replica == 0 and has_gpus():
         print(
-            "note: the run names no GPUs, so it runs on CPUs; add --trainer-gpu-ids and --inference-gpu-ids",
+            "note: the run sets no GPUs, so it uses CPUs; add --trainer-gpu-ids and --inference-gpu-ids",
             file=sys.stderr,
         )
 
@@ -142,7 +142,7 @@ def _warn_of_cpus(config: RlConfig, given: Given) -> None:
 def read(
     argv: Sequence[str], env: Mapping[str, str], model: type[RlConfig] = RlConfig
 ) -> tuple[RlConfig, list[Path], bool]:
-    """The configuration, the files that it comes from, and whether only to print it.
+    """Return the configuration, its files, and whether the command only prints it (`--dry-run`).
 
     Raises:
         ConfigError: every problem of every source.

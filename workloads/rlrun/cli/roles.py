@@ -1,8 +1,8 @@
 """One entry point per role: `trainer @ run.json --optimizer.lr 1e-5`. Loads the configuration, then becomes the role's process.
 
-A file may be a whole `run.json`, of which the role's part is taken, or hold only the role's own fields. When options or variables change
-what the file says, or it leaves something out, the resolved configuration is written into the role's log folder and that file is
-handed on. What such a file may leave out: `protocol.files.identity`.
+A file can be a whole `run.json`, from which the role reads its own part, or contain only the role's fields. If options or variables change
+a value of the file, or the file is incomplete, the resolved configuration is written into the role's log folder and the role reads that
+file. `protocol.files.identity` lists the fields that such a file can omit.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ NEEDED: dict[Role, Sequence[str]] = {
 
 
 def trainer(argv: Sequence[str] | None = None) -> NoReturn:
-    """The torchrun group of this machine."""
+    """Start the torchrun group of the trainer on this machine."""
     _become("trainer", arguments(argv))
 
 
 def orchestrator(argv: Sequence[str] | None = None) -> NoReturn:
-    """The orchestrator."""
+    """Start the orchestrator."""
     _become("orchestrator", arguments(argv))
 
 
 def inference(argv: Sequence[str] | None = None) -> NoReturn:
-    """One engine's server."""
+    """Start the server of one engine."""
     _become("inference", arguments(argv))
 
 
@@ -81,7 +81,7 @@ def _become(role: Role, words: Sequence[str]) -> NoReturn:
 
 
 def _says_fake(argv: Sequence[str]) -> bool:
-    """True if the command line or a file of it may ask for fake data, so that all is read before the process changes."""
+    """Return whether the command line or one of its files may set fake data; only then all sources are read before the exec."""
     if any(word.startswith("--data.") for word in argv):
         return True
     documents = [read_document(path).value for path in parse_arguments(TrainerConfig, argv).files]
@@ -89,16 +89,16 @@ def _says_fake(argv: Sequence[str]) -> bool:
 
 
 def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The command that the role's process is, and its environment.
+    """Return the command line and the environment of the role's process.
 
     Args:
-        role: which role.
-        argv: the command line without the program's name.
-        env: the environment; `RLRUN_API_KEY` must be there, `RLRUN_ATTEMPT` is 1 unless set.
+        role: name of the role.
+        argv: command line without the program's name.
+        env: environment variables. `RLRUN_API_KEY` is required; `RLRUN_ATTEMPT` defaults to 1.
 
     Raises:
-        ConfigError: a problem of the configuration, the key or the attempt.
-        RoleError: the folder is another run's, or its record of the run is damaged.
+        ConfigError: the configuration, the key or the attempt is invalid.
+        RoleError: the folder belongs to another run, or its record of the run is damaged.
         OSError: the resolved configuration cannot be written.
     """
     argv, replay = _take_replay(role, argv)
@@ -120,10 +120,10 @@ def prepare(role: Role, argv: Sequence[str], env: Mapping[str, str]) -> tuple[li
 
 
 def _check(config: RoleConfig) -> None:
-    """Refuse what a manifest's rules refuse and no rule of a role alone does.
+    """Check rules of the whole manifest that the model of a single role does not check.
 
     Raises:
-        ConfigError: names the fields, their values and the fix.
+        ConfigError: a value is invalid; the message contains the field, its value and a fix.
     """
     problems = []
     if isinstance(config, OrchestratorConfig) and config.task == "RL":
@@ -144,7 +144,7 @@ def _check(config: RoleConfig) -> None:
             Problem(
                 "configuration",
                 "model.tiny",
-                f"{made} is not there: `rl` and `rlrun local` make it, a role alone does not; make it once with "
+                f"there is no folder {made}: only `rl` and `rlrun local` create the tiny model; run "
                 f"`rlrun tiny-model {made}`, or set model.path",
             )
         )
@@ -153,10 +153,10 @@ def _check(config: RoleConfig) -> None:
 
 
 def _take_replay(role: Role, argv: Sequence[str]) -> tuple[list[str], Path | None]:
-    """`--replay DIR` of the trainer, which is no field of its configuration, out of the command line.
+    """Split `--replay DIR` of the trainer from a command line; it is not a field of the configuration.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: the folder does not exist.
     """
     words = list(argv)
     if role != "trainer" or "--replay" not in words:
@@ -176,7 +176,7 @@ def _attempt(env: Mapping[str, str]) -> int:
             Problem(
                 "environment",
                 "RLRUN_API_KEY",
-                "required, but not set: all roles of a run share one secret; make it once with "
+                "required, but not set: all roles of a run share one secret; create it once with "
                 "`export RLRUN_API_KEY=$(python -c 'import secrets; print(secrets.token_urlsafe(32))')`",
             )
         )
@@ -189,7 +189,7 @@ def _attempt(env: Mapping[str, str]) -> int:
 
 
 def _config_file(role: Role, config: RoleConfig, argv: Sequence[str], attempt: int) -> Path:
-    """A file that holds `config`: the one that was given if it says the same, else a new one in the role's log folder."""
+    """Return a file with `config`: the given file if it has equal content, else a new file in the role's log folder."""
     files = parse_arguments(type(config), argv).files
     whole: dict[str, object] | None = None
     if len(files) == 1:

@@ -1,6 +1,6 @@
-"""`eval` and `synthesize` against servers that are no engines: of a manifest, of files (`@ FILE`), or of options alone.
+"""`eval` and `synthesize` against OpenAI-style servers instead of engines: from a manifest, from files (`@ FILE`) or only from options.
 
-What the command's own options do not say is a field of the run's description, as for `rl`, and `client` beside it.
+Options that the command does not define are fields of the run's configuration, as for `rl`; `client` is an additional field.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from rlrun.config.models.rollout import EnvironmentConfig
 
 _OF_ENGINES = ("run_dir", "weights_dir", "steps", "step", "engine_url", "inference_gpu_ids", "share_gpus")
-"""Options that only mean something for engines."""
+"""Options that apply only to engines."""
 _NAME_MAX = 253
 _SEQ_LEN = 1_048_576
-"""Length of a conversation where none is set: the server has a bound of its own."""
+"""Default `seq_len`, in tokens: the server applies its own limit."""
 _UNREAD: tuple[Key, ...] = (("model",), ("algorithm",), ("data",), ("trainer",), ("inference",), ("tracking",))
-"""Fields of a run's description that no server reads."""
+"""Fields of the run's specification that are not read for servers."""
 
 
 def asks_servers(argv: Sequence[str], env: Mapping[str, str]) -> bool:
-    """True for a command line whose options, files or variables name servers."""
+    """Return whether the options, files or variables of a command line name a server."""
     if any(word.partition("=")[0].partition(".")[0] == "--client" for word in argv):
         return True
     if any(name.startswith(tuple(f"{prefix}CLIENT__" for prefix in PREFIXES)) for name in env):
@@ -54,46 +54,44 @@ def _names_servers(path: Path) -> bool:
     try:
         document = read_document(path).value
     except ConfigError:
-        return False  # whoever reads it says why
+        return False  # `read_served` reports the error
     return not is_manifest(document) and "client" in document
 
 
 @dataclass(frozen=True)
 class Served:
-    """A command line against servers."""
+    """Parsed command line for servers."""
 
     options: argparse.Namespace
     """The command's own options."""
     run: EvalConfig
     client: ClientConfig
     model: str | None
-    """The model's name at the servers."""
+    """Name of the model at the servers."""
     dry_run: bool
 
     @property
     def spec(self) -> RLRunSpec:
-        """The run's description; its model is not read."""
+        """Specification of the run; its `model` is a placeholder."""
         return self.run.spec()
 
 
 def read_served(argv: Sequence[str], parser: Parser, env: Mapping[str, str] = os.environ) -> Served:
-    """The command line with all its files.
+    """Parse the command line and all its files.
 
     Args:
-        argv: the command line without the program's name.
-        parser: of the command's own options, with a manifest that may be left out.
-        env: the environment.
+        argv: command line without the program's name.
+        parser: parser of the command's own options, with an optional manifest.
+        env: environment variables.
 
     Raises:
         ConfigError: every problem of every source.
-        SystemExit: the command's own options are wrong.
+        SystemExit: the command's own options are invalid.
     """
     rest, files = take_files(argv)
     if any(role is not None for role, _ in files):
         role, path = next(one for one in files if one[0] is not None)
-        raise ConfigError(
-            [Problem(COMMAND_LINE, f"--{role} @", f"got {path}; no role is started: give it as @ {path}")]
-        )
+        raise ConfigError([Problem(COMMAND_LINE, f"--{role} @", f"got {path}, but no role is started; write @ {path}")])
     described = [word for word in rest if Path(word).suffix in FORMATS and not word.startswith("-")]
     own = {*own_options(parser)} - (set() if described else {"--environment-ids"})
     rest, fields = take_variation(rest, own, EvalConfig, PRIME_RL_EVAL)
@@ -103,7 +101,7 @@ def read_served(argv: Sequence[str], parser: Parser, env: Mapping[str, str] = os
     words = [word for path in sources for word in ("@", str(path))]
     given = read_layer([*words, *fields], env, EvalConfig, also=own)
     if any(is_manifest(read_document(path).value) for path in sources):
-        given.layer.values.setdefault("task", "RL")  # a manifest's default, of which rollouts alone are asked
+        given.layer.values.setdefault("task", "RL")  # default of a manifest; only its rollouts are sampled
     given.layer.values.setdefault("seq_len", _SEQ_LEN)
     model = _take_model(given.layer)
     run = validate_layer(EvalConfig, given.layer) if options.dry_run else _judged(given.layer, options.environment_ids)
@@ -114,16 +112,14 @@ def _refuse_engines(parser: Parser, options: argparse.Namespace) -> None:
     for name in _OF_ENGINES:
         if getattr(options, name, None) not in (None, False):
             option = "--" + name.replace("_", "-")
-            parser.error(
-                f"{option} is of engines and a run's policies, and client names servers; leave one of them out"
-            )
+            parser.error(f"{option} applies only to engines, but client names servers; remove one of both")
 
 
 def _take_model(layer: Layer) -> str | None:
-    """Take the model's name at the servers out of a layer; a manifest's folder or tiny model is none.
+    """Remove the model from a layer and return its name at the servers, or None for a model folder or a tiny model.
 
     Raises:
-        ConfigError: it is no name.
+        ConfigError: the value is not a valid name.
     """
     written, origin = layer.values.get("model"), layer.origin(("model", "name"))
     layer.values["model"] = {"name": "served"}
@@ -142,7 +138,7 @@ def _take_model(layer: Layer) -> str | None:
 
 
 def _judged(layer: Layer, ids: Sequence[str] | None) -> EvalConfig:
-    """The valid run, once the code of its environments is loaded.
+    """Load the code of the environments and return the validated run.
 
     Raises:
         ConfigError: every problem.

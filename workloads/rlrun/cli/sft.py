@@ -24,12 +24,12 @@ _MANIFESTS = (".yaml", ".yml", ".json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `sft`; returns the exit code."""
+    """Run `sft` and return the exit code."""
     return piped(lambda: call_with_own_options("sft", arguments(argv), run, shown="sft"))
 
 
 def run(words: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
         if "--bench" in words:
             return _bench(Path(words[0]), words[1:])
@@ -40,12 +40,14 @@ def run(words: Sequence[str]) -> int:
 
 
 def _bench(manifest: Path, words: Sequence[str]) -> int:
-    """Measure the step of a manifest's run; returns the exit code."""
+    """Measure the training step of a manifest's run; return the exit code."""
     try:
         rest, options = take_bench(words)
         rest, varied = take_variation(rest)
         if rest:
-            raise ConfigError([Problem(COMMAND_LINE, rest[0], "is not understood beside --bench")])
+            raise ConfigError(
+                [Problem(COMMAND_LINE, rest[0], "this option cannot be combined with --bench; remove it")]
+            )
         text = read_text(manifest)
     except ConfigError as error:
         return report(error)

@@ -1,4 +1,4 @@
-"""`rlrun track RUN_FOLDER`: send what trackers have not got of a run, or a run to another tracker."""
+"""`rlrun track RUN_FOLDER`: send a run's missing metrics to its trackers, or all metrics to another tracker."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ from rlrun.tracking.sink import main as run_sink
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `rlrun track`."""
+    """Return the parser of `rlrun track`."""
     p = Parser(
         "rlrun track",
-        "Send what trackers have not got of a run. Options such as --wandb, --tensorboard or --mlflow.uri URL name others "
-        "than the run's own.",
+        "Send the metrics of a run that its trackers do not have yet. Options such as --wandb, --tensorboard or --mlflow.uri URL "
+        "select other trackers.",
     )
     p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     own, rest = take_tracking(argv)
     paths = RunPaths(Path(parser().parse_args(rest).run).absolute())
     if not paths.run_json.is_file():
-        print(f"rlrun track: {paths.root} holds no run: it has no {paths.run_json.name}", file=sys.stderr)
+        print(
+            f"rlrun track: {paths.root} is not the folder of a run: {paths.run_json.name} is missing", file=sys.stderr
+        )
         return exit_codes.USAGE
     try:
         config = load_file(RunConfig, paths.run_json)
@@ -47,7 +49,7 @@ def run(argv: Sequence[str]) -> int:
         return report(error)
     names = enabled_trackers(tracking, os.environ)
     if tracking is None or not names:
-        print("rlrun track: the run names no tracker; add one, such as --tensorboard", file=sys.stderr)
+        print("rlrun track: the run has no tracker; add one, such as --tensorboard", file=sys.stderr)
         return exit_codes.USAGE
     if found := missing_trackers(tracking, os.environ):
         for name, message in found:
@@ -63,5 +65,5 @@ def run(argv: Sequence[str]) -> int:
         return exit_codes.STORAGE
     code = run_sink(["--config", str(file), "--once"])
     if code == exit_codes.OK:
-        print(f"{', '.join(names)}: everything is sent")
+        print(f"{', '.join(names)}: all metrics are sent")
     return code

@@ -12,12 +12,12 @@ from rlrun.runtime import exit_codes
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of `rlrun version`."""
     return Parser(prog="rlrun version", description="Print the version of the package, of the API and of Python.")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     parser().parse_args(list(argv))
     print(f"rlrun {__version__} ({API_VERSION}, Python {platform.python_version()})")
     return exit_codes.OK

@@ -1,3 +1,3 @@
-"""An RLRun manifest from what users of other trainers have: `readers` of their files, `tables` of their keys, `compose` of parts that
-several keys decide, and the writer of a manifest whose comments account for every key.
+"""Conversion of other trainers' configurations into an RLRun manifest: `readers` of their files, `tables` of their keys, `compose` for
+fields that several keys decide together, and the writer of a manifest whose comments list the result of every key.
 """

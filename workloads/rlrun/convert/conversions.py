@@ -1,4 +1,4 @@
-"""Conversions of one value that the tables name. A ValueError says why a value has no counterpart."""
+"""Conversions of single values, by name for the tables. A ValueError contains the reason why a value has no counterpart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def read_number(value: object) -> float:
-    """A number, also one that is written as text."""
+    """Convert a number, or a text with a number."""
     if isinstance(value, bool):
         raise ValueError(f"got {value}, expected a number")
     try:
@@ -21,7 +21,7 @@ def read_number(value: object) -> float:
 
 
 def read_whole(value: object) -> int:
-    """A whole number, also one that is written as text or as `1e3`."""
+    """Convert a whole number, or a text such as `8` or `1e3`."""
     found = read_number(value)
     if found != int(found):
         raise ValueError(f"got {value}, expected a whole number")
@@ -29,20 +29,20 @@ def read_whole(value: object) -> int:
 
 
 def read_positive(value: object) -> int | None:
-    """A whole number from 1; 0 and below, which mean off or all there, are None."""
+    """Convert a whole number from 1; returns None for 0 and below, which mean off or unlimited in other trainers."""
     found = read_whole(value)
     return found if found > 0 else None
 
 
 def read_flag(value: object) -> bool:
-    """True or false."""
+    """Convert true or false."""
     if isinstance(value, bool):
         return value
     raise ValueError(f"got {str(value)[:40]!r}, expected true or false")
 
 
 def read_checkpointing(value: object) -> str:
-    """Recomputation of activations: all of a layer, or none."""
+    """Convert recomputation of activations: `full` or `none`."""
     return "full" if read_flag(value) else "none"
 
 

@@ -1,4 +1,4 @@
-"""From files and overrides to a manifest: which trainer they are of, their settings, the draft, the text."""
+"""Conversion of files and overrides into a manifest: detection of the trainer, settings, draft, text."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from rlrun.convert.tables.verl_programs import CONFIGURATIONS, program_name, unk
 from rlrun.convert.writer import write_manifest
 
 LATER = "<later command>"
-"""Key of a setting that stands for a command after the first one, which is not read."""
+"""Key of a setting for a command after the first one, which is not read."""
 PROGRAM = "<program>"
-"""Key of a setting that stands for the program that a command starts."""
+"""Key of a setting for the program that a command starts."""
 ARGUMENTS = "command line"
-"""Source of overrides that were given beside files."""
+"""Source of overrides on the command line."""
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Another trainer's configuration."""
+    """Configuration format of another trainer."""
 
     name: str
     rows: Sequence[Row]
@@ -43,11 +43,11 @@ class Dialect:
     named_by: str
     """Key of the run's name."""
     indifferent: tuple[str, ...]
-    """Beginnings of keys of which one without a row changes nothing that is learned; any other one is refused."""
+    """Prefixes of keys that never change the training result; an unknown key with another prefix is refused."""
     marks: tuple[str, ...]
-    """Beginnings of keys, or keys with a value, that no other has; the first dialect with one counts."""
+    """Prefixes of keys, or `key=value`, that no other format has; the first format with a match is used."""
     defaults_of: Callable[[Collection[str], str], Mapping[str, object]] | None = None
-    """Defaults by the written keys and the program, if programs of this trainer differ in them."""
+    """Function from the written keys and the program to the defaults, if programs of this trainer have different defaults."""
 
 
 VERL = Dialect(
@@ -96,30 +96,30 @@ DIALECTS = (VERL, AREAL_SFT, AREAL, VERL_SFT)
 
 @dataclass(frozen=True)
 class Converted:
-    """The result of a conversion."""
+    """Result of a conversion."""
 
     text: str
-    """The manifest."""
+    """Manifest as YAML."""
     dialect: str
     fates: Sequence[Fate]
-    """One per key, in their order."""
+    """Result of each key, in their order."""
     missing: Sequence[str]
-    """Additions by the user that the run needs before it can start."""
+    """Values that the user must add before the run can start."""
     refused: Sequence[Fate]
-    """Keys that make it a run that RLRun cannot do; then the manifest is not to be used."""
+    """Keys that RLRun does not support; the manifest must then not be used."""
     notices: Sequence[str]
 
 
 def read_settings(text: str, source: str, environment: Mapping[str, str]) -> list[Setting]:
-    """The settings of one file, by its kind.
+    """Read the settings of one file.
 
     Args:
-        text: the file.
-        source: its name; the suffix tells the kind.
-        environment: variables that a shell script finds.
+        text: content of the file.
+        source: name of the file; its suffix decides the format.
+        environment: environment variables for shell scripts.
 
     Raises:
-        ConfigError: it cannot be read, or holds no settings.
+        ConfigError: the file cannot be read, or contains no settings.
     """
     suffix = PurePath(source).suffix.lower()
     if suffix in (".yaml", ".yml"):
@@ -133,7 +133,7 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
         _refuse_wrapper(source, commands)
         raise refuse_file(
             source,
-            "holds no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
+            "the file contains no command with key=value arguments, such as python3 -m verl.trainer.main_ppo data.train_files=...",
         )
     first, *others = starting
     _refuse_choice(source, first, others)
@@ -148,38 +148,40 @@ def read_settings(text: str, source: str, environment: Mapping[str, str]) -> lis
 
 
 def _refuse_wrapper(source: str, commands: Sequence[Command]) -> None:
-    """Refuse a script that only starts another one, by the name of that one."""
+    """Refuse a script that only starts another script; the message contains its name."""
     for command in commands:
         if (other := next((text for text in command.texts if text.endswith(".sh")), None)) is not None:
-            raise refuse_file(source, f"starts another script: rlrun convert {other}", command.words[0].line)
+            raise refuse_file(
+                source, f"the script only starts another script; run rlrun convert {other}", command.words[0].line
+            )
 
 
 def _refuse_program(source: str, first: Command) -> None:
-    """Refuse a program of verl whose own Python may change the loss or the batches."""
+    """Refuse an unknown program of verl, because its own Python code can change the loss or the batches."""
     if (name := unknown_program(first.module, first.texts)) is not None:
         raise refuse_file(
             source,
-            f"{name} is a program of its own, whose Python may change what is learned; if it learns as "
-            "verl.trainer.main_ppo does, write that name in its place",
+            f"{name} is an unknown program of verl, which can change the training; if it trains like "
+            "verl.trainer.main_ppo, write that name instead",
             first.words[0].line,
         )
 
 
 def _refuse_choice(source: str, first: Command, others: Sequence[Command]) -> None:
-    """Refuse a script whose condition, which is not known, chooses one of several runs."""
+    """Refuse a script in which a condition with an unknown value selects one of several runs."""
     texts = [word.text for word in first.words]
     for other in () if first.is_certain else others:
         if [word.text for word in other.words] != texts:
             lines = f"line {first.words[0].line} and line {other.words[0].line} start different runs"
             raise refuse_file(
                 source,
-                f"{lines}, and a condition that is not known chooses: keep one of them in the file",
+                f"{lines}, and an unknown condition selects one; keep only one of them in the file",
                 other.words[0].line,
             )
 
 
 def _argument_settings(words: Sequence[Word], source: str) -> list[Setting]:
-    """The settings of a command's words; an option `--name value` is one too, and what is neither is a key without value."""
+    """Return the settings of a command's words, including options `--name value`; other words become keys without a value."""
     settings: list[Setting] = []
     for word in words:
         if not word.text and not word.unset:  # "${@:2}" of a script without arguments
@@ -197,14 +199,14 @@ def _argument_settings(words: Sequence[Word], source: str) -> list[Setting]:
 
 
 def convert_settings(settings: Iterable[Setting], context: Context, sources: Sequence[str]) -> Converted:
-    """The manifest of settings; of two with one key the later counts.
+    """Return the manifest of settings; a later setting overrides an earlier one with the same key.
 
     Raises:
-        ConfigError: they are of no trainer that is known.
+        ConfigError: the settings do not belong to a known trainer.
     """
     kept, deletions = without_deleted(settings)
     later = [
-        f"{one.source}:{one.line}: the command {one.value} is not read: the first one counts"
+        f"{one.source}:{one.line}: the command {one.value} is ignored: only the first command is converted"
         for one in kept
         if one.key == LATER
     ]
@@ -225,9 +227,9 @@ def convert_settings(settings: Iterable[Setting], context: Context, sources: Seq
     if name.causes:
         draft.fields["metadata.name"] = name
     fates = draft.fates()
-    fates += [Fate(setting, "dropped", (), "another spelling of this key is set too") for setting in shadowed]
+    fates += [Fate(setting, "dropped", (), "another spelling of this key is also set") for setting in shadowed]
     fates += [
-        Fate(one, "dropped", (), f"deletes {count} keys before it" if count else f"deletes a default of {dialect.name}")
+        Fate(one, "dropped", (), f"deletes {count} previous keys" if count else f"deletes a default of {dialect.name}")
         for one, count in deletions
     ]
     draft.fields.pop("metadata.name", None)
@@ -243,7 +245,7 @@ def convert_settings(settings: Iterable[Setting], context: Context, sources: Seq
 
 
 def _require_configuration(draft: Draft, sources: Sequence[str]) -> None:
-    """Report files of Hydra that a command or a list of defaults names and that are not among the sources."""
+    """Report Hydra files in a command or in a list of defaults that are not among the sources."""
     given = {PurePath(source).stem for source in sources}
     named = named_configuration(list(draft.settings.values()))
     if named is not None and named[1] not in given and not (named[1] in CONFIGURATIONS and is_programs_own(named[0])):
@@ -257,13 +259,13 @@ def _require_configuration(draft: Draft, sources: Sequence[str]) -> None:
 
 def _not_read(key: str, name: str, sources: Sequence[str]) -> str:
     return (
-        f"{key}={name}: the settings of this file are not read; give the file before the script: "
+        f"{key}={name}: this file was not read; name it before the script: "
         f"rlrun convert {name or 'FILE'}.yaml {' '.join(sources)}"
     )
 
 
 def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
-    """The trainer whose keys these are. Raises ConfigError: none is known."""
+    """Return the trainer whose keys these are. Raises ConfigError if none matches."""
     if (other := trainer_of_keys(setting.key for setting in settings)) is not None:
         raise other.refusal(", ".join(sources))
     for dialect in DIALECTS:
@@ -273,20 +275,20 @@ def dialect_of(settings: Sequence[Setting], sources: Sequence[str]) -> Dialect:
         file = shlex.quote(sources[0])
         raise refuse_file(
             ", ".join(sources),
-            f"is an object of Kubernetes, not a file of verl or AReaL; an RLRun needs no conversion: rlrun validate {file}, "
+            f"the file is a Kubernetes object, not a file of verl or AReaL; an RLRun needs no conversion: rlrun validate {file}, "
             f"rlrun local {file}",
         )
     raise refuse_file(
         ", ".join(sources),
-        "has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); converted: "
+        "the file has no key of verl (actor_rollout_ref...) or AReaL (allocation_mode, actor...); supported trainers: "
         + ", ".join(dialect.name for dialect in DIALECTS)
-        + "; known by name: "
+        + "; recognized, but not supported: "
         + ", ".join(one.name for one in other_trainers()),
     )
 
 
 def canonical_key(key: str, aliases: Mapping[str, str]) -> str:
-    """Return the name that the tables have for a key of another release."""
+    """Return the canonical name of a key from another release."""
     for _ in range(3):
         start = next(
             (start for start in aliases if key == start or (start.endswith(".") and key.startswith(start))), None

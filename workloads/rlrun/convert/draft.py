@@ -1,4 +1,4 @@
-"""A manifest in the making: fields with the keys that decided them, and the fate of every key."""
+"""Draft of a manifest: fields with the keys that decided them, and the result of every key."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from rlrun.convert.tables.row import Row, row_of
 
 Kind = Literal["taken", "mapped", "default", "dropped", "refused", "unknown"]
 _MISSPELT = 0.8
-"""Likeness (difflib) of two names of which one is taken for a misspelling of the other."""
+"""Minimum similarity (difflib) of two names to suggest one as the correct spelling of the other."""
 _LEARNING = ("trainer.optimizer.", "trainer.scheduler.")
-"""Beginnings of fields whose default in place of another choice would be another training."""
+"""Prefixes of fields whose default instead of an unsupported value would change the training."""
 KINDS: Sequence[Kind] = ("taken", "mapped", "default", "dropped", "refused", "unknown")
 
 
 @dataclass(frozen=True)
 class Fate:
-    """Fate of one key."""
+    """Result of one key."""
 
     setting: Setting
     kind: Kind
     to: tuple[str, ...]
-    """Fields that it decided."""
+    """Fields that the key decided."""
     note: str = ""
 
 
@@ -36,66 +36,66 @@ class Field:
     """One field of the manifest."""
 
     value: Any
-    """Read back by what follows from it, which knows its type."""
+    """Value; code that derives other fields from it must know its type."""
     causes: tuple[str, ...]
-    """Keys that decided it, as the other trainer spells them; those that were not written count with their default there."""
+    """Keys that decided the field, in the other trainer's spelling, including unset keys with their default."""
     note: str = ""
     items: tuple[tuple[str, ...], ...] = ()
-    """Keys that decided each item of a list, where they are known apart."""
+    """Keys that decided each item of a list, if they are known separately."""
 
 
 @dataclass
 class Draft:
-    """Fields below `spec` by dotted camelCase path, from settings by key."""
+    """Fields below `spec` by dotted camelCase path, derived from settings by key."""
 
     trainer: str
-    """The other trainer's name."""
+    """Name of the other trainer."""
     settings: Mapping[str, Setting]
-    """By canonical key."""
+    """Settings by canonical key."""
     rows: Sequence[Row]
     defaults: Mapping[str, object]
-    """The other trainer's defaults by key, where they matter."""
+    """The other trainer's relevant defaults by key."""
     fields: dict[str, Field] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    """Additions by the user; one line each."""
+    """Values that the user must add, one line each."""
     refused: dict[str, str] = field(default_factory=dict)
-    """Reasons by key."""
+    """Reasons for refused keys."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Reasons by key, of keys that decide nothing with this value."""
+    """Reasons for keys that decide nothing with this value."""
     notices: list[str] = field(default_factory=list)
     _found: dict[str, Row | None] = field(default_factory=dict)
 
     def row(self, key: str) -> Row | None:
-        """The row about a key."""
+        """Return the table row for a key, or None."""
         if key not in self._found:
             self._found[key] = row_of(key, self.rows)
         return self._found[key]
 
     def has(self, key: str) -> bool:
-        """True if the key is written with a value."""
+        """Return whether the key is set to a value."""
         setting = self.settings.get(key)
         return setting is not None and setting.value is not None and not setting.unset
 
     def get(self, key: str) -> Any:
-        """The value of a key, or the other trainer's default; None: neither."""
+        """Return the value of a key, or the other trainer's default, or None."""
         return self.settings[key].value if self.has(key) else self.defaults.get(key)
 
     def number(self, key: str) -> float | None:
-        """As `get`, as a number; a value that is none is missing."""
+        """Return `get` as a number; a value of another type is reported as missing."""
         found = self._converted("number", key)
         return None if found is None else float(found)
 
     def whole(self, key: str) -> int | None:
-        """As `get`, as a whole number."""
+        """Return `get` as a whole number."""
         found = self._converted("whole", key)
         return None if found is None else int(found)
 
     def flag(self, key: str) -> bool:
-        """As `get`, as true or false; false where there is neither."""
+        """Return `get` as a boolean; false if there is neither a value nor a default."""
         return bool(self._converted("flag", key))
 
     def put(self, path: str, value: object, *causes: str, note: str = "") -> None:
-        """Set a field, decided by these keys."""
+        """Set a field, with the keys that decided it."""
         self.fields[path] = Field(value, causes, note)
 
     def _converted(self, conversion: str, key: str) -> Any:
@@ -109,7 +109,7 @@ class Draft:
             return self.defaults.get(key)
 
     def take_rows(self) -> None:
-        """Set the fields of all rows of the kind `value`, of their defaults where nothing is written, and note what is refused."""
+        """Set the fields of all `value` rows, from settings or otherwise defaults, and record refused keys."""
         for key, default in self.defaults.items():
             row = self.row(key)
             if row is not None and row.how == "value" and not self.has(key):
@@ -124,36 +124,36 @@ class Draft:
                 self._take(key, row, setting.value)
 
     def require_known(self, but: tuple[str, ...]) -> None:
-        """Ask for values that a script computes while it runs, of keys that decide fields.
+        """Report values that a script computes at runtime, for keys that decide fields.
 
         Args:
-            but: beginnings of keys whose value changes nothing that is learned.
+            but: prefixes of keys that do not change the training result.
         """
         told = {line.partition(":")[0] for line in self.missing}
         for key, setting in self.settings.items():
             row = self.row(key)
             if setting.unset and row is not None and row.to and not key.startswith(but) and setting.key not in told:
                 unset = ", ".join(setting.unset)
-                self.missing.append(f"{setting.key}: {unset} has no value that is known here; add {setting.key}=VALUE")
+                self.missing.append(f"{setting.key}: {unset} has no known value; add {setting.key}=VALUE")
 
     def refuse_unknown(self, indifferent: tuple[str, ...]) -> None:
-        """Refuse keys without a row that can change what is learned.
+        """Refuse unknown keys that can change the training result.
 
         Args:
-            indifferent: beginnings of keys that cannot.
+            indifferent: prefixes of keys that cannot change it.
         """
         known = [row.key for row in self.rows if "*" not in row.key]
         for key, setting in self.settings.items():
             if self.row(key) is None and setting.value not in (None, {}, []) and not key.startswith(indifferent):
                 self.refused[key] = (
-                    f"not a key of {self.trainer} that this command knows{did_you_mean(key, known)}; if the run learns the same "
-                    f"without it, take it out: ~{setting.key} on the command line"
+                    f"unknown key of {self.trainer}{did_you_mean(key, known)}; if it does not affect the training, "
+                    f"delete it with ~{setting.key} on the command line"
                 )
 
     def _take(self, key: str, row: Row, value: object) -> None:
         try:
             if row.values and not (isinstance(value, str) and value in row.values):
-                reason = f"{row.to} has no such value; known: {', '.join(row.values)}"
+                reason = f"{row.to} does not support this value; known: {', '.join(row.values)}"
                 if row.to.startswith(_LEARNING):
                     self.refused[key] = reason
                     return
@@ -166,12 +166,12 @@ class Draft:
             self.missing.append(f"{key}: {error}")
             return
         if ours is None:
-            self.dropped[key] = f"{value} means none there; {row.to} keeps its default"
+            self.dropped[key] = f"{value} means unset; {row.to} keeps its default"
         else:
             self.put(row.to, ours, key)
 
     def fates(self) -> list[Fate]:
-        """The fate of every setting, in their order."""
+        """Return the result of every setting, in their order."""
         decided: dict[str, list[str]] = {}
         for path, there in self.fields.items():
             for key in there.causes:
@@ -184,13 +184,13 @@ class Draft:
             return Fate(setting, "refused", (), self.refused[key])
         if row is None:
             hint = did_you_mean(key, [each.key for each in self.rows if "*" not in each.key])
-            return Fate(setting, "unknown", (), f"not a key of {self.trainer} that this command knows{hint}; dropped")
+            return Fate(setting, "unknown", (), f"unknown key of {self.trainer}{hint}; dropped")
         if to and setting.unset:
             return Fate(
                 setting,
                 "default",
                 to,
-                f"{', '.join(setting.unset)} has no value that is known here; {self.trainer}'s default",
+                f"{', '.join(setting.unset)} has no known value; {self.trainer}'s default",
             )
         if to and setting.value is None:
             return Fate(setting, "default", to, f"null: {self.trainer}'s default")
@@ -202,10 +202,10 @@ class Draft:
             return Fate(setting, "default", (), "null: nothing is set")
         if row.is_fine(setting.value):
             return Fate(setting, "taken", (), row.note)
-        return Fate(setting, "dropped", (), row.note or "no field here")
+        return Fate(setting, "dropped", (), row.note or "no field in RLRun")
 
     def warnings(self) -> list[str]:
-        """Notes on keys that are dropped though their value is another one than what RLRun does, and on values that nothing sets."""
+        """Return notices about dropped keys with a value other than RLRun's behavior, and about values without a known source."""
         found = []
         for key, fate in zip(self.settings, self.fates(), strict=True):
             row = self.row(key)
@@ -217,7 +217,7 @@ class Draft:
         return found
 
     def _nearly(self, key: str, row: Row) -> str | None:
-        """The key that a misspelt one is nearly, where only a wide row is about it."""
+        """Return the similar key for a possibly misspelled key that only a wildcard row matches."""
         if not row.key.endswith(".*"):
             return None
         exact = (each.key for each in self.rows if "*" not in each.key and each.how != "drop")
@@ -228,7 +228,7 @@ class Draft:
 
 
 def _is_misspelled(key: str, other: str) -> bool:
-    """True if two keys differ in one part, and that hardly."""
+    """Return whether two keys differ slightly in exactly one part."""
     parts, others = key.split("."), other.split(".")
     apart = [(a, b) for a, b in zip(parts, others, strict=False) if a != b]
     if len(parts) != len(others) or len(apart) != 1:

@@ -1,4 +1,4 @@
-"""A manifest as YAML whose comments say where each field comes from, and what became of every other key."""
+"""YAML text of a manifest, with comments about the origin of each field and the result of every other key."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ _Tree = Mapping[str, "Field | _Tree"]
 
 
 def write_manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Sequence[str]) -> str:
-    """The text of the manifest.
+    """Return the text of the manifest.
 
     Args:
-        draft: the fields.
-        name: of the run.
-        fates: of every key.
-        sources: files that it was made of.
+        draft: fields of the manifest.
+        name: name of the run.
+        fates: result of every key.
+        sources: names of the converted files.
     """
     written = {fate.setting.key for fate in fates}
     lines = [
-        f"# Made by `rlrun convert` of {', '.join(sources)} ({draft.trainer}).",
+        f"# Created by `rlrun convert` from {', '.join(sources)} ({draft.trainer}).",
         f"# {summarize_keys(fates)}",
         f"apiVersion: {API_VERSION}",
         f"kind: {KIND}",
@@ -59,7 +59,7 @@ def write_manifest(draft: Draft, name: Field, fates: Sequence[Fate], sources: Se
 
 
 def summarize_keys(fates: Sequence[Fate]) -> str:
-    """One line with the number of keys of each kind."""
+    """Return one line with the number of keys of each kind."""
     counts = Counter(fate.kind for fate in fates)
     return f"{len(fates)} keys: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS if counts[kind])
 
@@ -115,7 +115,7 @@ def _comment_lines(line: str, comment: str) -> str:
 def _remaining_keys(fates: Sequence[Fate], draft: Draft) -> Iterator[str]:
     left = [fate for fate in fates if not fate.to]
     if left:
-        yield "# Keys without a field of their own in this manifest:"
+        yield "# Keys without a separate field in this manifest:"
     for fate in left:
         yield f"#   {fate.setting.key}={_show_value(fate.setting.shown)}: {fate.kind}: {fate.note}"
     for line in draft.missing:
@@ -129,7 +129,7 @@ def _show_value(value: object) -> str:
 
 
 def _flow_text(value: object) -> str:
-    """A value in YAML's flow style, as the project's reader understands it."""
+    """Return a value in YAML's flow style, restricted to the syntax that RLRun's reader supports."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name}: {_flow_text(inner)}" for name, inner in value.items()) + "}"
     if isinstance(value, list):

@@ -1,4 +1,5 @@
-"""The inference role: stock vLLM with a thin router under `/rlrun/*` (`http`) and a guard in front of every route.
+"""Inference role: unmodified vLLM, a small router below `/rlrun/*` (`http`), and access control for every route (`guard`).
 
-`server` runs vLLM in this process and alone imports it, `weights` changes its weights, `client` is the orchestrator's side.
+`server` runs vLLM in this process and is the only module that imports it. `weights` replaces the
+weights, `client` is the orchestrator's client.
 """

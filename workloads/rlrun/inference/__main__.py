@@ -1,4 +1,4 @@
-"""`python -m rlrun.inference --config run.json`: one engine's server; `--settings` takes the bare settings instead."""
+"""`python -m rlrun.inference --config run.json`: start the server of one engine. `--settings FILE` reads only the server's settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlrun.runtime import exit_codes
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the command line and serve; returns the exit code."""
+    """Parse the command line, serve, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m rlrun.inference", description="Serve one model for a run.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, help="the run's resolved configuration, run.json")
-    source.add_argument("--settings", type=Path, help="JSON file of the server's settings")
+    source.add_argument("--config", type=Path, help="resolved configuration of the run, run.json")
+    source.add_argument("--settings", type=Path, help="JSON file with the settings of the server")
     arguments = parser.parse_args(argv)
     stacks.listen()
     try:

@@ -1,24 +1,24 @@
-"""vLLM's command line and environment as pure functions of the settings."""
+"""Command line and environment of vLLM, computed from the settings without side effects."""
 
 from __future__ import annotations
 
 from rlrun.inference.settings import LORA_RANKS, InferenceSettings
 
 KEEP_ALIVE_SECONDS = 75
-"""Idle connections stay open longer than the client keeps them, so that it never writes to one that is being closed."""
+"""Seconds for which idle connections stay open: longer than the client keeps them, so it never writes to a closing connection."""
 
 WORKER_EXTENSION = "rlrun.inference.weights.loading.Loading"
-"""Class whose methods vLLM's workers get."""
+"""Class whose methods vLLM adds to its workers."""
 ENGINE_VARIABLE = "RLRUN_ENGINE"
-"""Environment variable of the processes of a run's engine; our plugin leaves other servers alone."""
+"""Environment variable of the processes of a run's engine; RLRun's vLLM plugin does nothing without it."""
 MAX_LORAS = 4
-"""Adapters of each run in one engine step: requests of this many versions are computed together, those of others wait."""
+"""Adapters per run in one engine step: requests of this many versions are computed together; requests of other versions wait."""
 MAX_LOADED_LORAS = 32
-"""Adapters of each run that an engine remembers. One that requests in flight need must not be forgotten, see `lora_adapters`."""
+"""Adapters per run that an engine keeps loaded. An adapter of requests in flight must not be evicted, see `lora_adapters`."""
 
 
 def vllm_arguments(settings: InferenceSettings) -> list[str]:
-    """Arguments of vLLM's OpenAI server. The key is not among them: arguments are visible to every user in `ps`."""
+    """Return the arguments of vLLM's OpenAI server, without the API key: every user can see arguments in `ps`."""
     arguments = [
         f"--model={settings.model_path}",
         f"--served-model-name={settings.served_model_name}",
@@ -29,12 +29,12 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
         f"--max-num-seqs={settings.max_num_seqs}",
         f"--tensor-parallel-size={settings.tensor_parallel}",
         f"--data-parallel-size={settings.data_parallel}",
-        # Tokens in, tokens out, with log-probs and versions.
+        # Enables the route with tokens in and out, log-probs and versions.
         "--enable-scale-out",
-        # Log-probs of what was sampled from: after temperature and top-p.
+        # Log-probs of the distribution that was sampled from, after temperature and top-p.
         "--logprobs-mode=processed_logprobs",
         "--enable-prefix-caching",
-        # No pickled checkpoint is ever read.
+        # Never load pickled checkpoints, which can execute code.
         "--load-format=safetensors",
         f"--worker-extension-cls={WORKER_EXTENSION}",
         "--disable-fastapi-docs",
@@ -65,9 +65,9 @@ def vllm_arguments(settings: InferenceSettings) -> list[str]:
 
 
 def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
-    """Variables that must be set before vLLM is imported; they win over inherited ones."""
+    """Return variables that must be set before vLLM is imported; they override inherited values."""
     environment = {
-        # Our router calls the engine directly, so vLLM's raw development routes need not exist at all.
+        # RLRun's router calls the engine directly, so vLLM's development routes are not needed.
         "VLLM_SERVER_DEV_MODE": "0",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
         "VLLM_ALLOW_INSECURE_SERIALIZATION": "0",
@@ -78,7 +78,7 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
     }
     if settings.colocated:
-        # The pool that sleeps cannot have segments that grow; they are set for the trainer beside it.
+        # vLLM's sleep mode needs an allocator without expandable segments, which are set for the trainer on the same GPU.
         environment |= {"PYTORCH_ALLOC_CONF": "", "PYTORCH_CUDA_ALLOC_CONF": ""}
     if settings.local_model:
         environment["HF_HUB_OFFLINE"] = "1"
@@ -89,11 +89,11 @@ def vllm_environment(settings: InferenceSettings) -> dict[str, str]:
             "OMP_NUM_THREADS": str(settings.cpu_threads),
         }
         if settings.enforce_eager:
-            # vLLM compiles two small sampling functions even when set to be eager; on CPU that costs the first
-            # request 15 s of a C++ compiler and gains nothing.
+            # vLLM compiles two small sampling functions even in eager mode; on CPU that delays the first request
+            # by 15 s in a C++ compiler and gains nothing.
             environment["TORCH_COMPILE_DISABLE"] = "1"
         if settings.tensor_parallel == 1:
-            # Keeps the only worker inside the engine's process: a third less time to start and 1 GB less memory. vLLM
-            # insists on a process per worker because it binds threads to cores per worker; `nobind` does without.
+            # Run the only worker inside the engine's process: a third less start time and 1 GB less memory. vLLM
+            # otherwise uses a process per worker to bind threads to cores; `nobind` makes that unnecessary.
             environment["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return environment

@@ -1,4 +1,4 @@
-"""Settings of one server from the run's configuration."""
+"""Settings of one server, derived from the run's configuration."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlrun.protocol.files.paths import RunPaths
 
 
 def with_local_model(config: InferenceConfig) -> InferenceConfig:
-    """The configuration with the folder of a model of the hub in the place of its name; it is fetched unless it is there.
+    """Download a Hugging Face model unless it is cached, and return the configuration with the model's local folder instead of its name.
 
     Raises:
-        RoleError: it cannot be fetched.
+        RoleError: the model cannot be downloaded.
     """
     model = config.model
     if model.name is None:
@@ -29,7 +29,7 @@ def with_local_model(config: InferenceConfig) -> InferenceConfig:
 
 
 def settings_from_config(config: InferenceConfig, *, api_key: str) -> InferenceSettings:
-    """The settings of the engine that serves this run; raises `SettingsError` for values that cannot work."""
+    """Return the settings of an engine for this run; raises `SettingsError` for invalid values."""
     paths, model = RunPaths(Path(config.output_dir)), config.model
     lora = config.lora if config.lora is not None and config.lora.served_as_adapter else None
     runs = lora.slots if lora is not None else 1

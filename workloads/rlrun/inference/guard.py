@@ -1,8 +1,8 @@
-"""Access control by route. Pure ASGI, the outermost middleware, an allowlist: what is not named here does not exist.
+"""Access control by route: an ASGI middleware outside of all others with an allowlist. Unlisted routes are refused.
 
-vLLM's own key guards some prefixes only, and a later vLLM may add routes that change the engine; so exact paths are
-allowed, compared with the very string that the router matches. A trailing or double slash, an encoded or upper-case
-letter, `..` or another method is a different entry, hence refused.
+vLLM's own key protects only some prefixes, and a later vLLM may add routes that change the engine. Therefore only exact paths are
+allowed, compared with the same string that the router matches. A trailing or double slash, an encoded or upper-case letter, `..` or
+another method is a different entry and is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rlrun.protocol.messages.endpoints import (
 )
 
 Event = MutableMapping[str, Any]
-"""A request, or an event of one, as ASGI has them."""
+"""ASGI scope of a request, or an ASGI event."""
 Scope = Event
 Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
@@ -37,7 +37,7 @@ READ = frozenset({"GET", "HEAD"})
 POST = frozenset({"POST"})
 
 PUBLIC: dict[str, frozenset[str]] = {ENGINE_HEALTH: READ, ENGINE_READY: READ, ENGINE_METRICS: READ}
-"""Probes and the metrics scraper carry no key."""
+"""Routes without a key, for probes and the metrics scraper."""
 
 KEYED: dict[str, frozenset[str]] = {
     ENGINE_GENERATE: POST,
@@ -66,19 +66,19 @@ KEYED: dict[str, frozenset[str]] = {
     "/load": READ,
     "/ping": READ | POST,
 }
-"""Routes that answer, and change nothing but through `/rlrun`. Refused on purpose, key or not: `load_lora_adapter`,
-`/inference/v1/abort_requests` and `/v1/responses/{id}/cancel` (they end other callers' work), `/invocations` (a second
-door to every route), WebSockets, and everything that vLLM adds in development mode."""
+"""Routes that only read or compute, plus those below `/rlrun`, which can change state. Refused on purpose, with or without a key:
+`load_lora_adapter`, `/inference/v1/abort_requests` and `/v1/responses/{id}/cancel` (they abort requests of other callers), `/invocations`
+(an alias of every route), WebSockets, and everything that vLLM adds in development mode."""
 
 GUESTS = frozenset({ENGINE_GENERATE_PACKED, ENGINE_PARSE, ENGINE_STATUS, ENGINE_UPDATE_WEIGHTS})
-"""Keyed routes that a guest's key opens. The handlers that sample and load see to it that adapter and folder are the guest's own; parsing
-has no state, and the status shows the version that was handed over last, of whichever run."""
+"""Keyed routes that accept a guest's key. The handlers for sampling and loading check that adapter and folder belong to the guest. Parsing
+has no state, and the status shows the last loaded version of any run."""
 GUEST = "rlrun.guest"
-"""Entry of a request's scope: the guest that asks; absent for the run itself."""
+"""Key of a request's scope for the name of the calling guest; absent if the run itself calls."""
 
 
 class Guard:
-    """ASGI middleware: 401 for a known route without the key, 403 for every other one and for a guest's key where it opens nothing."""
+    """ASGI middleware: 401 for a listed route without a key; 403 for other routes, and for a guest's key on a route closed to guests."""
 
     def __init__(self, app: App, api_key: str) -> None:
         self.app, self._api_key = app, api_key
@@ -93,7 +93,7 @@ class Guard:
             else:
                 await answer_unread(send, *refusal)
         elif scope["type"] == "websocket":
-            # Closing before accepting makes the server answer 403.
+            # The server answers 403 if the socket is closed before it is accepted.
             await send({"type": "websocket.close", "code": 1008})
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
@@ -106,21 +106,21 @@ class Guard:
             [value for name, value in scope["headers"] if name.lower() == b"authorization"], self._api_key
         )
         if who is None:
-            return 401, "the run's API key is needed: send 'Authorization: Bearer <key>'"
+            return 401, "the API key of the run is missing or wrong; send the header 'Authorization: Bearer <key>'"
         if who:
             if path not in GUESTS:
-                return 403, f"the key of run {who} does not open this route"
+                return 403, f"the key of run {who} is not allowed on this route"
             scope[GUEST] = who
         return None
 
 
 async def answer_unread(send: Send, status: int, message: str) -> None:
-    """Refuse a request whose body was not read."""
+    """Refuse a request without reading its body."""
     body = json.dumps({"error": {"code": status, "message": message}}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),
-        # The request's body was not read: the connection cannot be used again.
+        # The body was not read, so the connection cannot be reused.
         (b"connection", b"close"),
     ]
     if status == 401:

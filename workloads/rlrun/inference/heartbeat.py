@@ -1,4 +1,4 @@
-"""Liveness check of the engine's workers. `/health` only shows that the engine's process has not reported its death."""
+"""Liveness check of the engine's workers. `/health` only reports an engine process that has announced its own death."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from loguru import logger
 
 
 class Heartbeat:
-    """Asks the workers again and again, one question at a time, and remembers when the last answer came."""
+    """Periodic round trip to the workers, one at a time, with the time of the last response."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class Heartbeat:
         timeout: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`ask` is one round-trip to every worker; it may wait behind a long step. Seconds."""
+        """Create a heartbeat. `ask` is one round trip to every worker and may wait behind a long step. Times in seconds."""
         self._ask = ask
         self._interval = interval
         self._timeout = timeout
@@ -31,22 +31,22 @@ class Heartbeat:
 
     @property
     def alive(self) -> bool:
-        """True if the workers answered within the timeout."""
+        """Whether the workers responded within the timeout."""
         return self._answered is not None and self._clock() - self._answered < self._timeout
 
     async def beat(self) -> None:
-        """One round-trip; failures are kept in `error`."""
+        """Make one round trip; a failure is stored in `error`."""
         try:
             await self._ask()
         except Exception as error:
             if self.error is None:
-                logger.error("the engine does not answer: {}", error)
+                logger.error("the engine does not respond: {}", error)
             self.error = str(error) or type(error).__name__
         else:
             self._answered, self.error = self._clock(), None
 
     async def run(self) -> None:
-        """Beat until cancelled."""
+        """Repeat `beat` until cancelled."""
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await self.beat()

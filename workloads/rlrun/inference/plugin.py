@@ -1,6 +1,6 @@
-"""Our plugin of vLLM, which vLLM loads in every process of every server where this package is installed.
+"""RLRun's vLLM plugin, which vLLM loads in every process of every server in an environment with this package.
 
-Processes of a server that a run did not start are left alone: no signal is taken there.
+It does nothing in processes of servers that no run has started.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from rlrun.inference.command import ENGINE_VARIABLE
 
 
 def load() -> None:
-    """Let a process that hangs be asked what it does."""
+    """Install the signal handler that reports the stacks of a hanging engine process."""
     if ENGINE_VARIABLE not in os.environ:
         return
     from rlrun.diagnostics.stacks import listen

@@ -1,4 +1,4 @@
-"""One vLLM server in this process: vLLM's own app, our router on it, the guard around it."""
+"""One vLLM server in this process: vLLM's app, RLRun's routes in it, and the guard around it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ ANSWER_SECONDS = 1.0
 def serve_engine(settings: InferenceSettings) -> int:
     """Serve until SIGTERM or SIGINT and return the exit code.
 
-    0 after a signal, 69 when the address is taken, 65 when the model folder and 78 when a setting cannot work (all of these with one
-    message and before the engine starts where it can be known), 143 when stopped during the start, 1 when the engine
-    died or lost its weights. The process becomes the leader of its own process group (see `lifeline`).
+    Exit codes: 0 after a signal, 69 if the address is in use, 65 for an invalid model folder, 78 for an invalid setting (these three with
+    one message, and before the engine starts if possible), 143 if stopped during the start, 1 if the engine died or lost its weights. The
+    process becomes the leader of its own process group (see `lifeline`).
     """
     try:
         expected = check_model(settings)
@@ -55,7 +55,7 @@ def serve_engine(settings: InferenceSettings) -> int:
     try:
         listener = _bind_socket(settings.host, settings.port)
     except OSError as error:
-        hint = "stop what listens there or choose another port"
+        hint = "stop the process that uses the port, or choose another port"
         message = f"inference: cannot listen on {settings.host}:{settings.port}: {error.strerror}; {hint}"
         return _print_refusal(exit_codes.UNAVAILABLE, message)
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -67,10 +67,10 @@ def serve_engine(settings: InferenceSettings) -> int:
 
 
 def _stop_the_start(*_: object) -> None:
-    """Signal handler until the HTTP server takes over: leave at once, the children follow (see `lifeline`).
+    """Signal handler before the HTTP server is up: exit at once; the children follow (see `lifeline`).
 
-    An exception would not do: vLLM's start swallows it. Neither would the signal's default: it never reaches the first
-    process of a container.
+    Raising an exception does not work because vLLM's start swallows it. The default action of the signal does not work because it never
+    reaches the first process of a container.
     """
     os._exit(TERMINATED)
 
@@ -82,13 +82,13 @@ def _print_refusal(code: int, message: str) -> int:
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, taken before the engine starts so that no other process gets the port meanwhile."""
+    """Return a listening socket. It is bound before the engine starts, so that no other process gets the port."""
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, proto)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        # Binding alone does not fail beside another socket that was bound with SO_REUSEADDR; listening does.
+        # Binding succeeds next to another socket that was bound with SO_REUSEADDR; listening fails.
         listener.listen(2048)
     except OSError:
         listener.close()
@@ -97,7 +97,7 @@ def _bind_socket(host: str, port: int) -> socket.socket:
 
 
 def _run_server(settings: InferenceSettings, listener: socket.socket, expected: Shapes | None) -> int:
-    """Parse, start the engine, serve. Imports vLLM, hence not before the environment is set."""
+    """Parse vLLM's arguments, start the engine and serve. Imports vLLM, which must happen after the environment is set."""
     with heap.without_collector():
         import uvloop
         from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -109,8 +109,10 @@ def _run_server(settings: InferenceSettings, listener: socket.socket, expected: 
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(vllm_arguments(settings))
         configure_logging_from_args(args)
         validate_parsed_serve_args(args)
-    except SystemExit:  # argparse said on stderr which argument it does not take
-        return _print_refusal(exit_codes.CONFIGURATION, "inference: vLLM does not take these arguments; see extraArgs")
+    except SystemExit:  # argparse has printed the invalid argument to stderr
+        return _print_refusal(
+            exit_codes.CONFIGURATION, "inference: vLLM refuses an argument; correct or remove it in extraArgs"
+        )
     except (ValueError, TypeError, KeyError) as error:
         return _print_refusal(exit_codes.CONFIGURATION, f"inference: {error}")
     set_ulimit()
@@ -123,7 +125,7 @@ def _run_server(settings: InferenceSettings, listener: socket.socket, expected: 
 async def _serve_until_stopped(
     args: Namespace, settings: InferenceSettings, listener: socket.socket, expected: Shapes | None
 ) -> int:
-    """Start the engine and serve until stopped; returns the exit code."""
+    """Start the engine, serve until stopped, and return the exit code."""
     with heap.without_collector():
         from vllm import envs
         from vllm.entrypoints.launchers.api_server.app_state import init_app_state
@@ -140,7 +142,9 @@ async def _serve_until_stopped(
     async with contextlib.AsyncExitStack() as stack:
         try:
             engine = await stack.enter_async_context(build_async_engine_client(args))
-        except ValueError as error:  # the model's config does not go with a setting; the engine's own faults are others
+        except (
+            ValueError
+        ) as error:  # a setting contradicts the model's config; failures of the engine raise other errors
             return _print_refusal(exit_codes.CONFIGURATION, f"inference: {_problem_sentence(error)}")
         asked_to_stop = _shutdown_event(engine)
         tasks = await engine.get_supported_tasks()
@@ -157,11 +161,11 @@ async def _serve_until_stopped(
             timeout=settings.heartbeat_timeout,
         )
         app.state.rlrun = Control(handover, heartbeat)
-        # Around the finished stack, because vLLM builds it inside build_app: nothing runs before the guard.
+        # The guard wraps the finished stack, because vLLM builds it inside build_app: no middleware may run before the guard.
         inner = SleepGate(app.middleware_stack or app.build_middleware_stack(), lambda: handover.asleep)
         app.middleware_stack = Guard(inner, settings.api_key)
         await _warm_up(engine)
-        if settings.colocated:  # before it answers anybody: the trainer waits for this to load its model
+        if settings.colocated:  # before the port answers: the trainer waits for this and then loads its model
             await handover.sleep()
         async with _beat_while_running(heartbeat):
             stopped = await serve_http(
@@ -178,7 +182,7 @@ async def _serve_until_stopped(
             )
         died = not asked_to_stop.is_set() or handover.fault is not None
         handover.close()
-    # vLLM hands back the rest of the shutdown, to be awaited once the engine is gone.
+    # serve_http returns the rest of the shutdown, which must be awaited after the engine has ended.
     await stopped
     return exit_codes.FAILURE if died else exit_codes.OK
 
@@ -186,7 +190,7 @@ async def _serve_until_stopped(
 def _make_hand_over(
     engine: EngineClient, app: FastAPI, settings: InferenceSettings, expected: Shapes | None
 ) -> Handover:
-    """Hand-over of whole weights, or of adapters where the engine was started for them."""
+    """Return the hand-over of whole weights, or of adapters if the engine serves adapters."""
     common: dict[str, Any] = {
         "base_model": settings.model_path,
         "weights_dir": settings.weights_dir,
@@ -236,7 +240,7 @@ def _make_hand_over(
 
 
 def _shutdown_event(engine: EngineClient) -> threading.Event:
-    """Set when vLLM's signal handler shuts the engine down; an engine that died looks the same afterwards."""
+    """Return an event that is set if vLLM's signal handler shuts the engine down. An engine that died looks the same afterwards."""
     asked, shutdown = threading.Event(), engine.shutdown
 
     def record(timeout: float | None = None) -> None:
@@ -248,14 +252,14 @@ def _shutdown_event(engine: EngineClient) -> threading.Event:
 
 
 def _problem_sentence(error: ValueError) -> str:
-    """The sentence that says what is wrong, without pydantic's frame around it."""
+    """Return the error without pydantic's frame."""
     if isinstance(error, ValidationError):
         return "; ".join(str(entry["msg"]) for entry in error.errors(include_url=False, include_input=False))
     return str(error)
 
 
 def _stop_soon() -> None:
-    """End this server like a signal from outside, once the answer that says why has left."""
+    """End this server like a signal from outside, after the response with the reason was sent."""
     asyncio.get_running_loop().call_later(ANSWER_SECONDS, os.kill, os.getpid(), signal.SIGTERM)
 
 
@@ -270,7 +274,7 @@ async def _beat_while_running(heartbeat: Heartbeat) -> AsyncIterator[None]:
 
 
 async def _warm_up(engine: EngineClient) -> None:
-    """One request through every part of sampling, so that no rollout pays for what is compiled at first use."""
+    """Send one request through all parts of sampling, so that the first rollout does not wait for lazy compilation."""
     from vllm import SamplingParams
     from vllm.inputs.engine import tokens_input
 
@@ -281,4 +285,4 @@ async def _warm_up(engine: EngineClient) -> None:
     prompt = tokens_input([0] * WARM_UP_TOKENS, cache_salt="rlrun-warm-up")
     async for _ in engine.generate(prompt, sampling, "rlrun-warm-up"):
         pass
-    logger.info("the engine answered its first request after {:.1f} s", time.monotonic() - started)
+    logger.info("the engine completed its first request after {:.1f} s", time.monotonic() - started)

@@ -1,4 +1,4 @@
-"""Changes of a run: merge patches of its manifest, made of words like `inference.replicas=6`. Pure."""
+"""Changes of a run: merge patches of its manifest from words such as `inference.replicas=6`. No side effects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _WORD = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*")
 
 
 class WordError(ValueError):
-    """Error for a word that is no change; one line for a person."""
+    """Error for an invalid change; the message is one line for people."""
 
 
 def patch_of(words: Sequence[str]) -> Json:
-    """Merge patch of `spec` from words `field.name=value`; a value is YAML, and `null` removes the field.
+    """Return a merge patch of `spec` from words `field.name=value`; a value is YAML, and `null` removes the field.
 
     Raises:
-        WordError: a word is none; says what is expected.
+        WordError: a word is invalid; the message contains the expected form.
     """
     spec: Json = {}
     for word in words:
@@ -29,7 +29,7 @@ def patch_of(words: Sequence[str]) -> Json:
         for name in path[:-1]:
             place = place.setdefault(name, {})
             if not isinstance(place, dict):
-                raise WordError(f"{word}: {name} has a value already")
+                raise WordError(f"{word}: {name} is already set to a value")
         if path[-1] in place:
             raise WordError(f"{word}: the field is set twice")
         place[path[-1]] = value
@@ -43,14 +43,14 @@ def _split_patch(word: str) -> tuple[list[str], object]:
         raise WordError(f"got {word!r}, expected field=value, such as inference.replicas=6")
     if (number := next((name for name in names if name.isdecimal()), None)) is not None:
         raise WordError(
-            f"{word}: {number} is an item of a list, which cannot be changed alone; edit the manifest and apply it"
+            f"{word}: {number} is an item of a list, which cannot change separately; edit the manifest and apply it"
         )
     if (wrong := next((name for name in names if not _WORD.fullmatch(name)), None)) is not None:
-        raise WordError(f"{word}: {wrong!r} is no name of a field")
+        raise WordError(f"{word}: {wrong!r} is not a field name")
     try:
         return [_camel_name(name) for name in names], yaml.safe_load(text)
     except yaml.YAMLError:
-        raise WordError(f"{word}: the value is no YAML; quote it") from None
+        raise WordError(f"{word}: the value is not valid YAML; quote it") from None
 
 
 def _camel_name(name: str) -> str:
@@ -59,7 +59,7 @@ def _camel_name(name: str) -> str:
 
 
 def dropped_fields(patch: Manifest, got: Manifest, path: str = "") -> list[str]:
-    """Fields of a patch that an object does not have after it, as `spec.inference.replica`: the API server does not know them."""
+    """Return the fields of a patch that the API server dropped because it does not know them, such as `spec.inference.replica`."""
     lost = []
     for key, value in patch.items():
         here = f"{path}.{key}" if path else key

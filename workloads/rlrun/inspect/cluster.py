@@ -1,4 +1,4 @@
-"""Snapshot of a run from what the API server answers: the RLRun, its pods, its events and its progress Lease. Pure."""
+"""Snapshot of a run from objects of the API server: the RLRun, its pods, events and progress Lease. No side effects."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def run_snapshot(
     lease: Manifest | None = None,
     now: float,
 ) -> Snapshot:
-    """Snapshot of one RLRun.
+    """Return the snapshot of one RLRun.
 
     Args:
-        run: the RLRun.
-        pods: its pods.
-        events: events about it, in any order.
-        lease: its progress Lease; None: there is none, or it could not be read.
+        run: RLRun object.
+        pods: pods of the run.
+        events: events about the run, in any order.
+        lease: progress Lease of the run, or None if it does not exist or could not be read.
         now: seconds since the epoch.
     """
     meta, spec, status, beat = _read_map(run, "metadata"), _read_map(run, "spec"), _read_map(run, "status"), lease or {}
@@ -91,7 +91,7 @@ def _read_trained(counted: Manifest) -> tuple[tuple[str, int], ...]:
 
 
 def _read_progress(status: Manifest, spec: Manifest, heard: Manifest, now: float) -> Progress:
-    """The Lease's numbers where it has some, for it is newer; the status' else."""
+    """Return the progress from the Lease if it has values, because it is newer; otherwise from the status."""
     known, checkpoint = _read_map(status, "progress"), _read_map(status, "checkpoint")
     done = seconds_of(known.get("estimatedCompletionTime"))
     eta = _read_number(heard.get(said.ETA_SECONDS))
@@ -154,7 +154,7 @@ def _read_failure(one: Manifest) -> Failure:
 
 
 def _read_failures(status: Manifest) -> tuple[Failure, ...]:
-    """All failures that the status lists; else the last one, where it names that alone."""
+    """Return all failures in the status, or only the last one if the status has no list."""
     last = _read_map(status, "lastFailure")
     return tuple(_read_failure(one) for one in _read_list(status, "failures")) or (
         (_read_failure(last),) if last else ()
@@ -162,7 +162,7 @@ def _read_failures(status: Manifest) -> tuple[Failure, ...]:
 
 
 def _read_events(events: Sequence[Manifest]) -> tuple[Event, ...]:
-    """Events by time, the oldest first."""
+    """Return the events by time, oldest first."""
     return tuple(sorted((_read_event(one) for one in events), key=lambda event: event.time or ""))
 
 
@@ -181,7 +181,7 @@ def _read_event(one: Manifest) -> Event:
 
 
 def _read_processes(pods: Sequence[Manifest]) -> tuple[Process, ...]:
-    """Pods by role and name."""
+    """Return the pods by role and name."""
     return tuple(sorted((_read_process(pod) for pod in pods), key=lambda one: (_ROLES.index(one.role), one.name)))
 
 
@@ -207,19 +207,19 @@ def _read_process(pod: Manifest) -> Process:
 
 
 def _visible_gpus(pod: Manifest, role: str) -> int:
-    """GPUs that NVML may show in a pod's own container, parts of GPUs among them."""
+    """Return the number of GPUs that NVML can show in the pod's main container, including MIG slices."""
     own = next((c for c in _read_list(_read_map(pod, "spec"), "containers") if c.get("name") == role), {})
     limits = _read_map(_read_map(own, "resources"), "limits")
     return sum(_read_count(count) for name, count in limits.items() if name.endswith("/gpu") or "/mig-" in name)
 
 
 def _read_message(one: Manifest) -> str:
-    """Message for people, of several lines where it has them."""
+    """Return the message, which can have several lines."""
     return printable(str(one.get("message") or ""), lines=True)
 
 
 def _read_roles(status: Manifest) -> tuple[tuple[str, Role], ...]:
-    """Roles that should have pods, with the numbers of them."""
+    """Return the roles that should have pods, with desired and ready counts."""
     found = [(name, _read_map(status, name)) for name in _ROLES]
     return tuple(
         (name, Role(_read_count(one.get("desired")), _read_count(one.get("ready")), _explain_size(one)))
@@ -237,7 +237,7 @@ def _read_defaults(status: Manifest) -> str:
 
 
 def _read_start(one: Manifest, attempt: int) -> Start | None:
-    """The last restart; None: there was none, or its attempt has not begun."""
+    """Return the last restart; None if there was none, or its attempt has not started."""
     seconds = _read_map(one, "seconds")
     if not seconds:
         return None
@@ -251,17 +251,17 @@ def _read_start(one: Manifest, attempt: int) -> Start | None:
 
 
 def _explain_size(one: Manifest) -> str | None:
-    """Reason for the number of a role's pods, and what another number waits for."""
-    waits = f"another number waits for: {one['waitingOn']}" if one.get("waitingOn") else ""
+    """Return the reason for a role's size, and the reason why a requested size is delayed."""
+    waits = f"another size waits for: {one['waitingOn']}" if one.get("waitingOn") else ""
     return printable("; ".join(filter(None, (str(one.get("reason") or ""), waits, _describe_spot(one))))) or None
 
 
 def _describe_spot(one: Manifest) -> str:
-    """Engines on interruptible nodes, and their losses; empty: the role has none."""
+    """Return the numbers of engines on interruptible nodes and of their losses; empty without such engines."""
     spot = _read_map(one, "spot")
     if not spot:
         return ""
-    lost = f", {_read_count(spot.get('lost'))} lost so far, the last one: {_read_text(spot.get('lastLoss'))}"
+    lost = f", {_read_count(spot.get('lost'))} lost so far, the last:  {_read_text(spot.get('lastLoss'))}"
     there = f"{_read_count(spot.get('ready'))} of {_read_count(spot.get('desired'))} spot engines are ready"
     return there + (lost if _read_count(spot.get("lost")) else "")
 
@@ -310,7 +310,7 @@ def _read_count(value: object) -> int:
 
 
 def _read_number(value: object) -> float | None:
-    """A number, or a text that is one, as in annotations; NaN and infinity are none."""
+    """Return a finite number from a number or a numeric text, as in annotations; otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -1,6 +1,6 @@
-"""Two or more runs beside each other: their curves at the same steps, and the fields of their manifests that differ.
+"""Comparison of runs: curves at the same steps, and different fields of their manifests.
 
-The fields come from a folder's files or from a cluster's object; this is the only way for all callers.
+The fields come from a folder's files or from a cluster's object; all callers use these functions.
 """
 
 from __future__ import annotations
@@ -32,40 +32,40 @@ _METRICS = (
     "time/step",
 )
 PLACES = ("name", "uid", "output_dir", "port", "host", "metrics_port", "trainer_url", "inference_urls", "engine_urls")
-"""Fields that differ between any two runs and say nothing about them."""
+"""Fields that differ between any two runs and are not relevant for a comparison."""
 _TEXT = 40
 _BYTES_MAX = 4 << 20
-"""Larger files are not those of a run."""
+"""Maximum size of a manifest in bytes."""
 
 
 @dataclass(frozen=True)
 class RunFields:
-    """Fields of a run in the names of its manifest."""
+    """Fields of a run, with the names of its manifest."""
 
     values: Mapping[str, object]
     known: Collection[str] | None = None
-    """Dotted paths below which all fields are known; None: all are. Folders without a manifest only know what the run computes."""
+    """Dotted paths with complete fields below them; None: all fields. A folder without a manifest only contains computed fields."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A run to be compared."""
+    """Metrics and fields of a run in a comparison."""
 
     label: str
     lines: Lines
-    """Its metrics."""
+    """Lines of metrics."""
     fields: RunFields
     argument: str = ""
-    """Words that name it on a command line, if other ones than its label."""
+    """Words that name the run on a command line, if they differ from the label."""
 
 
 def last_step(lines: Lines) -> int:
-    """The last trained step; 0: there is none."""
+    """Return the last trained step, or 0."""
     return max((step for line in lines if isinstance(step := line.get("step"), int)), default=0)
 
 
 def common_metrics(curves: Sequence[Curve]) -> list[str]:
-    """Metrics that all runs have: the usual ones, and held-out rewards."""
+    """Return the metrics that all runs have: the usual ones, and held-out rewards."""
     names = [{name for line in curve.lines for name in line} for curve in curves]
     both = set.intersection(*names) if names else set()
     evaluated = sorted(
@@ -75,7 +75,7 @@ def common_metrics(curves: Sequence[Curve]) -> list[str]:
 
 
 def mean_between(lines: Lines, metric: str, first: int, last: int) -> float | None:
-    """Mean of a metric over steps, both included; None: it was not measured there."""
+    """Return the mean of a metric over steps (inclusive), or None if it was not measured there."""
     values = [
         float(value)
         for line in lines
@@ -90,12 +90,14 @@ def _last_step(line: Mapping[str, object]) -> int:
 
 
 def curves_table(curves: Sequence[Curve]) -> str:
-    """Each metric at the steps that all runs have, ten spans of them: a row a span, a column a run."""
+    """Return a table per metric: one row per span of common steps (at most ten spans), one column per run."""
     common = min(last_step(curve.lines) for curve in curves)
     if common == 0:
         without = [curve for curve in curves if not last_step(curve.lines)]
         names, argument = ", ".join(one.label for one in without), without[0].argument or without[0].label
-        return f"no step that all of them have trained: none of {names}; `rlrun status {argument}` shows how far it is"
+        return (
+            f"the runs have no common trained step: {names} has none yet; `rlrun status {argument}` shows its progress"
+        )
     size = -(-common // _POINTS)
     parts = []
     for metric in common_metrics(curves):
@@ -110,7 +112,7 @@ def curves_table(curves: Sequence[Curve]) -> str:
 
 
 def manifest_differences(curves: Sequence[Curve]) -> list[tuple[str, list[str]]]:
-    """Fields of the manifest whose values differ, with the value of each run; a dash: not set, and without a default."""
+    """Return the manifest fields with different values, and each run's value; a dash means unset and without a default."""
     every = [flatten_config(_set_fields(curve.fields.values), leave_out=()) for curve in curves]
     scopes = [curve.fields.known for curve in curves if curve.fields.known is not None]
     found = []
@@ -127,14 +129,14 @@ def _is_within(name: str, scope: Collection[str]) -> bool:
 
 
 def _set_fields(value: object) -> object:
-    """A document without its null fields."""
+    """Return a document without its null fields."""
     if isinstance(value, Mapping):
         return {key: _set_fields(one) for key, one in value.items() if one is not None}
     return [_set_fields(one) for one in value] if isinstance(value, list) else value
 
 
 def flatten_config(value: object, path: str = "", leave_out: Collection[str] = PLACES) -> dict[str, str]:
-    """Fields of a configuration by their paths, without those that only say where a run is, or without `leave_out`."""
+    """Return the fields of a configuration by path, without the fields in `leave_out`."""
     if isinstance(value, Mapping):
         found: dict[str, str] = {}
         for key, one in value.items():
@@ -151,16 +153,16 @@ def flatten_config(value: object, path: str = "", leave_out: Collection[str] = P
 
 
 def differences_table(curves: Sequence[Curve]) -> str:
-    """The differences as a table."""
+    """Return the differences as a table."""
     found = manifest_differences(curves)
     if not found:
-        return "their configurations do not differ"
+        return "the configurations are equal"
     head = ("field", *(curve.label for curve in curves))
     return align_columns([head, *((name, *(cut_text(value, _TEXT) for value in values)) for name, values in found)])
 
 
 def fields_of_spec(spec: Mapping[str, object]) -> RunFields:
-    """Fields of a specification, with defaults; of one that this version cannot read, the fields as they are written."""
+    """Return the fields of a specification with defaults; if this version cannot read it, the fields as they are written."""
     from rlrun.api import resolve
 
     found = resolve.fields_of_spec(spec)
@@ -170,7 +172,7 @@ def fields_of_spec(spec: Mapping[str, object]) -> RunFields:
 
 
 def fields_of_config(config: Mapping[str, object]) -> RunFields:
-    """Fields of a resolved configuration (`run.json`)."""
+    """Return the fields of a resolved configuration (`run.json`)."""
     from rlrun.api import resolve
 
     return RunFields(resolve.fields_of_config(config), resolve.computed_fields())
@@ -179,12 +181,12 @@ def fields_of_config(config: Mapping[str, object]) -> RunFields:
 def fields_of_folder(
     paths: RunPaths, config: Mapping[str, object], opened: Callable[[Path], BinaryIO] | None = None
 ) -> RunFields:
-    """Fields of a run in a folder: of its manifest, or else of its configuration.
+    """Return the fields of a run in a folder, from its manifest or otherwise from its configuration.
 
     Args:
-        paths: of the run.
+        paths: paths of the run.
         config: sections of its `run.json`.
-        opened: opens a file of the folder; None: without a check.
+        opened: function that opens a file of the folder with checks; None: open it directly.
     """
     with suppress(OSError, ValueError, RecursionError, yaml.YAMLError):
         with (opened or (lambda path: path.open("rb")))(paths.manifest) as file:
@@ -196,7 +198,7 @@ def fields_of_folder(
 
 
 def sections_by_hand(paths: RunPaths, attempts: Sequence[int]) -> Json:
-    """Sections of a configuration, of which a run whose roles were started by hand has no `run.json`."""
+    """Return the configuration sections of a run without `run.json`, whose roles were started by hand."""
     config = read_config(paths, attempts)
     return {"trainer": config} if config else {}
 

@@ -1,4 +1,4 @@
-"""Curves of metrics: points of several runs, smoothed, and as a picture, SVG or PNG. Pure."""
+"""Curves of metrics: points of several runs, smoothed, as an SVG or PNG image. No side effects."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from html import escape
 from typing import Literal, TypeGuard
 
 DEFAULTS = ("reward/mean", "loss")
-"""The first of these that a run has is drawn where none is named."""
+"""Default metrics; the first one that a run has is drawn."""
 _COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd", "#ff7f0e", "#17becf")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 860, 360, 70, 20, 40, 40
 _TICKS = 5
 _GREY, _FAINT = "#888", "#8884"
-"""The second one lets most of what is below it through."""
+"""Colors of axes and of grid lines; the second is mostly transparent."""
 _PIXELS = 2
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
-"""Names of the same places of a text, on its base line, in SVG and in Pillow."""
+"""Text anchors on the base line: name in SVG -> name in Pillow."""
 _POINTS_MAX = 1000
 
 
@@ -32,13 +32,13 @@ class Line:
 
 
 def metric_names(lines: Sequence[Mapping[str, object]]) -> list[str]:
-    """Metrics that were measured at some step, sorted."""
+    """Return the sorted names of all metrics."""
     skipped = ("step", "attempt", "time")
     return sorted({key for line in lines for key, value in line.items() if _is_number(value)} - {*skipped})
 
 
 def metric_curve(label: str, lines: Sequence[Mapping[str, object]], metric: str, smooth: int = 1) -> Line:
-    """Curve of a metric; each value is the mean of the last `smooth` ones, and values that are no numbers are left out."""
+    """Return the curve of a metric; each value is the mean of the last `smooth` values. Values that are not numbers are skipped."""
     found = [
         (int(step), float(value))
         for line in lines
@@ -49,21 +49,21 @@ def metric_curve(label: str, lines: Sequence[Mapping[str, object]], metric: str,
 
 
 def smooth_values(values: Sequence[float], smooth: int) -> list[float]:
-    """Mean of the last `smooth` values at each of them; fewer at the beginning."""
+    """Return the mean of the last `smooth` values for each position; fewer at the start."""
     if smooth <= 1:
         return list(values)
-    # Sums of parts, not differences of running sums: one huge value (a loss that diverged) would spoil all that follow it.
+    # Sum each window instead of using running sums: one huge value (a diverged loss) would distort all later means.
     return [
         math.fsum(part) / len(part) for at in range(len(values)) for part in [values[max(0, at - smooth + 1) : at + 1]]
     ]
 
 
 def thin_curve(line: Line, most: int) -> Line:
-    """A curve of at most `most` points: of each span of equal length the lowest and the highest, so that no peak is lost.
+    """Reduce a curve to at most `most` points: the minimum and maximum of spans of equal length, so that no peak is lost.
 
     Args:
-        line: any curve, by ascending steps.
-        most: at least 4. The first and the last point always stay.
+        line: curve with ascending steps.
+        most: maximum number of points, at least 4. The first and the last point are always kept.
     """
     count = len(line.values)
     if count <= most:
@@ -87,7 +87,7 @@ def _is_number(value: object) -> TypeGuard[int | float]:
 class _Label:
     x: float
     y: float
-    """Of the text's base line."""
+    """Position of the text's base line."""
     text: str
     colour: str = _GREY
     size: int = 12
@@ -102,7 +102,7 @@ class _Stroke:
 
 
 def _draw_shapes(title: str, curves: Sequence[Line]) -> Iterator[_Label | _Stroke]:
-    """Shapes of a picture of `_WIDTH` by `_HEIGHT`, the origin at its upper left corner, the later ones above the earlier."""
+    """Yield the shapes of an image of `_WIDTH` x `_HEIGHT` with the origin at the upper left; later shapes cover earlier ones."""
     steps = [step for line in curves for step in line.steps]
     values = [value for line in curves for value in line.values]
     left, right, low, high = min(steps), max(steps), min(values), max(values)
@@ -127,11 +127,11 @@ def _draw_shapes(title: str, curves: Sequence[Line]) -> Iterator[_Label | _Strok
 
 
 def draw_svg(title: str, curves: Sequence[Line]) -> str:
-    """The curves of one metric as a picture, readable on white and on black.
+    """Return the curves of one metric as an SVG image that is readable on white and on black.
 
     Args:
-        title: the metric.
-        curves: at least one, each with at least one point.
+        title: name of the metric.
+        curves: at least one curve with at least one point each.
     """
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="12" fill="{_GREY}">',
@@ -163,11 +163,11 @@ def _short_number(place: float) -> str:
 
 
 def draw_png(title: str, curves: Sequence[Line]) -> bytes:
-    """The same picture in pixels, two for each unit, on white.
+    """Return the same image as PNG, with two pixels per unit, on white.
 
     Args:
-        title: the metric.
-        curves: at least one, each with at least one point.
+        title: name of the metric.
+        curves: at least one curve with at least one point each.
 
     Raises:
         ImportError: Pillow is missing.

@@ -1,4 +1,4 @@
-"""The way to a cluster: the `kubectl` of the user, with the credentials, contexts and proxies that it knows already (decision 75)."""
+"""Access to a cluster through the user's `kubectl`, with its credentials, contexts and proxies (decision 75)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rlrun.runtime.redaction.log_lines import LogLines
 
 RUNS = "rlruns.rlrun.io"
 _END_SECONDS = 5.0
-"""Time in which a program ends whose output is closed."""
+"""Seconds until a process must end after its output was closed."""
 _LINES = 5
-"""Last lines of an error that are shown."""
+"""Number of last lines of an error in messages."""
 _SECONDS = 20
-"""Longest time that one request may take."""
+"""Maximum duration of one request in seconds."""
 
 
 class ClusterError(Exception):
-    """A request that the cluster, or the way to it, has refused; one line for a person.
+    """Error for a request that the cluster, or the connection to it, refused; the message is one line for people.
 
     Args:
-        message: what was wrong and what to do.
-        code: exit code.
+        message: problem and fix.
+        code: exit code of the command.
     """
 
     def __init__(self, message: str, code: int = exit_codes.UNAVAILABLE) -> None:
@@ -40,7 +40,7 @@ class ClusterError(Exception):
 
 
 class Answer(NamedTuple):
-    """End of one `kubectl`."""
+    """Result of one `kubectl` process."""
 
     code: int
     out: str
@@ -48,30 +48,30 @@ class Answer(NamedTuple):
 
 
 class Api(Protocol):
-    """Access of the commands to a cluster. Tests give recorded answers."""
+    """Access of the commands to a cluster; tests use recorded answers."""
 
     def ask(self, words: Sequence[str], *, timeout: float = _SECONDS) -> str:
-        """Standard output of `kubectl WORDS`; `ClusterError` if it fails."""
+        """Return the standard output of `kubectl WORDS`; raises `ClusterError` if it fails."""
 
     def show(self, words: Sequence[str]) -> int:
-        """Run `kubectl WORDS` on this terminal; its exit code."""
+        """Run `kubectl WORDS` on this terminal and return its exit code."""
 
     def stream(self, words: Sequence[str]) -> AbstractContextManager[IO[bytes]]:
-        """Standard output of `kubectl WORDS` while it runs; `ClusterError` at the end if it fails."""
+        """Stream the standard output of `kubectl WORDS`; raises `ClusterError` at the end if it fails."""
 
     def send(self, words: Sequence[str], write: Callable[[IO[bytes]], object]) -> None:
-        """Run `kubectl WORDS` with what `write` writes as its standard input; `ClusterError` if it fails."""
+        """Run `kubectl WORDS` with standard input from `write`; raises `ClusterError` if it fails."""
 
 
 class Kubectl:
-    """`kubectl` with the user's flags.
+    """`kubectl` with the user's options.
 
     Args:
-        flags: such as `--context a`.
-        start: runs a command; for tests.
-        show: runs a command on this terminal; for tests.
-        stream: runs a command and gives its output; for tests.
-        send: runs a command and gives it input; for tests.
+        flags: options such as `--context a`.
+        start: function that runs a command; for tests.
+        show: function that runs a command on this terminal; for tests.
+        stream: function that runs a command and streams its output; for tests.
+        send: function that runs a command and writes its input; for tests.
     """
 
     def __init__(
@@ -106,24 +106,24 @@ class Kubectl:
 
 
 def ask_json(api: Api, words: Sequence[str]) -> Json:
-    """Answer to `kubectl WORDS -o json`.
+    """Return the answer to `kubectl WORDS -o json`.
 
     Raises:
-        ClusterError: it failed, or answered something else.
+        ClusterError: the command failed, or its output is not a JSON object.
     """
     try:
         document = json.loads(api.ask([*words, "-o", "json"]))
     except ValueError:
-        raise ClusterError(f"kubectl {words[0]} answered no JSON") from None
+        raise ClusterError(f"kubectl {words[0]} returned no JSON") from None
     if not isinstance(document, dict):
-        raise ClusterError(f"kubectl {words[0]} answered no object")
+        raise ClusterError(f"kubectl {words[0]} returned no JSON object")
     return document
 
 
 _WORDS: Sequence[tuple[str, str, int]] = (
     (
         r'(?s)The (?:RLRun|rlruns) "[^"]+" is invalid: (?:: ValidatingAdmissionPolicy \S+ with binding \S+ denied request: )?(.*)',
-        r"the API server refuses it: \1",
+        r"the API server refused the change: \1",
         exit_codes.CONFIGURATION,
     ),
     (
@@ -133,37 +133,37 @@ _WORDS: Sequence[tuple[str, str, int]] = (
     ),
     (
         r'rlruns\.rlrun\.io "([^"]+)" not found',
-        r"there is no run \1 in this namespace; `rlrun get -A` lists all",
+        r"there is no run \1 in this namespace; `rlrun get -A` lists the runs of all namespaces",
         exit_codes.USAGE,
     ),
     (
-        r"connection to the server localhost:8080 was refused",  # kubectl's guess where it knows no cluster
-        "kubectl knows no cluster (there is no kubeconfig), so that a run has to be named by its folder, such as runs/NAME",
+        r"connection to the server localhost:8080 was refused",  # kubectl's default address without a kubeconfig
+        "no cluster is configured (there is no kubeconfig); name the run by its folder, such as runs/NAME",
         exit_codes.UNAVAILABLE,
     ),
     (
         r"connection to the server (\S+) was refused",
-        r"the API server \1 does not answer; is the context the right one (kubectl config current-context)?",
+        r"the API server \1 does not respond; check the context with `kubectl config current-context`",
         exit_codes.UNAVAILABLE,
     ),
-    (r"Unable to connect to the server: (.*)", r"the API server cannot be reached: \1", exit_codes.UNAVAILABLE),
+    (r"Unable to connect to the server: (.*)", r"the API server is unreachable: \1", exit_codes.UNAVAILABLE),
     (
         r'context "?([^"\s]+)"? does not exist',
         r"--context: there is no context \1; `kubectl config get-contexts` lists them",
         exit_codes.USAGE,
     ),
 )
-"""Pattern of an error of kubectl's, the message in its place, and the exit code."""
+"""Pattern of kubectl's error, the replacement message, and the exit code."""
 
 
 def _raise_refusal(text: str, words: Sequence[str]) -> NoReturn:
-    """Raise what kubectl said, in one line."""
+    """Raise kubectl's error as one line."""
     for pattern, told, code in _WORDS:
         if (found := re.search(pattern, text)) is not None:
             raise ClusterError(printable(" ".join(found.expand(told).split())), code)
     lines = [line for line in text.splitlines() if line.strip() and not re.match(r"[EWI]\d{4} ", line)]
     said = " ".join(line.strip() for line in lines[-_LINES:]).removeprefix("error: ").removeprefix("Error from server ")
-    raise ClusterError(printable(f"kubectl {words[0]} failed: {said or 'without a word'}"))
+    raise ClusterError(printable(f"kubectl {words[0]} failed: {said or 'without an error message'}"))
 
 
 def _start_process(command: Sequence[str], timeout: float) -> Answer:
@@ -180,12 +180,12 @@ def _start_process(command: Sequence[str], timeout: float) -> Answer:
     except FileNotFoundError:
         raise _missing_kubectl() from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"the cluster did not answer for {timeout:.0f} s") from None
+        raise ClusterError(f"the cluster did not respond within {timeout:.0f} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def _on_terminal(command: Sequence[str]) -> int:
-    """Run a command whose output is a log; its lines are shown without secrets. Returns its exit code."""
+    """Run a command whose output is a log, print its lines without secrets, and return its exit code."""
     try:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
     except FileNotFoundError:
@@ -209,10 +209,10 @@ def _stream_lines(command: Sequence[str]) -> Iterator[IO[bytes]]:
         try:
             with process.stdout as out:
                 yield out
-                while out.read(1 << 16):  # a tar ends before its stream does
+                while out.read(1 << 16):  # read padding: a tar archive ends before its stream does
                     pass
         except BaseException:
-            if _exit_code(process) > 0:  # its own words say more than what came of it
+            if _exit_code(process) > 0:  # kubectl's error is the cause of the reader's error
                 _raise_refusal(_decode_text(errors), _command_verb(command))
             raise
         if process.wait():
@@ -230,9 +230,9 @@ def _send_input(command: Sequence[str], write: Callable[[IO[bytes]], object]) ->
             with process.stdin as out:
                 write(out)
         except BrokenPipeError:
-            process.wait()  # it has refused what was sent; its words say why
+            process.wait()  # kubectl refused the input; its error is reported below
         except BaseException:
-            process.kill()  # the other end must not take what was sent for all of it
+            process.kill()  # the receiver must not accept a partial input as complete
             process.wait()
             raise
         if process.wait():
@@ -240,7 +240,7 @@ def _send_input(command: Sequence[str], write: Callable[[IO[bytes]], object]) ->
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Exit code of a process whose output is closed; one that does not end is killed."""
+    """Return the exit code of a process whose output is closed; it is killed if it does not end in time."""
     try:
         return process.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
@@ -254,12 +254,12 @@ def _decode_text(file: IO[bytes]) -> str:
 
 
 def _command_verb(command: Sequence[str]) -> list[str]:
-    """Words of a command from its verb on, for the message."""
+    """Return the words of a command from its verb on, for messages."""
     return [word for word in command[1:] if not word.startswith("-")]
 
 
 def is_configured(environment: Mapping[str, str]) -> bool:
-    """True if kubectl knows a cluster: by a kubeconfig, or within a pod."""
+    """Return whether kubectl has a cluster: from a kubeconfig, or inside a pod."""
     if environment.get("KUBECONFIG") or environment.get("KUBERNETES_SERVICE_HOST"):
         return True
     return (Path(environment.get("HOME", "/nonexistent")) / ".kube" / "config").is_file()
@@ -267,5 +267,5 @@ def is_configured(environment: Mapping[str, str]) -> bool:
 
 def _missing_kubectl() -> ClusterError:
     return ClusterError(
-        "there is no kubectl on PATH, which runs in a cluster are reached with; install it, or name a run's folder (runs/NAME)"
+        "kubectl is not on PATH, but is required for runs in a cluster; install it, or name a run's folder (runs/NAME)"
     )

@@ -1,4 +1,4 @@
-"""Logs of a run's roles: files in its folder, pods in a cluster, and of ended attempts those on the cluster's volume."""
+"""Logs of a run's roles: files in its folder, pods in a cluster, and files on the cluster's volume for ended attempts."""
 
 from __future__ import annotations
 
@@ -16,67 +16,69 @@ from rlrun.runtime.redaction.log_lines import LogLines
 
 ROLES: Sequence[Role] = ("trainer", "inference", "orchestrator")
 _LINE_BYTES = 2000
-"""Assumed length of a line, for how much of a file's end is read."""
+"""Assumed length of a line in bytes, for the size of the file's end that is read."""
 _POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Choice of logs, and of the part of them."""
+    """Selection of roles, rank, attempt and number of lines."""
 
     roles: Sequence[Role]
     rank: int | None
     attempt: int | None
-    """None: the newest."""
+    """Number of the attempt; None: the newest."""
     lines: int
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """One file, and which of its lines are meant."""
+    """Log file, and the filter of its lines."""
 
     path: Path
     label: str
     rank: int | None = None
-    """Rank of the trainer whose lines are meant, as torchrun marks them; None: all lines."""
+    """Rank of the trainer whose lines are selected, by torchrun's prefix; None: all lines."""
 
     def wants(self, line: str) -> bool:
-        """True if a line is meant."""
+        """Return whether a line is selected."""
         marked = re.match(r"\[(?:rank|default)(\d+)\]", line)
         return self.rank is None or (marked is not None and int(marked[1]) == self.rank)
 
 
 def attempt_folders(root: Path) -> dict[int, Path]:
-    """Folders of logs by attempt."""
+    """Return the log folders by attempt."""
     logs = root / "logs"
     found = [(re.fullmatch(r"attempt_(\d+)", path.name), path) for path in logs.iterdir()] if logs.is_dir() else []
     return {int(match[1]): path for match, path in sorted(found, key=lambda item: item[1]) if match is not None}
 
 
 def list_log_files(root: Path, wanted: Wanted) -> list[LogFile]:
-    """Log files of a run's folder, which has some.
+    """Return the selected log files of a run's folder with at least one attempt.
 
     Raises:
-        NotFoundError: there are none; says which there are.
+        NotFoundError: no file matches; the message lists the existing ones.
     """
     attempts = attempt_folders(root)
     attempt = wanted.attempt if wanted.attempt is not None else max(attempts)
     if attempt not in attempts:
-        raise NotFoundError(
-            f"--attempt: there is no attempt {attempt} in {root}; it has {', '.join(map(str, attempts))}"
-        )
+        raise NotFoundError(f"--attempt: {root} has no attempt {attempt}; it has {', '.join(map(str, attempts))}")
     found = [file for role in wanted.roles for file in _of_role(root, attempt, role, wanted.rank)]
     if wanted.rank is not None and (problem := _rank_problem(root, attempt, wanted.roles, wanted.rank)):
         raise NotFoundError(problem)
     if not found:
         there = sorted(str(path.relative_to(root)) for path in attempts[attempt].glob("*/*.log"))
-        known = f"there are {', '.join(there)}" if there else "roles that were started by hand write to their terminals"
+        known = (
+            f"existing logs: {', '.join(there)}"
+            if there
+            else "roles that were started by hand write only to their terminals"
+        )
         raise NotFoundError(f"attempt {attempt} has no such log; {known}")
     return found
 
 
 def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) -> str | None:
-    """Message about a rank beyond those of the roles; None: one of them has it, or nobody knows how many there are."""
+    """Return a message for a rank that no selected role has; None if a role has it, or the number of ranks is unknown."""
     counts = {role: _count_processes(root, attempt, role) for role in roles}
     known = {role: count for role, count in counts.items() if count}
     if not known or len(known) < len(counts) or rank < max(known.values()):
@@ -84,11 +86,11 @@ def _rank_problem(root: Path, attempt: int, roles: Sequence[Role], rank: int) ->
     there = ", ".join(
         f"{role} has {'rank 0' if count == 1 else f'ranks 0 to {count - 1}'}" for role, count in known.items()
     )
-    return f"--rank: got {rank}, and {there} in attempt {attempt}; write --rank {max(known.values()) - 1}"
+    return f"--rank: got {rank}, but {there} in attempt {attempt}; write --rank {max(known.values()) - 1}"
 
 
 def _count_processes(root: Path, attempt: int, role: Role) -> int:
-    """Processes of a role, by its logs and the run's configuration; 0: unknown."""
+    """Return the number of a role's processes from its logs and the run's configuration; 0: unknown."""
     if role == "orchestrator":
         return 1
     paths = RunPaths(root)
@@ -113,18 +115,18 @@ def _of_role(root: Path, attempt: int, role: Role, rank: int | None) -> list[Log
 
 
 def last_lines(file: LogFile, count: int) -> list[str]:
-    """Last lines of a file that are meant."""
+    """Return the last selected lines of a file."""
     text = tail_text(file.path, max(64 * 1024, count * _LINE_BYTES))
     return [line for line in text.splitlines() if file.wants(line)][-count:]
 
 
 def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, several: bool) -> str:
-    """Return a line for the terminal, with its file's name where several are shown.
+    """Return a line for the terminal, with the name of its file if several are shown.
 
     Args:
         file: file of the line.
-        line: its text.
-        filters: what removes secrets from the lines of each file.
+        line: text of the line.
+        filters: removers of secrets by file.
         several: whether the terminal shows other files, too.
     """
     text = filters[file.path].clean(line)
@@ -134,16 +136,16 @@ def show_line(file: LogFile, line: str, filters: Mapping[Path, LogLines], *, sev
 def follow_lines(
     found: Sequence[LogFile], alive: Callable[[], bool], pause: Callable[[float], None] = time.sleep
 ) -> Iterator[tuple[LogFile, str]]:
-    """Lines that are written from now on, until the run is over and all of them are read.
+    """Yield new lines until the run has ended and all lines are read.
 
     Args:
-        found: the files; one that is cut back is followed from its new end.
-        alive: whether the run goes on.
-        pause: waits between two looks.
+        found: log files; a truncated file is followed from its new end.
+        alive: function that returns whether the run is active.
+        pause: function that waits between two reads.
     """
     offsets = {file.path: _file_size(file.path) for file in found}
     while True:
-        going = alive()  # before reading: what was written until it ended is read below
+        going = alive()  # before reading, so that lines from before the end are still read below
         for file in found:
             size = _file_size(file.path)
             if size < offsets[file.path]:

@@ -1,4 +1,4 @@
-"""Copies of a run's parts out of the volume of a cluster: which folder is meant, and its way as a tar stream."""
+"""Copies of a run's parts from the volume of a cluster: selection of the folder, and transfer as a tar stream."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Part = Literal["model", "checkpoint", "traces", "metrics", "logs", "run"]
 PARTS: tuple[Part, ...] = ("model", "checkpoint", "traces", "metrics", "logs", "run")
 MANIFEST = "manifest.json"
 Names = Callable[[PurePosixPath], list[str]]
-"""Names in a folder of the run."""
+"""Function that returns the names in a folder of the run."""
 
 
 def place_of(part: Part, step: int | None, names: Names) -> PurePosixPath:
-    """Path of a part in the run's folder; of a model or a checkpoint the newest complete one, or that of a step.
+    """Return the path of a part in the run's folder; for a model or a checkpoint the newest complete one, or the one of a step.
 
     Raises:
-        NotFoundError: there is none; says which there are.
+        NotFoundError: the part does not exist; the message lists the existing steps.
     """
     paths = RunPaths(Path())
     match part:
@@ -39,7 +39,7 @@ def place_of(part: Part, step: int | None, names: Names) -> PurePosixPath:
 
 
 def _newest_folder(folder: PurePosixPath, prefix: str, mark: str, step: int | None, names: Names) -> PurePosixPath:
-    """Last of the folders that are whole: names sort by step and attempt."""
+    """Return the last complete folder; names sort by step and attempt."""
     there = [
         name
         for name in sorted(names(folder), reverse=True)
@@ -49,8 +49,8 @@ def _newest_folder(folder: PurePosixPath, prefix: str, mark: str, step: int | No
     found = next((name for name in wanted if mark in names(folder / name)), None)
     if found is None:
         steps = sorted({name.removeprefix(prefix).partition(".")[0].lstrip("0") or "0" for name in there}, key=int)
-        known = f"there are those of steps {', '.join(steps)}" if steps else "there is none yet"
-        raise NotFoundError(f"no complete one in {folder}{'' if step is None else f' of step {step}'}; {known}")
+        known = f"existing steps: {', '.join(steps)}" if steps else "there are no steps yet"
+        raise NotFoundError(f"no complete folder in {folder}{'' if step is None else f' of step {step}'}; {known}")
     return folder / found
 
 
@@ -60,17 +60,17 @@ class Unpacked:
 
     files: int = 0
     left_out: list[str] = field(default_factory=list)
-    """Symbolic links, pipes and devices: what they lead to is not in the stream."""
+    """Skipped symbolic links, pipes and devices; their targets are not in the stream."""
 
 
 def unpack_part(stream: IO[bytes], part: PurePosixPath, target: Path) -> Unpacked:
-    """Unpack a tar stream of one part to a new path: plain files and folders.
+    """Unpack regular files and folders of a tar stream to a new path.
 
-    Nothing is written outside of `target`: names are checked by their parts, each folder is opened below the one above it without following
-    links, and no link is made. `tarfile`'s own filter let a chain of links lead out before Python 3.11.13, 3.12.11 and 3.13.4.
+    Nothing is written outside of `target`: names are checked by their parts, each folder is opened relative to its parent without following
+    links, and no link is created. `tarfile`'s filter allowed escapes through chains of links before Python 3.11.13, 3.12.11 and 3.13.4.
 
     Raises:
-        tarfile.TarError: the stream is broken, or has a path that leads out or a name twice.
+        tarfile.TarError: the stream is damaged, or contains an escaping path or a duplicate name.
     """
     temporary = target.with_name(target.name + TMP_SUFFIX)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -103,7 +103,7 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, root: int, u
         return
     with _open_folder(root, parts[:-1]) as folder:
         try:
-            if content is None:  # a second name of a file that is there already
+            if content is None:  # a hard link to a file that was unpacked before
                 *above, name = _path_parts(entry.linkname)
                 with _open_folder(root, above) as other:
                     os.link(name, parts[-1], src_dir_fd=other, dst_dir_fd=folder, follow_symlinks=False)
@@ -124,7 +124,7 @@ def _path_parts(name: str) -> list[str]:
 
 @contextmanager
 def _open_folder(root: int, parts: Sequence[str]) -> Iterator[int]:
-    """Open a folder below another one, and make what is missing of it."""
+    """Open a folder below another one, and create missing folders."""
     folder = os.dup(root)
     try:
         for name in parts:

@@ -1,4 +1,4 @@
-"""Copies of local files onto a claim of a cluster: what is sent, through which pod, and the commands that make it visible at once."""
+"""Copies of local files onto a claim of a cluster: the files, the pod, and the commands that make them visible at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlrun.inspect.source import NotFoundError
 from rlrun.runtime.json_types import Json
 
 MARK = ".rlrun-complete"
-"""Last entry of a stream: an archive that was cut off between two files has none."""
+"""Last entry of a stream, which is missing if the archive was truncated between two files."""
 _BLOCK = 1 << 20
 _USER = 1000
 """User and group of the roles' pods (`rlrun_operator.render.security`)."""
@@ -43,15 +43,15 @@ new=$place/.rlrun-put-$token
 trap 'rm -rf "$new"' EXIT
 mkdir "$new"
 tar -C "$new" -xof -
-[ -f "$new/@MARK@" ] || fail "the stream did not come whole"
+[ -f "$new/@MARK@" ] || fail "the received archive is incomplete"
 for name in "$@"; do mv "$new/$name" "$place/$name"; done
 """.replace("@MARK@", MARK)
-"""Run by `sh -c` where the claim is mounted: MOUNT FOLDER TOKEN FORCE NAME..., with the archive on standard input."""
+"""Script for `sh -c` in a container that mounts the claim: MOUNT FOLDER TOKEN FORCE NAME..., with the archive on standard input."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """Place of a claim in a pod that runs."""
+    """Mount of a claim in a running pod."""
 
     pod: str
     container: str
@@ -70,24 +70,24 @@ class Entry:
 
 
 def entries_of(sources: Sequence[Path]) -> list[Entry]:
-    """Files and folders to send, in order.
+    """Return the files and folders to send, in order.
 
     Args:
-        sources: files and folders; each gets its own name on the claim.
+        sources: files and folders; the copy on the claim keeps the name.
 
     Raises:
-        NotFoundError: one is missing, is neither a file nor a folder, or has a name that cannot be used.
-        OSError: one cannot be read.
+        NotFoundError: a source is missing, is neither a file nor a folder, or has an invalid or duplicate name.
+        OSError: a source cannot be read.
     """
     found: list[Entry] = []
     names: dict[str, Path] = {}
     for source in sources:
         name = source.absolute().name if source.name not in ("", "..") else source.resolve().name
         if not name or name.startswith(".rlrun-") or not name.isprintable():
-            raise NotFoundError(f"FILE: {source} has no name that can be used on the claim; copy it under another name")
+            raise NotFoundError(f"FILE: the name of {source} is not allowed on the claim; rename it")
         if name in names:
             raise NotFoundError(
-                f"FILE: {names[name]} and {source} have the same name; put them into two folders (--to)"
+                f"FILE: {names[name]} and {source} have the same name; copy them into two folders (--to)"
             )
         names[name] = source
         found += _list_entries(source, name)
@@ -96,7 +96,9 @@ def entries_of(sources: Sequence[Path]) -> list[Entry]:
 
 def _list_entries(path: Path, name: str) -> Iterator[Entry]:
     try:
-        status = path.stat()  # a link to a file is sent as the file: folders of models are made of them
+        status = (
+            path.stat()
+        )  # a link to a file is sent as a file, because model folders of the Hugging Face cache consist of links
     except FileNotFoundError:
         raise NotFoundError(f"FILE: there is no file {path}") from None
     if stat.S_ISREG(status.st_mode):
@@ -105,19 +107,17 @@ def _list_entries(path: Path, name: str) -> Iterator[Entry]:
         yield Entry(name, path, 0, is_folder=True)
         for one in sorted(os.scandir(path), key=lambda entry: entry.name):
             if one.is_symlink() and one.is_dir():
-                raise NotFoundError(
-                    f"FILE: {one.path} is a link to a folder, which is not followed; name that folder too"
-                )
+                raise NotFoundError(f"FILE: {one.path} is a link to a folder and is not followed; also name its target")
             yield from _list_entries(Path(one.path), f"{name}/{one.name}")
     else:
         raise NotFoundError(f"FILE: {path} is neither a file nor a folder")
 
 
 def folder_of(text: str) -> PurePosixPath:
-    """Folder on a claim.
+    """Return the folder on a claim.
 
     Raises:
-        NotFoundError: it leads out of the claim.
+        NotFoundError: the path is outside of the claim.
     """
     path = PurePosixPath(text)
     if not text.isprintable() or path.is_absolute() or ".." in path.parts or not path.parts:
@@ -126,12 +126,12 @@ def folder_of(text: str) -> PurePosixPath:
 
 
 def write_archive(entries: Sequence[Entry], out: IO[bytes], sent: Callable[[int], None]) -> None:
-    """Write entries as a tar stream; a file that shrinks meanwhile ends it.
+    """Write entries as a tar stream; if a file shrinks during the copy, the stream fails.
 
     Args:
         entries: files and folders.
-        out: receives the stream.
-        sent: is called with the number of bytes of each part of a file.
+        out: target of the stream.
+        sent: callback with the number of bytes of each chunk.
     """
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for entry in entries:
@@ -148,7 +148,7 @@ def write_archive(entries: Sequence[Entry], out: IO[bytes], sent: Callable[[int]
 
 
 class _Counted:
-    """File that reports what was read of it."""
+    """File that reports the number of bytes of each read."""
 
     def __init__(self, file: IO[bytes], sent: Callable[[int], None]) -> None:
         self._file, self._sent = file, sent
@@ -160,7 +160,7 @@ class _Counted:
 
 
 def mount_of(pods: Sequence[Json], claim: str) -> Mount | None:
-    """A container that runs and has a claim mounted for writing; None: there is none."""
+    """Return a running container that mounts a claim for writing, or None."""
     for pod in pods:
         spec = pod.get("spec") or {}
         volumes = {
@@ -186,7 +186,7 @@ def _is_running(status: Mapping[str, object]) -> bool:
 
 
 def helper_pod(name: str, claim: str, image: str) -> Json:
-    """Pod that mounts a claim and waits, under the restricted Pod Security Standard."""
+    """Return a pod that mounts a claim and waits, for the restricted Pod Security Standard."""
     container = {
         "name": "put",
         "image": image,
@@ -211,5 +211,5 @@ def helper_pod(name: str, claim: str, image: str) -> Json:
 
 
 def pods_of_namespace(api: Api) -> list[Json]:
-    """All pods of the namespace."""
+    """Return all pods of the namespace."""
     return list(ask_json(api, ["get", "pods"]).get("items") or ())

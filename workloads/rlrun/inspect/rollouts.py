@@ -1,4 +1,4 @@
-"""Rollouts of a step from its trace, chosen by reward and written for people. Pure."""
+"""Rollouts of a step from its trace: selection by reward, and text for people. No side effects."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Row = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Turn:
-    """One message of a rollout, as the trace has it."""
+    """One message of a rollout from the trace."""
 
     role: str
     text: str
-    """Content that is no text (parts, images), as JSON."""
+    """Content; other content than text (parts, images) as JSON."""
     calls: tuple[tuple[str, str], ...] = ()
-    """Calls of tools: name and arguments."""
+    """Tool calls: name and arguments."""
 
 
 def list_turns(row: Row) -> list[Turn]:
-    """Messages of a rollout. Their texts are those of the trace: `printable` has not seen them."""
+    """Return the messages of a rollout. Their texts are unmodified: callers must pass them through `printable`."""
     return [
         Turn(str(one.get("role")), _turn_body(one.get("content")), tuple(_turn_calls(one)))
         for one in _turn_messages(row)
@@ -43,18 +43,18 @@ def _turn_calls(message: Row) -> Iterator[tuple[str, str]]:
 
 
 def version_spans(row: Row) -> list[Row]:
-    """Spans of tokens of one policy version each: `{version, start, end}`, of all sequences."""
+    """Return the spans `{version, start, end}` of all sequences, each with the tokens of one policy version."""
     return [span for spans in _read_lists(row.get("versions")) for span in _read_maps(spans)]
 
 
 def newest_rollouts(rows: Sequence[Row]) -> list[Row]:
-    """Rollouts of the newest attempt that trained the step."""
+    """Return the rollouts of the newest attempt that trained the step."""
     last = max((_show_number(row.get("attempt")) for row in rows), default=0.0)
     return [row for row in rows if _show_number(row.get("attempt")) == last]
 
 
 def choose_rollouts(rows: Sequence[Row], *, worst: int | None, best: int | None, environment: str | None) -> list[Row]:
-    """Rollouts by reward: the worst first, or the best first; without both, all in the order of the trace."""
+    """Return rollouts by reward, worst first or best first; without both, all in the order of the trace."""
     found = [row for row in rows if environment in (None, row.get("environment"))]
     if worst is None and best is None:
         return found
@@ -66,25 +66,25 @@ def choose_rollouts(rows: Sequence[Row], *, worst: int | None, best: int | None,
 
 
 def environment_names(rows: Sequence[Row]) -> list[str]:
-    """Names of the environments, sorted."""
+    """Return the sorted names of the environments."""
     return sorted({str(row.get("environment")) for row in rows})
 
 
 def summarize_step(step: str, rows: Sequence[Row], shown: int) -> str:
-    """One line on a step's rollouts."""
+    """Return one line about a step's rollouts."""
     rewards = [float(reward) for row in rows if isinstance(reward := row.get("reward"), int | float)]
     if not rewards:
-        return f"{step}: {len(rows)} rollouts, none of them with a reward"
+        return f"{step}: {len(rows)} rollouts without a reward"
     mean, least, most = sum(rewards) / len(rewards), min(rewards), max(rewards)
     return f"{step}: {shown} of {len(rows)} rollouts; reward {mean:.4f} on average, from {least:.4f} to {most:.4f}"
 
 
 def rollout_text(row: Row, *, most: int) -> str:
-    """A rollout: what it is worth, and its turns.
+    """Return a rollout as text: reward, metrics and turns.
 
     Args:
-        row: of the trace.
-        most: characters of each message; 0: all of it.
+        row: rollout from the trace.
+        most: maximum number of characters per message; 0: unlimited.
     """
     lines = [f"── {_rollout_head(row)}"]
     metrics = row.get("metrics")
@@ -119,7 +119,7 @@ def _rollout_head(row: Row) -> str:
 
 
 def _turn_messages(row: Row) -> list[Row]:
-    """Turns; of a trace whose messages lack what was sampled, the completion comes last."""
+    """Return the turns; if the messages of a trace lack the sampled text, the completion is added as the last turn."""
     found = list(_read_maps(row.get("messages")))
     if row.get("completion") and not any(message.get("role") == "assistant" for message in found):
         found.append({"role": "assistant", "content": row["completion"]})

@@ -1,4 +1,4 @@
-"""Texts of snapshots and explanations for a terminal: tables, one screen, words. Plain characters, no colours, no library."""
+"""Texts of snapshots and explanations for a terminal: tables and screens of plain characters, without colors or libraries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MESSAGE_MAX = 300
 
 
 def runs_table(runs: Sequence[Snapshot], now: float, *, wide: bool = False, everywhere: bool = False) -> str:
-    """All runs, a line each; guests below their hosts."""
+    """Return a table with one line per run; guests follow their hosts."""
     head = (*(("NAMESPACE",) if everywhere else ()), *_HEAD, *(_WIDE if wide else ()))
     rows = [head]
     for depth, run in _run_tree(runs):
@@ -30,7 +30,7 @@ def runs_table(runs: Sequence[Snapshot], now: float, *, wide: bool = False, ever
 
 
 def _run_tree(runs: Sequence[Snapshot]) -> Iterator[tuple[int, Snapshot]]:
-    """Runs with their depth: guests, whose host is among the runs, follow it."""
+    """Yield runs with their depth: guests follow their host if it is among the runs."""
     names = {(run.place, run.where, run.name) for run in runs if run.place == "cluster"}
 
     def hosted(run: Snapshot) -> bool:
@@ -71,13 +71,13 @@ def _wide_cells(run: Snapshot) -> Sequence[str]:
 
 
 def show_steps(run: Snapshot) -> str:
-    """`412/1000`, or a dash."""
+    """Return the steps as `412/1000`, or a dash."""
     step, total = run.progress.step, run.progress.total_steps
     return "–" if total is None else f"{step or 0}/{total}"
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as aligned columns, three spaces between them."""
+    """Return rows as aligned columns, separated by three spaces."""
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return "\n".join(
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -85,17 +85,17 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
 
 
 def show_number(value: float | None, form: str) -> str:
-    """A number, or a dash."""
+    """Return a formatted number, or a dash."""
     return "–" if value is None else f"{value:{form}}"
 
 
 def cut_text(text: str, most: int) -> str:
-    """A text of at most so many characters."""
+    """Shorten a text to at most `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def status_screen(run: Snapshot, told: Explanation, now: float) -> str:
-    """One screen on one run."""
+    """Return one screen about a run."""
     lines = [f"{run.title}  task {run.task}", ""]
     rows = [
         _phase_lines(run, now),
@@ -117,12 +117,12 @@ def _phase_lines(run: Snapshot, now: float) -> tuple[str, str]:
     reason = f" ({run.reason})" if run.reason else ""
     over = f", ended {show_ago(run.ended, now)} ago" if run.ended else ""
     attempt = f", attempt {run.attempt}" if run.attempt else ", no attempt yet"
-    began = f", began {show_ago(since, now)} ago" if (since := run.started or run.created) else ""
+    began = f", started {show_ago(since, now)} ago" if (since := run.started or run.created) else ""
     return "phase", f"{run.phase}{reason}{attempt}{began}{over}"
 
 
 def _step_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
-    """The steps so far, and the time to the last one."""
+    """Yield the steps so far, and the remaining time."""
     progress = run.progress
     percent = f" ({100 * (progress.step or 0) // progress.total_steps} %)" if progress.total_steps else ""
     trained = f", last one {show_ago(progress.last_step_time, now)} ago" if progress.last_step_time else ""
@@ -132,7 +132,7 @@ def _step_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
 
 
 def _measure_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
-    """Reward or loss, throughput and staleness."""
+    """Yield reward or loss, throughput and staleness."""
     progress = run.progress
     has_loss = progress.reward is None and progress.loss is not None
     label, value = ("loss", progress.loss) if has_loss else ("reward", progress.reward)
@@ -145,11 +145,11 @@ def _measure_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def _travelled_share(progress: Progress) -> str:
-    """Share of the newest version that engines took; empty: versions are whole, or it is not known."""
+    """Return the transferred share of the newest version; empty if versions are transferred completely, or it is unknown."""
     sent, whole = progress.sent_bytes, progress.version_bytes
     if sent is None or whole is None or not math.isfinite(sent + whole):
         return ""
-    return f"the newest came as {show_size(int(sent))} of {show_size(int(whole))}"
+    return f"the newest was transferred as {show_size(int(sent))} of {show_size(int(whole))}"
 
 
 def _wait_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
@@ -161,16 +161,18 @@ def _wait_lines(run: Snapshot, now: float) -> Iterator[tuple[str, str]]:
 def _more_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
     progress = run.progress
     if run.heard_seconds is not None:
-        old = "; the numbers are as old" if run.heard_seconds > STALE_SECONDS else ""
-        yield "heard", f"{show_span(run.heard_seconds)} ago{old}"
+        old = "; the values above are outdated" if run.heard_seconds > STALE_SECONDS else ""
+        yield "last report", f"{show_span(run.heard_seconds)} ago{old}"
     if run.roles:
         yield "pods", ", ".join(f"{name} {role.ready}/{role.desired}" for name, role in run.roles)
     for name, role in run.roles:
         if role.why is not None:
             yield name, cut_text(role.why, _MESSAGE_MAX)
     yield from _gpu_lines(run)
-    saved = "none is complete" if progress.checkpoint_step is None else f"step {progress.checkpoint_step} is complete"
-    resumed = f", this attempt began from step {progress.resumed_from_step}" if progress.resumed_from_step else ""
+    saved = (
+        "no complete checkpoint" if progress.checkpoint_step is None else f"step {progress.checkpoint_step} is complete"
+    )
+    resumed = f", this attempt started from step {progress.resumed_from_step}" if progress.resumed_from_step else ""
     lost = f", {progress.steps_lost} steps were trained twice" if progress.steps_lost else ""
     yield "checkpoint", saved + resumed + lost
     if run.restarts:
@@ -192,11 +194,13 @@ def _more_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def _gpu_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
-    """Use of each role's GPUs, a line each; nothing for a run without GPUs."""
+    """Yield the use of each role's GPUs, one line per role."""
     label = "GPU use"
     for role, use in run.gpus:
         busy = (
-            f"{use.utilization:.0%} busy" if use.utilization is not None else "a share of a GPU, whose use nobody says"
+            f"{use.utilization:.0%} busy"
+            if use.utilization is not None
+            else "a share of a GPU, whose use is not measured"
         )
         memory = f"{use.used_bytes / 2**30:,.1f} of {use.size_bytes / 2**30:,.1f} GiB"
         idle = f", idle for {use.idle:.0%} of the attempt" if use.idle is not None else ""
@@ -208,17 +212,17 @@ def _gpu_lines(run: Snapshot) -> Iterator[tuple[str, str]]:
 
 
 def _cost_lines(run: Snapshot) -> str:
-    """GPU-hours, or hours of this machine, and what was trained in each."""
+    """Return GPU-hours, or hours of this machine, and the rates of trained tokens and samples."""
     gpus = any(row.role != MACHINE for row in run.cost)
     budget = f" of {run.budget:g} (budget)" if run.budget is not None else ""
     whole = f"{run.gpu_hours:.2f}{budget} GPU-hours" if gpus else f"{run.gpu_hours:.2f} hours of this machine, no GPUs"
     rates = [f"{rate:,.0f} {what}" for what, rate in _per_hour(run).items()]
     each = f"; {' and '.join(rates)} per {'GPU-hour' if gpus else 'hour'}" if rates else ""
-    return f"{whole}{each}; rlrun cost says what for"
+    return f"{whole}{each}; see `rlrun cost`"
 
 
 def _per_hour(run: Snapshot) -> dict[str, float]:
-    """Tokens and samples in each hour of its cost."""
+    """Return trained tokens and samples per hour."""
     return {what: count / run.gpu_hours for what, count in run.trained} if run.gpu_hours else {}
 
 
@@ -232,15 +236,15 @@ def _failure_lines(failures: Sequence[Failure], now: float) -> list[str]:
 
 
 def explanation_text(told: Explanation, now: float) -> str:
-    """An explanation as text."""
+    """Return an explanation as text."""
     lines = [told.headline]
     below = {one.evidence for one in told.before}
-    lines += _finding_lines("why it does what it does now", told.now, now, below)
+    lines += _finding_lines("current state", told.now, now, below)
     lines += _finding_lines("why attempts ended, newest first", told.before, now)
     if told.besides:
         lines += [
             "",
-            "besides",
+            "also",
             *(part for line in told.besides for part in _wrap_text(cut_text(line, 400), "    ", "  - ")),
         ]
     lines += _to_do(told)
@@ -248,7 +252,7 @@ def explanation_text(told: Explanation, now: float) -> str:
 
 
 def _finding_lines(title: str, found: Sequence[Finding], now: float, below: Collection[str] = ()) -> list[str]:
-    """Findings with evidence and advice; evidence that is among `below` is written there."""
+    """Return findings with evidence and advice; evidence that is in `below` is omitted here."""
     lines = []
     for one in found:
         since = f" (since {show_ago(one.since, now)})" if one.since else ""
@@ -260,7 +264,7 @@ def _finding_lines(title: str, found: Sequence[Finding], now: float, below: Coll
 
 def _to_do(told: Explanation) -> list[str]:
     todo = told.steps()
-    return ["", "what to do", *(_point_lines(line) for line in todo)] if todo else ["", "nothing has to be done"]
+    return ["", "what to do", *(_point_lines(line) for line in todo)] if todo else ["", "no action is needed"]
 
 
 def _point_lines(text: str) -> str:
@@ -268,7 +272,7 @@ def _point_lines(text: str) -> str:
 
 
 def _wrap_text(text: str, indent: str, first: str | None = None) -> list[str]:
-    """Lines of a text; what is a command or a path stays whole."""
+    """Return the lines of a text; commands and paths are not broken."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent if first is None else first, subsequent_indent=indent,
         break_long_words=False, break_on_hyphens=False,
@@ -276,7 +280,7 @@ def _wrap_text(text: str, indent: str, first: str | None = None) -> list[str]:
 
 
 def pods_tree(run: Snapshot, now: float) -> str:
-    """A run's pods as a tree: roles, and below each its pods with what they do."""
+    """Return the pods of a run as a tree: roles with their pods and states."""
     lines = []
     for role in dict.fromkeys(one.role for one in run.processes):
         lines.append(f"├─ {role}")
@@ -288,5 +292,5 @@ def pods_tree(run: Snapshot, now: float) -> str:
 
 
 def join_blocks(parts: Iterable[str]) -> str:
-    """Texts with an empty line between them."""
+    """Join texts with an empty line between them."""
     return "\n\n".join(part for part in parts if part)

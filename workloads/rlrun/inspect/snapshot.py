@@ -1,4 +1,4 @@
-"""One look at a run, the same shape for a folder on this machine and for an RLRun in a cluster."""
+"""Snapshot of a run, with the same structure for a folder on this machine and for an RLRun in a cluster."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlrun.protocol.files.gpu_use import GpuUse
 
 Place = Literal["folder", "cluster"]
 _LONGEST = 6
-"""Phases that a line names."""
+"""Maximum number of startup phases in a text."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One aspect of the run, as in `status.conditions`."""
+    """One condition of the run, as in `status.conditions`."""
 
     type: str
     status: str
@@ -23,7 +23,7 @@ class Condition:
     reason: str
     message: str
     since: str | None = None
-    """When the status changed last (RFC 3339)."""
+    """Time of the last change of the status (RFC 3339)."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Failure:
     attempt: int
     role: str
     process: str
-    """Pod, or process on this machine."""
+    """Name of the pod, or of the process on this machine."""
     node: str | None
     exit_code: int | None
     reason: str
@@ -62,7 +62,7 @@ class Process:
     role: str
     attempt: int | None
     state: str
-    """Phase of the pod, or why its container waits or ended."""
+    """Phase of the pod, or the reason why its container waits or ended."""
     ready: bool
     restarts: int = 0
     node: str | None = None
@@ -76,27 +76,27 @@ class Role:
     desired: int
     ready: int
     why: str | None = None
-    """Reason for the number, where the operator has chosen it."""
+    """Reason for the size, if the operator has chosen it."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress as the orchestrator reported it last. None: not known."""
+    """Progress in the orchestrator's last report. None: unknown."""
 
     step: int | None = None
     total_steps: int | None = None
     policy_version: int | None = None
     reward: float | None = None
     loss: float | None = None
-    """Loss of the last step, where there is no reward (task SFT, on this machine)."""
+    """Loss of the last step, for runs without a reward (task SFT, on this machine)."""
     tokens_per_second: float | None = None
     staleness_mean: float | None = None
     sent_bytes: float | None = None
-    """Bytes of the newest version as engines take it, where versions travel as what differs (on this machine)."""
+    """Transferred bytes of the newest version, if versions are sent as differences (on this machine)."""
     version_bytes: float | None = None
-    """Bytes of that version as a whole."""
+    """Bytes of the complete version."""
     last_step_time: str | None = None
-    """RFC 3339."""
+    """Time of the last step (RFC 3339)."""
     eta_seconds: float | None = None
     checkpoint_step: int | None = None
     resumed_from_step: int | None = None
@@ -108,43 +108,43 @@ class Wait:
     """Work that the next step waits for."""
 
     text: str
-    """In words, as the orchestrator says it."""
+    """Text of the orchestrator."""
     role: str | None = None
     phase: str | None = None
     since: str | None = None
-    """RFC 3339."""
+    """Start of the wait (RFC 3339)."""
 
 
 MACHINE = "machine"
-"""Role of the hours of a run without GPUs on one machine."""
+"""Role name for the hours of a run without GPUs on one machine."""
 
 
 @dataclass(frozen=True)
 class CostRow:
-    """Time that the GPUs of one role were held in one attempt."""
+    """Time for which the GPUs of one role were allocated in one attempt."""
 
     attempt: int
-    """0: all attempts before those that have rows."""
+    """Number of the attempt; 0: sum of all attempts before those with rows."""
     role: str
     seconds: tuple[tuple[str, int], ...]
-    """Use, and GPU-seconds; on a machine without GPUs seconds of that."""
+    """Pairs of use and GPU-seconds; without GPUs, seconds of the machine."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Time that an attempt took to its first new step."""
+    """Duration from the start of an attempt to its first new step."""
 
     attempt: int
     seconds: tuple[tuple[str, float], ...]
-    """Phases in order, with their seconds: those of `status.lastRestart`, or of the trainer alone on this machine."""
+    """Phases in order with their seconds, as in `status.lastRestart`; on this machine only the trainer's phases."""
     total: float | None = None
-    """Seconds of all of them; None: the step is not trained yet."""
+    """Sum of the seconds, or None if the step is not trained yet."""
     slow: str | None = None
-    """Phases beyond their budgets, and why."""
+    """Phases that exceeded their budgets, with the cause."""
 
     @property
     def text(self) -> str:
-        """The longest phases in words."""
+        """Text with the longest phases."""
         longest = sorted(self.seconds, key=lambda one: -one[1])[:_LONGEST]
         parts = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in longest if seconds >= 0.5)
         took = "has no new step yet" if self.total is None else f"took {self.total:.0f} s to its first new step"
@@ -153,16 +153,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at a run."""
+    """State of a run at one time."""
 
     place: Place
     name: str
     where: str
-    """Namespace, or the run's folder."""
+    """Namespace, or folder of the run."""
     task: str
     phase: str
     reason: str | None
-    """Reason of the condition that matters most."""
+    """Reason of the most important condition."""
     message: str | None
     attempt: int
     restarts: int
@@ -172,62 +172,62 @@ class Snapshot:
     conditions: tuple[Condition, ...] = ()
     wait: Wait | None = None
     failures: tuple[Failure, ...] = ()
-    """Newest last."""
+    """Failures, newest last."""
     events: tuple[Event, ...] = ()
-    """Newest last."""
+    """Events, newest last."""
     processes: tuple[Process, ...] = ()
     roles: tuple[tuple[str, Role], ...] = ()
     heard_seconds: float | None = None
-    """Age of the orchestrator's last word. None: there is none."""
+    """Seconds since the orchestrator's last report, or None."""
     next_retry_time: str | None = None
     started: str | None = None
     ended: str | None = None
     created: str | None = None
     excluded_nodes: tuple[str, ...] = ()
     defaults: str = ""
-    """ConfigMap with defaults of the namespace, and the fields that the attempt has from it."""
+    """ConfigMap with the namespace's defaults, and the fields that the attempt got from it."""
     storage: str | None = None
-    """Claim and its size."""
+    """Name and size of the claim."""
     forked_from: str | None = None
-    """Run and step that the run was forked from."""
+    """Run and step from which the run was forked."""
     folder: str | None = None
-    """The run's folder as its pods see it."""
+    """Path of the run's folder in its pods."""
     host: str | None = None
-    """Run whose trainer this one uses."""
+    """Run whose trainer this run shares."""
     start: Start | None = None
-    """Start of the attempt that a restart began; on this machine of any attempt."""
+    """Startup of the attempt after the last restart; on this machine, of any attempt."""
     go_on: str | None = None
-    """Command that goes on with a run on this machine."""
+    """Command that continues a run on this machine."""
     results: tuple[str, ...] = ()
-    """Measures of an evaluation."""
+    """Results of an evaluation."""
     cost: tuple[CostRow, ...] = ()
-    """GPU time: in a cluster, and of a folder where `cost.account.with_local_cost` has read it."""
+    """GPU time; for a folder only if `cost.account.with_local_cost` has read it."""
     trained: tuple[tuple[str, int], ...] = ()
-    """Tokens and samples that were trained in this time; empty: none, or not known."""
+    """Tokens and samples that were trained in this time; empty if unknown."""
     gpus: tuple[tuple[str, GpuUse], ...] = ()
-    """Use of each role's GPUs, while the run goes on."""
+    """GPU use by role, while the run is active."""
     gpus_unknown: str | None = None
-    """Why a run that has GPUs does not show their use; None: it does, or has none."""
+    """Reason why the GPU use of a run with GPUs is unknown."""
     budget: float | None = None
-    """GPU-hours that the run may cost."""
+    """Budget of the run in GPU-hours."""
     unread: tuple[str, ...] = ()
     """Parts of the run that could not be read, each with the cause."""
 
     @property
     def title(self) -> str:
-        """Name and place for people."""
+        """Name and location for people."""
         return f"{self.name} ({self.where})" if self.place == "folder" else f"{self.name} (namespace {self.where})"
 
     @property
     def argument(self) -> str:
-        """Words that name the run on a command line, whatever the namespace of the context is."""
+        """Words that name the run on a command line, independent of the context's namespace."""
         return shlex.quote(self.where) if self.place == "folder" else f"{self.name} -n {self.where}"
 
     @property
     def gpu_hours(self) -> float:
-        """All GPU time of `cost`."""
+        """Sum of `cost` in hours."""
         return sum(seconds for row in self.cost for _, seconds in row.seconds) / 3600
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of a type."""
+        """Return the condition of a type, or None."""
         return next((one for one in self.conditions if one.type == kind), None)

@@ -1,4 +1,4 @@
-"""Place of a run: a folder on this machine, or a name in a cluster. Reads both into snapshots."""
+"""Location of a run, a folder on this machine or a name in a cluster, and reading both into snapshots."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rlrun.runtime.json_types import Json
 
 
 class NotFoundError(Exception):
-    """Error for a run, or a part of one, that is not there; one line for a person."""
+    """Error for a missing run, or a missing part of a run; the message is one line for people."""
 
     code = exit_codes.USAGE
 
 
 @dataclass(frozen=True)
 class FolderRun:
-    """A run in a folder of this machine."""
+    """Run in a folder of this machine."""
 
     root: Path
 
 
 @dataclass(frozen=True)
 class ClusterRun:
-    """A run in a cluster."""
+    """Run in a cluster."""
 
     name: str
 
@@ -43,14 +43,14 @@ Run = FolderRun | ClusterRun
 
 
 def find_run(word: str, *, cluster_only: bool = False) -> Run:
-    """The run that a word of the command line names: a path (with a `/`, or a folder that holds a run), or a name in the cluster.
+    """Return the run that an argument names: a path (with a `/`, or a folder with a run), or a name in the cluster.
 
     Args:
-        word: of the command line.
-        cluster_only: take it for a name in the cluster, whatever folders there are.
+        word: argument of the command line.
+        cluster_only: whether the argument is always a name in the cluster.
 
     Raises:
-        NotFoundError: it is a path, and no run is there.
+        NotFoundError: the argument is a path without a run.
     """
     root = Path(word).expanduser()
     if not cluster_only and root.is_file():
@@ -61,28 +61,26 @@ def find_run(word: str, *, cluster_only: bool = False) -> Run:
             return FolderRun(root)
         below = reader.runs_below(root)
         hint = (
-            f"; {len(below)} runs are below it, such as {below[0]}"
+            f"; it contains {len(below)} runs, such as {below[0]}"
             if below
-            else ", or `rlrun get` for those of the cluster"
+            else "; `rlrun get` lists the runs of the cluster"
         )
-        why = f"{root} holds no run" if root.is_dir() else f"there is no folder {root}"
+        why = f"{root} is not the folder of a run" if root.is_dir() else f"there is no folder {root}"
         near = did_you_mean(str(root), [str(one) for one in reader.runs_below(root.parent)]) if not below else ""
-        raise NotFoundError(f"{why}{near}: name a folder that `rlrun local` has written{hint}")
+        raise NotFoundError(f"{why}{near}; name a folder that `rlrun local` created{hint}")
     if is_path:
-        raise NotFoundError(f"{word} is no name of a run in a cluster")
+        raise NotFoundError(f"{word} is not a valid name of a run in a cluster")
     return ClusterRun(word)
 
 
 def _of_a_file(file: Path, word: str) -> str:
-    """Message about a file where a run is expected; a manifest has the name of its run."""
+    """Return the error for a file instead of a run; for a manifest it contains the name of its run."""
     named = re.search(
         r"^metadata:.*?\bname:\s*[\"']?([a-z][a-z0-9-]*)", _read_beginning(file), re.MULTILINE | re.DOTALL
     )
     if named is None:
-        return f"RUN: {word} is a file, expected a run's folder (runs/NAME), or its name in the cluster"
-    return (
-        f"RUN: {word} is a file, expected a run: its folder (runs/{named[1]}), or its name in the cluster ({named[1]})"
-    )
+        return f"RUN: {word} is a file, expected the folder of a run (runs/NAME), or the name of a run in the cluster"
+    return f"RUN: {word} is a file, expected the folder of a run (runs/{named[1]}), or the name of a run in the cluster ({named[1]})"
 
 
 def _read_beginning(file: Path) -> str:
@@ -94,10 +92,10 @@ def _read_beginning(file: Path) -> str:
 
 
 def read_run(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot:
-    """Snapshot of a run.
+    """Return the snapshot of a run.
 
     Raises:
-        ClusterError: the cluster does not give the run itself. What else it does not give is in `unread`.
+        ClusterError: the run itself cannot be read. Other unreadable parts are listed in `unread`.
     """
     if isinstance(run, FolderRun):
         return reader.read_folder(run.root, now)
@@ -109,10 +107,10 @@ def read_run(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot
 
 
 def _near_run_hint(name: str, api: Api, error: ClusterError) -> str:
-    """Hint at the run that a name may mean, where the cluster has none of that name or is not there."""
+    """Return a hint at similar names, or at a local run with this name, if the cluster has no such run or is unreachable."""
     if reader.is_run(here := Path("runs") / name):
-        return f"; a run of this name is in {here}"
-    empty = f"; the folder {name} holds no run (no run.json)" if Path(name).is_dir() else ""
+        return f"; a run with this name is in {here}"
+    empty = f"; the folder {name} is not the folder of a run (no run.json)" if Path(name).is_dir() else ""
     if error.code != exit_codes.USAGE:
         return empty
     try:
@@ -123,20 +121,20 @@ def _near_run_hint(name: str, api: Api, error: ClusterError) -> str:
 
 
 class Parts(Protocol):
-    """Objects of a run in a cluster. Each raises `ClusterError` where it cannot be read."""
+    """Objects of a run in a cluster. Each method raises `ClusterError` if the object cannot be read."""
 
     def pods(self, namespace: str, run: str) -> Json:
-        """List of its pods."""
+        """Return the list of the run's pods."""
 
     def lease(self, namespace: str, run: str) -> Json:
-        """Its progress Lease."""
+        """Return the run's progress Lease."""
 
     def events(self, namespace: str, run: str) -> Json:
-        """List of the events about it."""
+        """Return the list of events about the run."""
 
 
 class KubectlParts:
-    """Parts by `kubectl`."""
+    """Objects of a run, read with `kubectl`."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -155,28 +153,28 @@ class KubectlParts:
 
 
 def pods_of(run: str) -> str:
-    """Label selector of a run's pods."""
+    """Return the label selector of a run's pods."""
     return f"rlrun.io/run={run}"
 
 
 def lease_of(run: str) -> str:
-    """Name of a run's progress Lease."""
+    """Return the name of a run's progress Lease."""
     return f"{run}-progress"
 
 
 def events_of(run: str) -> str:
-    """Field selector of the events about a run."""
+    """Return the field selector of the events about a run."""
     return f"involvedObject.kind=RLRun,involvedObject.name={run}"
 
 
 def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> Snapshot:
-    """Snapshot of an RLRun with its pods, its Lease and its events; what of these cannot be read is in `unread`.
+    """Return the snapshot of an RLRun with its pods, Lease and events; unreadable parts are listed in `unread`.
 
     Args:
-        run: the RLRun.
-        parts: reads the rest.
+        run: RLRun object.
+        parts: reader of the other objects.
         now: seconds since the epoch.
-        events: read these, too.
+        events: whether events are read.
     """
     name, namespace = run["metadata"]["name"], run["metadata"]["namespace"]
     wanted: dict[str, Callable[[], Json]] = {
@@ -199,7 +197,7 @@ def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> S
 
 
 def _answer_all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json], list[str]]:
-    """Answers to several questions, asked at the same time, and what could not be read."""
+    """Run several requests in parallel; returns their results, and messages for those that failed."""
     got: dict[str, Json] = {}
     unread = []
     with ThreadPoolExecutor(len(wanted)) as pool:
@@ -212,12 +210,12 @@ def _answer_all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json],
 
 
 def read_cluster(api: Api, now: float, *, everywhere: bool = False) -> list[Snapshot]:
-    """Snapshots of all runs of a namespace, or of all namespaces, by namespace and name; without pods, events and Leases."""
+    """Return snapshots of all runs of a namespace, or of all namespaces, by namespace and name, without pods, events and Leases."""
     listed = ask_json(api, ["get", RUNS, *(["--all-namespaces"] if everywhere else [])])
     found = [cluster.run_snapshot(one, now=now) for one in listed.get("items") or ()]
     return sorted(found, key=lambda one: (one.where, one.name))
 
 
 def read_folders(roots: Sequence[Path], now: float) -> list[Snapshot]:
-    """Snapshots of all runs in folders, and in the folders right below them."""
+    """Return snapshots of all runs in folders, and in their direct subfolders."""
     return [reader.read_folder(root, now) for above in roots for root in reader.runs_below(above)]

@@ -1,4 +1,4 @@
-"""Times and spans as people read them."""
+"""Times and durations as text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 
 def rfc3339(seconds: float) -> str:
-    """Seconds since the epoch as RFC 3339 in UTC, to the second."""
+    """Format seconds since the epoch as RFC 3339 in UTC, to the second."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_of(text: object) -> float | None:
-    """Seconds since the epoch of an RFC 3339 time; None: it is none."""
+    """Parse an RFC 3339 time into seconds since the epoch; returns None for other values."""
     if not isinstance(text, str):
         return None
     try:
@@ -22,7 +22,7 @@ def seconds_of(text: object) -> float | None:
 
 
 def show_span(seconds: float | None) -> str:
-    """`3d4h`, `1h02m`, `3m07s`, `12s`, or a dash."""
+    """Format a duration as `3d4h`, `1h02m`, `3m07s` or `12s`; None as a dash."""
     if seconds is None:
         return "–"
     whole = max(0, int(seconds))
@@ -34,6 +34,6 @@ def show_span(seconds: float | None) -> str:
 
 
 def show_ago(text: str | None, now: float) -> str:
-    """Span between a time (RFC 3339) and `now`, or a dash."""
+    """Format the duration from an RFC 3339 time to `now`, or a dash."""
     then = seconds_of(text)
     return show_span(None if then is None else now - then)

@@ -1,4 +1,4 @@
-"""Small files of a run by their path in its folder: read here, or through the orchestrator's pod of a cluster."""
+"""Small files of a run by their path in its folder: read locally, or through the orchestrator's pod in a cluster."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ _SECONDS = 60.0
 
 
 class NoFileError(NotFoundError):
-    """Error for a file that a run's folder does not have."""
+    """Error for a file that does not exist in a run's folder."""
 
 
 class Volume:
-    """A run's folder.
+    """Folder of a run.
 
     Args:
-        run: where it is.
-        seen: a look at it; of a run in a cluster, with its pods.
-        api: the cluster.
+        run: location of the run.
+        seen: snapshot of the run; in a cluster with its pods.
+        api: access to the cluster.
     """
 
     def __init__(self, run: Run, seen: Snapshot, api: Api) -> None:
         self._run, self._seen, self._api = run, seen, api
 
     def text(self, path: PurePosixPath) -> str:
-        """Content of a file.
+        """Return the content of a file.
 
         Raises:
-            NoFileError: it is not there.
+            NoFileError: the file does not exist.
             NotFoundError: no pod can read it now.
         """
         if isinstance(self._run, FolderRun):
             file = self._run.root / path
             if not file.is_file():
-                raise NoFileError(f"there is no {file}")
+                raise NoFileError(f"there is no file {file}")
             return file.read_text(errors="replace")
         try:
             return self._exec("cat", str(self._inside(path)))
@@ -51,7 +51,7 @@ class Volume:
             raise
 
     def names(self, path: PurePosixPath) -> list[str]:
-        """Names in a folder, sorted; none: there is no such folder."""
+        """Return the sorted names in a folder; empty if the folder does not exist."""
         if isinstance(self._run, FolderRun):
             folder = self._run.root / path
             return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
@@ -61,10 +61,12 @@ class Volume:
             if "No such file" in str(error):
                 return []
             raise
-        return sorted(name for name in found if "/" not in name)  # what a pod answers becomes a part of paths here
+        return sorted(
+            name for name in found if "/" not in name
+        )  # names from a pod become parts of local paths, so they are checked
 
     def packed(self, path: PurePosixPath) -> AbstractContextManager[IO[bytes]]:
-        """A tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.
+        """Return a tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.
 
         Raises:
             NotFoundError: no pod can read it now.
@@ -78,7 +80,7 @@ class Volume:
         return PurePosixPath(self._seen.folder) / path
 
     def _through(self) -> list[str]:
-        """Words of kubectl that run a command where the volume is mounted."""
+        """Return kubectl's words that run a command in the pod that mounts the volume."""
         pod = next((p for p in self._seen.processes if p.role == "orchestrator" and p.ready), None)
         if pod is None:
             raise NotFoundError(no_reader(self._seen))
@@ -89,16 +91,16 @@ class Volume:
 
 
 def no_reader(seen: Snapshot) -> str:
-    """Words on a run in a cluster whose orchestrator does not run, through whose pod its volume is read."""
+    """Return the message for a run whose volume cannot be read because its orchestrator does not run."""
     pod = next((one for one in seen.processes if one.role == "orchestrator"), None)
-    lacks = "has no orchestrator's pod now" if pod is None else f"has an orchestrator that is not ready ({pod.state})"
+    lacks = "has no orchestrator pod now" if pod is None else f"has an orchestrator that is not ready ({pod.state})"
     told = not_there(seen, lacks)
     if not seen.attempt:
         return told
     claim = f"the claim {seen.storage}" if seen.storage else "its claim"
-    return f"its volume is read through its orchestrator's pod: {told}; or mount {claim} in a pod of your own"
+    return f"its volume is read through the orchestrator's pod: {told}; alternatively mount {claim} in another pod"
 
 
 def traced_steps(names: list[str]) -> list[int]:
-    """Steps that have a trace, ascending."""
+    """Return the steps with a trace in ascending order."""
     return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"step_(\d{8})\.jsonl", name)))

@@ -1,4 +1,4 @@
-"""Why a run waits, restarted or failed, in words: a function of one snapshot, the same for a folder and for a cluster."""
+"""Explanation of why a run waits, restarted or failed, computed from one snapshot of a folder or of a cluster."""
 
 from __future__ import annotations
 
@@ -13,43 +13,43 @@ from rlrun.inspect.times import seconds_of, show_span
 _OVER = ("Complete", "Failed")
 _EVENTS = 5
 _OF_THE_FAILURE = ("RoleFailed", "BackOff", "PermanentFailure", "MaxRestartsExceeded", "FailedByRule")
-"""Reasons that only say that an attempt has ended."""
+"""Reasons that only mean that an attempt has ended."""
 _PLACES = re.compile(r"\b(NAME|WHERE|NAMESPACE|HOST|GO_ON|POD|NODE|ROLE|N|attempt_N)\b")
 _ROLLOUTS = "rollouts for step"
-"""Phase of an orchestrator whose engines and environments have not produced a batch."""
+"""Start of the orchestrator's phase in which engines and environments have not produced a batch yet."""
 STALE_SECONDS = 60.0
-"""An orchestrator renews its Lease every 20 s; after so long without it, numbers are old."""
+"""Age in seconds from which values are outdated; an orchestrator renews its Lease every 20 s."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause, its evidence, and what to do."""
+    """One cause, its evidence, and the suggested action."""
 
     what: str
     evidence: str
     do: str
     since: str | None = None
-    """RFC 3339."""
+    """Start of the cause (RFC 3339)."""
     kind: str = "problem"
     """waits, problem or ended; see `advice.Kind`."""
     follows: bool = False
-    """True if it only follows from the end of the last attempt, which is to be repaired first."""
+    """Whether the cause is only a consequence of the last attempt's end, which must be repaired first."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why a run does what it does."""
+    """Explanation of a run's state."""
 
     headline: str
     now: tuple[Finding, ...]
-    """Causes of the present state; what matters most first."""
+    """Causes of the current state, most important first."""
     before: tuple[Finding, ...]
     """Ends of attempts, newest first."""
     besides: tuple[str, ...]
-    """Facts that may explain more: warnings, excluded nodes, what could not be read."""
+    """Additional facts: warnings, excluded nodes, unreadable parts."""
 
     def steps(self) -> tuple[str, ...]:
-        """Actions for a person, most important first; empty: there is nothing to do."""
+        """Return the actions for a person, most important first; empty if no action is needed."""
         first = [f for f in self.now if not f.follows]
         found = [
             f.do
@@ -63,7 +63,7 @@ def explain_run(run: Snapshot, now: float) -> Explanation:
     """Explain a run.
 
     Args:
-        run: one look at it.
+        run: snapshot of the run.
         now: seconds since the epoch.
     """
     causes = [*_explain_unserved(run), *_telling_conditions(run)]
@@ -76,13 +76,15 @@ def explain_run(run: Snapshot, now: float) -> Explanation:
 
 
 def not_there(run: Snapshot, lacks: str) -> str:
-    """Words on a run of which something is not there: that it has not started, or `lacks`; its state, and where to look."""
+    """Return a message for a missing part of a run: that it has not started, or `lacks`; its state, and a command for details."""
     state = lacks if run.attempt else "has not started"
     reason = f" ({run.reason})" if run.reason else ""
     told = (run.message or "").partition("\n")[0].rstrip(".")
     place = run.where if run.place == "folder" else run.name
     said = f": {told}" if told else ""
-    return f"{place} {state}: it is {run.phase}{reason}{said}; `rlrun why {run.argument}` says more, and what to do"
+    return (
+        f"{place} {state}: it is {run.phase}{reason}{said}; `rlrun why {run.argument}` explains the cause and the fix"
+    )
 
 
 def _make_headline(run: Snapshot, now: float) -> str:
@@ -106,12 +108,12 @@ def _explain_unserved(run: Snapshot) -> Iterator[Finding]:
     if run.phase == "Unserved":
         told = run.message or "no operator has taken this run yet"
         yield Finding(
-            "no operator serves the run", told, _fill_names(find_advice("Unserved", local=False).do, run), run.created
+            "no operator manages the run", told, _fill_names(find_advice("Unserved", local=False).do, run), run.created
         )
 
 
 def _telling_conditions(run: Snapshot) -> list[Finding]:
-    """Conditions that say something is wrong or waited for; first the one that the run itself names, each cause once."""
+    """Return conditions with a problem or a wait; first the condition that the run's reason names; each cause once."""
     found: list[tuple[int, Finding]] = []
     told: set[tuple[str, str]] = set()
     for one in run.conditions:
@@ -126,7 +128,7 @@ def _telling_conditions(run: Snapshot) -> list[Finding]:
 
 
 def _adds_information(run: Snapshot, one: Condition, known: Advice) -> bool:
-    """False for a condition that says no more than the phase: what waits in a run that is over, or restarts and says so elsewhere."""
+    """Return False for a condition without new information: a wait of a run that is over, or a restart that is reported elsewhere."""
     if run.phase in _OVER:
         return known.kind == "ended" or one.reason == run.reason
     return not (one.type in ("Progressing", "Reconciling", "Stalled") and one.reason == "Restarting")
@@ -138,7 +140,7 @@ def _condition_finding(run: Snapshot, one: Condition, known: Advice) -> Finding:
 
 
 def _wait_finding(run: Snapshot, now: float, explained: bool) -> Iterator[Finding]:
-    """Cause that the next step waits for, as the orchestrator reports it."""
+    """Yield the cause that the next step waits for, from the orchestrator's report."""
     if run.wait is None or (explained and run.phase == "Starting" and run.place == "folder"):
         return
     since = seconds_of(run.wait.since)
@@ -150,15 +152,15 @@ def _wait_finding(run: Snapshot, now: float, explained: bool) -> Iterator[Findin
         who = f"the next step waits for {run.wait.phase}"
     long = waited is not None and waited > 300
     look = (
-        f"`rlrun logs {run.argument} --role {run.wait.role or 'orchestrator'}` shows what it does."
+        f"`rlrun logs {run.argument} --role {run.wait.role or 'orchestrator'}` shows its activity."
         if long
-        else "Nothing: steps wait for each other all the time."
+        else "Nothing: short waits between steps are normal."
     )
     yield Finding(who, run.wait.text, look, run.wait.since, "problem" if long and not explained else "waits")
 
 
 def _end_finding(run: Snapshot, failure: Failure) -> Finding:
-    """End of an attempt."""
+    """Return the finding for the end of an attempt."""
     known = find_advice(failure.reason, local=run.place == "folder")
     process = failure.process + (f" on {failure.node}" if failure.node else "")
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
@@ -175,7 +177,7 @@ def _other_findings(run: Snapshot, now: float) -> Iterator[str]:
         times = f" ({one.count} times)" if one.count > 1 else ""
         yield f"event {one.reason}{times}: {one.message} → {_fill_names(find_advice(one.reason, local=False).do, run)}"
     if run.excluded_nodes:
-        yield f"nodes left out: {', '.join(run.excluded_nodes)}"
+        yield f"excluded nodes: {', '.join(run.excluded_nodes)}"
     if run.defaults:
         yield f"defaults of the namespace: {run.defaults}"
     if run.progress.steps_lost:

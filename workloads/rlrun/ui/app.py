@@ -1,4 +1,4 @@
-"""The page's routes: typed, read-only answers about the runs that the one who asks may see, and the static files."""
+"""Routes of the page: typed, read-only responses about the runs that the caller may see, and the static files."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def _run(run: str, request: Request) -> Run:
 
 
 Seen = Annotated[Runs, Depends(_runs)]
-"""Runs of who asks. No route has another way to a run than this and `One`."""
+"""Runs that the caller may see. Routes reach runs only through this dependency and `One`."""
 One = Annotated[Run, Depends(_run)]
-"""The run that the address names, if who asks may see it."""
+"""Run in the URL, if the caller may see it."""
 
 
 def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: StaticFiles, feed: Feed) -> FastAPI:
-    """The application, without what guards it.
+    """Return the application without its guard.
 
     Args:
-        runs_of: the runs that the one who sent a request may see.
-        redactor: takes secrets out of every answer.
-        static: the page.
-        feed: of all runs.
+        runs_of: function that returns the runs that the sender of a request may see.
+        redactor: remover of secrets in every response.
+        static: files of the page.
+        feed: change events of all runs.
     """
-    # No pages of documentation: they load scripts from other hosts.
+    # FastAPI's documentation pages load scripts from other hosts, so they are disabled.
     app = FastAPI(
         title="rlrun ui", docs_url=None, redoc_url=None, openapi_url=None, default_response_class=PlainJSONResponse
     )
@@ -74,19 +74,21 @@ def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: Sta
         if (why := feed.refusal(runs.user)) is not None:
             return _problem(429, why)
         view = None if runs.user is None else runs.seen
-        # A proxy that gathers answers before it passes them on would hold the events back: nginx does, unless an answer says otherwise.
+        # A buffering proxy would delay the events; nginx buffers unless this header disables it.
         headers = {"X-Accel-Buffering": "no"}
         return StreamingResponse(feed.events(view, runs.user), media_type="text/event-stream", headers=headers)
 
     @app.get("/api/{rest:path}")
     def no_answer(rest: str) -> Response:
-        return _problem(404, f"there is no /api/{rest}")
+        return _problem(404, f"the route /api/{rest} does not exist")
 
     @app.api_route("/{path:path}", methods=["GET", "HEAD"])
     def file(path: str) -> Response:
         found = static.get(path)
         if found is None:
-            return Response(f"there is no /{path}; the page is at /\n", status_code=404, media_type="text/plain")
+            return Response(
+                f"the file /{path} does not exist; open the page at /\n", status_code=404, media_type="text/plain"
+            )
         caching = "public, max-age=31536000, immutable" if found.hashed else "no-cache"
         return Response(found.content, media_type=found.kind, headers={"Cache-Control": caching})
 
@@ -98,11 +100,11 @@ def _problem(status: int, text: str) -> PlainJSONResponse:
 
 
 def _add_problems(app: FastAPI) -> None:
-    """Answers to what cannot be answered: one sentence each, no traceback."""
+    """Convert exceptions into responses with one sentence and no traceback."""
 
     @app.exception_handler(UnknownRunError)
     def unknown(_request: Request, error: Exception) -> Response:
-        return _problem(404, f"there is no run {error.args[0]!s:.100}; it may have been removed or renamed")
+        return _problem(404, f"the run {error.args[0]!s:.100} does not exist; it may have been removed or renamed")
 
     @app.exception_handler(OutsideError)
     def outside(_request: Request, error: Exception) -> Response:
@@ -115,7 +117,7 @@ def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(LookupError)
     def lacking(_request: Request, error: Exception) -> Response:
         return _problem(
-            404, str(error.args[0]) if error.args and isinstance(error.args[0], str) else "it is not there any more"
+            404, str(error.args[0]) if error.args and isinstance(error.args[0], str) else "it no longer exists"
         )
 
     @app.exception_handler(OSError)
@@ -123,8 +125,8 @@ def _add_problems(app: FastAPI) -> None:
         assert isinstance(error, OSError)
         name = str(error.filename or "a file").rpartition("/")[2]
         if isinstance(error, FileNotFoundError):
-            return _problem(404, f"there is no {name} in the run's folder")
-        return _problem(500, f"{name}: {error.strerror or 'it cannot be read'}")
+            return _problem(404, f"the run's folder has no {name}")
+        return _problem(500, f"{name}: {error.strerror or 'it is unreadable'}")
 
     @app.exception_handler(RequestValidationError)
     def wrong(_request: Request, error: Exception) -> Response:
@@ -162,7 +164,7 @@ def _add_runs(app: FastAPI, redactor: Redactor) -> None:
 
 
 def _fields(run: Run, redactor: Redactor) -> RunFields:
-    """Fields of a run's manifest, without secrets."""
+    """Return the fields of a run's manifest without secrets."""
     document = run.manifest()
     spec = document.get("spec")
     if isinstance(spec, dict):
@@ -233,7 +235,7 @@ def _add_rollouts(app: FastAPI, redactor: Redactor) -> None:
         return rollout_views.rollout_view(redactor.text(run.label), row, whole, redactor.text)
 
     def place(run: OpenRun, step: int, number: int) -> tuple[int, int, int]:
-        """Attempt, group and rollout of a row of a trace."""
+        """Return attempt, group and rollout of a row of a trace."""
         row, _ = rollout_views.whole_rollout(run, Source(step, None), number)
         attempt, group, member = (
             value if isinstance(value := row[name], int) else 0 for name in ("attempt", "group", "rollout")

@@ -1,4 +1,4 @@
-"""Reads that stay inside the given folders, whatever links lie in them."""
+"""Reads that stay inside the given folders, even if the folders contain links."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from pathlib import Path
 from typing import BinaryIO
 
 _LOOKED_INTO = ("attempts", "checkpoints", "logs", "revisions")
-"""Folders of a run whose files the readers of `rlrun.inspect` open by themselves."""
+"""Folders of a run whose files the readers of `rlrun.inspect` open directly."""
 _DEPTH = 3
-"""`logs/attempt_0001/trainer/error.json` lies so deep below them."""
+"""Depth below these folders that is checked, as in `logs/attempt_0001/trainer/error.json`."""
 
 
 class OutsideError(Exception):
-    """A file lies outside the given folders, or is none that can be read to its end."""
+    """Error for a file outside of the given folders, or one that is not a regular file."""
 
 
 class Fence:
-    """The folders that may be read.
+    """Folders that may be read.
 
     Args:
-        folders: as given by the user; links in their own paths are followed once, now.
+        folders: folders from the user; links in their own paths are resolved once, here.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._real = tuple(folder.resolve() for folder in folders)
 
     def holds(self, path: Path) -> bool:
-        """True if a path, with all links followed, is in one of the folders."""
+        """Return whether a path is in one of the folders after all links are resolved."""
         return self._inside(path.resolve())
 
     def _inside(self, real: Path) -> bool:
         return any(real.is_relative_to(folder) for folder in self._real)
 
     def check_run(self, root: Path) -> None:
-        """Refuse a run's folder from which a link leads out, or in which a pipe or a device stands for a file.
+        """Refuse a run's folder if it contains a link to the outside, a pipe or a device.
 
-        The readers of `rlrun.inspect` open small files by themselves, so all of these are looked at before.
+        The readers of `rlrun.inspect` open small files directly, so these files are checked before.
 
         Raises:
-            OutsideError: names the entry.
+            OutsideError: an entry is not allowed; the message contains its name.
         """
         if not self.holds(root):
-            raise OutsideError(f"{root.name} is a link to a folder outside of those that were given")
+            raise OutsideError(f"{root.name} is a link to a folder outside of the folders of this page")
         for entry in _allowed_entries(root):
             self._check(entry, root)
 
     def _check(self, entry: os.DirEntry[str], root: Path) -> None:
         name = Path(entry.path).relative_to(root)
         if entry.is_symlink() and not self._inside(Path(entry.path).resolve()):
-            raise OutsideError(f"{root.name}/{name} is a link that leads out of the folders that were given")
+            raise OutsideError(f"{root.name}/{name} is a link to a target outside of the folders of this page")
         if not (entry.is_file() or entry.is_dir() or entry.is_symlink()):
             raise OutsideError(f"{root.name}/{name} is neither a file nor a folder")
 
     def open(self, path: Path) -> BinaryIO:
-        """Open a file for reading. Where it lies is asked of what was opened, so no link that changes meanwhile gets past it.
+        """Open a file for reading. The location is checked on the opened file, so a concurrent change of a link cannot bypass the check.
 
         Raises:
-            OutsideError: it lies outside, or is no file.
-            FileNotFoundError: there is none.
+            OutsideError: the file is outside of the folders, or is not a regular file.
+            FileNotFoundError: the file does not exist.
         """
         number = os.open(
             path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-        )  # a pipe without a writer would block for ever
+        )  # O_NONBLOCK: opening a pipe without a writer would block forever
         file = os.fdopen(number, "rb")
         try:
             if not stat.S_ISREG(os.fstat(number).st_mode):
-                raise OutsideError(f"{path.name} is no file")
+                raise OutsideError(f"{path.name} is not a regular file")
             if not self._inside(_opened_path(number, path)):
-                raise OutsideError(f"{path.name} lies outside of the folders that were given")
+                raise OutsideError(f"{path.name} is outside of the folders of this page")
         except BaseException:
             file.close()
             raise
@@ -78,7 +78,7 @@ class Fence:
 
 
 def _opened_path(number: int, path: Path) -> Path:
-    """Place of an open file."""
+    """Return the path of an open file."""
     try:
         return Path(f"/proc/self/fd/{number}").readlink()
     except OSError:  # not Linux
@@ -86,7 +86,7 @@ def _opened_path(number: int, path: Path) -> Path:
 
 
 def _allowed_entries(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Entries of a run's folder that are looked at: its own, and those of the folders that are read as a whole."""
+    """Yield the entries of a run's folder that are checked: direct entries, and those of folders that are read completely."""
     with os.scandir(root) as found:
         for entry in sorted(found, key=lambda one: one.name):
             yield entry

@@ -1,4 +1,4 @@
-"""Curves as the page draws them: title and unit of each metric, a scale that outliers do not flatten, the mean of the last steps."""
+"""Curves for the page: title and unit of each metric, an axis that outliers do not flatten, a moving mean."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ _UNITS: tuple[tuple[str, str, str, float], ...] = (
     (r"skipped_steps|critic_skipped|furthest_step", "", "steps", 1),
     (r"env/(.+)/([^/]+)", "{1}, {0}", "mean of the rollouts", 1),
 )  # fmt: skip
-"""Metrics by their name: title (empty: the name; with the groups of the pattern), unit, and factor from the metric to the unit."""
+"""Metrics by name: title (empty: the name; with groups of the pattern), unit, and factor from the metric to the unit."""
 _UNKNOWN = "value"
 _HELD_OUT = ("eval/", "validation/")
 _SIGNIFICANT = 6
-"""Digits that are sent: a picture has no place for more."""
+"""Significant digits in responses; more are not visible in a plot."""
 _LEAST = 8
-"""Values below which none is an outlier."""
+"""Number of values below which no value is an outlier."""
 _FEW = 0.05
-"""Largest share of values that can be outliers."""
+"""Maximum fraction of values that can be outliers."""
 _NEWEST = 3
-"""Newest values that are not outliers all together: a run that diverges is shown."""
+"""Number of newest values that are never all outliers, so that a diverging run is visible."""
 _OUTLIERS_SENT = 20
 _WINDOW_MAX = 25
 _SPARK_POINTS = 60
@@ -78,7 +78,7 @@ _SPARK_POINTS = 60
 
 @dataclass(frozen=True)
 class MetricUnit:
-    """Title and unit of a metric; its values times `factor` are in this unit."""
+    """Title and unit of a metric; value times `factor` is in this unit."""
 
     title: str
     unit: str
@@ -105,17 +105,17 @@ class Scale:
     high: float
 
     def holds(self, value: float) -> bool:
-        """Return True if a value is on the axis."""
+        """Return whether a value is on the axis."""
         return self.low <= value <= self.high
 
 
 def scale_of(values: Sequence[float]) -> Scale:
-    """Return a scale that few outliers do not flatten.
+    """Return an axis that a few outliers do not flatten.
 
-    An outlier lies further from the other 95 % of the values than these spread. The scale of values without outliers holds all of them.
+    An outlier is further from the central 95 % of the values than their spread. Without outliers the axis contains all values.
 
     Args:
-        values: at least one, in the order of their steps.
+        values: at least one value, in the order of steps.
     """
     whole, few = Scale(min(values), max(values)), max(1, int(len(values) * _FEW))
     if len(values) < _LEAST:
@@ -125,29 +125,29 @@ def scale_of(values: Sequence[float]) -> Scale:
     spread = core.high - core.low
     reach = Scale(core.low - spread, core.high + spread)
     kept = [value for value in ordered if reach.holds(value)]
-    # A constant has no spread: each other value would be an outlier of it.
+    # A constant has no spread: every other value would be an outlier.
     if spread <= 0 or len(ordered) - len(kept) > few or not any(reach.holds(value) for value in values[-_NEWEST:]):
         return whole
     return Scale(kept[0], kept[-1])
 
 
 def window_of(count: int, smooth: int) -> int:
-    """Return the number of steps of a mean; `smooth` 0: a twentieth of the steps, 25 at most."""
+    """Return the window of the moving mean in steps. `smooth` 0: a twentieth of the steps, at most 25."""
     return smooth or min(_WINDOW_MAX, max(1, count // 20))
 
 
 def draw_curves(
     index: StepIndex, metrics: Sequence[str], *, first: int | None, last: int | None, smooth: int, points: int
 ) -> run_answers.Curves:
-    """Return curves as they are drawn.
+    """Return curves for drawing.
 
     Args:
         index: metrics of the run.
         metrics: names of the curves.
-        first: first step; None: of all.
-        last: last step; None: of all.
-        smooth: steps of the mean; 1: no mean, 0: chosen by the number of steps. Held-out values are not smoothed.
-        points: the most of a curve.
+        first: first step; None: no lower bound.
+        last: last step; None: no upper bound.
+        smooth: window of the mean in steps; 1: no mean, 0: depends on the number of steps. Held-out values are not smoothed.
+        points: maximum number of points of a curve.
     """
     found = [_draw_curve(index.line(metric, first, last), smooth, points) for metric in metrics]
     return run_answers.Curves(curves=found)
@@ -159,7 +159,7 @@ def _draw_curve(line: Line, smooth: int, points: int) -> run_answers.CurveView:
     scale = scale_of(values) if values else Scale(0.0, 0.0)
     window = 1 if line.label.startswith(_HELD_OUT) else window_of(len(values), smooth)
     drawn = thin_curve(Line(line.label, line.steps, values), points)
-    # An outlier has a mark of its own and no part in the mean, which it would lift for `window` steps.
+    # Outliers are drawn as marks and excluded from the mean, which they would distort for `window` steps.
     pairs = list(zip(line.steps, values, strict=True))
     inside = [(step, value) for step, value in pairs if scale.holds(value)]
     mean = Line(line.label, [step for step, _ in inside], smooth_values([value for _, value in inside], window))
@@ -183,7 +183,7 @@ def _round_value(value: float) -> float:
 
 
 def draw_sparkline(index: StepIndex) -> run_answers.Sparkline:
-    """Return the small curve of a run: its reward, or the loss of a run without one; empty if there is no step."""
+    """Return the small curve of a run: the reward, or the loss if there is no reward; empty without steps."""
     names = index.names
     metric = next((name for name in ("reward/mean", "loss") if name in names), "")
     known, line = unit_of(metric), index.line(metric)
@@ -209,12 +209,12 @@ _PARTS = (
     ("checkpoint", "saves", False, ("time/save_ckpt",)),
     ("validation", "validates", False, ("time/validate",)),
 )
-"""Parts of `time/step`, in the order in which they are drawn: name, label, whether the trainer waits, metrics."""
+"""Parts of `time/step` in drawing order: name, label, whether the trainer waits, metrics."""
 _REST = ("rest", "does the rest", False)
 
 
 def draw_timeline(index: StepIndex, *, first: int | None, last: int | None, spans: int) -> run_answers.Timeline:
-    """Return the mean seconds of each part of a step, over `spans` spans of equal numbers of steps."""
+    """Return the mean seconds of each part of a step for `spans` intervals with equal numbers of steps."""
     whole = index.line("time/step", first, last)
     count = min(spans, len(whole.steps))
     edges = [at * len(whole.steps) // count for at in range(count + 1)] if count else [0]
@@ -241,7 +241,7 @@ def draw_timeline(index: StepIndex, *, first: int | None, last: int | None, span
 
 
 def _add_metric(sums: list[float], steps: Sequence[int], line: Line) -> None:
-    """Add a metric, which fewer steps may have, to the sums of steps."""
+    """Add a metric, which may lack some steps, to the sums per step."""
     places = {step: at for at, step in enumerate(steps)} if len(line.steps) != len(steps) else None
     for at, (step, value) in enumerate(zip(line.steps, line.values, strict=True)):
         place = at if places is None else places.get(step)

@@ -1,4 +1,4 @@
-"""Checks before every request, and headers of every answer: who may ask, under which name, and what a page may load."""
+"""Checks before every request and headers of every response: host names, token, methods, and what a page can load."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 _METHODS = ("GET", "HEAD")
-_WITHOUT_TOKEN = "this page asks for the token of the address that `rlrun ui` has printed: http://HOST:PORT/?token=…"
+_WITHOUT_TOKEN = "this page needs a token; open the URL that `rlrun ui` printed: http://HOST:PORT/?token=…"
 
 
 class PlainJSONResponse(JSONResponse):
-    """An answer whose texts have no character that a browser obeys rather than shows: see `printable`."""
+    """JSON response without control characters that a browser would interpret, see `printable`."""
 
     def render(self, content: object) -> bytes:
-        """Return the document."""
+        """Return the encoded document."""
         return super().render(_plain_answer(content))
 
 
@@ -49,7 +49,7 @@ def _plain_answer(value: object) -> object:
 
 
 def with_policy(send: Send) -> Send:
-    """`send` with the headers of every answer."""
+    """Return a `send` that adds the security headers to every response."""
 
     async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -63,25 +63,25 @@ def with_policy(send: Send) -> Send:
 
 
 class Guard:
-    """Middleware.
+    """ASGI middleware with the checks of `rlrun ui`.
 
     Args:
-        app: what answers.
-        names: host names by which the server may be called, which keeps out pages of others that resolve a name of theirs to this
-            address (DNS rebinding). None: any; a token is then what keeps them out.
-        token: what a request must bring, in the address once and then as a cookie. None: nothing.
-        port: of the server; cookies of one host are shared by all of its ports, so it is part of the cookie's name.
+        app: wrapped application.
+        names: allowed host names, as a protection from pages of other sites whose name resolves to this address (DNS rebinding). None: any
+            name; the token is then the protection.
+        token: required token, first in the URL and then in a cookie. None: no token.
+        port: port of the server, part of the cookie's name because all ports of a host share cookies.
     """
 
     def __init__(self, app: ASGIApp, *, names: Iterable[str] | None, token: str | None, port: int) -> None:
         if names is None and token is None:
-            raise ValueError("without names a token is needed")
+            raise ValueError("token is required if names is None")
         self._app, self._token = app, token
         self._names = None if names is None else frozenset(names)
         self._cookie = f"rlrun_ui_{port}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Check and answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -93,15 +93,15 @@ class Guard:
         host = headers.get("host", "")
         if self._names is not None and _host_name(host) not in self._names:
             return _request_problem(
-                421, f"this server is not called {host!r}; open it as http://localhost and its port"
+                421, f"the host name {host!r} is not allowed; open http://localhost with the server's port"
             )
         if scope["method"] not in _METHODS:
-            return _request_problem(405, f"{scope['method']} changes nothing here: this page only reads")
+            return _request_problem(405, f"the method {scope['method']} is not allowed: this page is read-only")
         if scope["path"].startswith("/api/") and headers.get("sec-fetch-site", "same-origin") not in (
             "same-origin",
             "none",
         ):
-            return _request_problem(403, "another site's page may not read this")
+            return _request_problem(403, "requests from pages of other sites are not allowed")
         return self._without_token(scope, headers)
 
     def _without_token(self, scope: Scope, headers: Headers) -> Response | None:
@@ -111,9 +111,9 @@ class Guard:
         brought = next((value for name, value in query if name == "token"), None)
         if brought is not None and self._is_token(brought):
             rest = urlencode([(name, value) for name, value in query if name != "token"])
-            # Out of the address, so that it stays neither in the history nor in a picture of the window.
+            # Remove the token from the URL, so that it appears neither in the history nor in screenshots.
             answer = RedirectResponse(f"{_is_local_path(scope['path'])}{'?' + rest if rest else ''}", status_code=303)
-            # Lax: with Strict, a link to the page in another site's page (a chat) would come without it after this redirect.
+            # Lax: with Strict, a link from another site (a chat) would arrive without the cookie after this redirect.
             answer.set_cookie(self._cookie, self._token, httponly=True, samesite="lax", path="/")
             return answer
         if self._is_token(cookie_of(headers.get("cookie", ""), self._cookie)):
@@ -127,19 +127,19 @@ class Guard:
 
 
 def _host_name(host: str) -> str:
-    """Host name of a Host header, without the port: a tunnel may have given it another one."""
+    """Return the host name of a Host header without the port, because a tunnel can change the port."""
     if host.startswith("["):
         return host.partition("]")[0].lower() + "]"
     return host.partition(":")[0].lower()
 
 
 def _is_local_path(path: str) -> str:
-    """A path that no browser takes for another host's address (`//host`)."""
+    """Return a path that no browser interprets as the URL of another host (`//host`)."""
     return "/" + path.lstrip("/\\")
 
 
 def cookie_of(header: str, name: str) -> str:
-    """Value of a cookie; empty: it is not there."""
+    """Return the value of a cookie, or an empty text."""
     try:
         found = SimpleCookie(header).get(name)
     except CookieError:

@@ -1,4 +1,4 @@
-"""Events of runs that change: one look at all folders a second, however many pages are open."""
+"""Change events of runs: one scan of all folders per second, independent of the number of open pages."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
 CLIENTS_MAX = 256
-"""Pages that are served at once."""
+"""Maximum number of open pages."""
 OF_ONE_MAX = 16
-"""Of them those of one user: nobody keeps the others out."""
+"""Maximum number of open pages per user, so that one user cannot block the others."""
 View = Callable[[Mapping[str, str]], Mapping[str, str] | None]
 _KEEPALIVE_SECONDS = 15.0
-"""A comment after so long without a change: what is between sees that the connection lives, and we that it does not."""
+"""Seconds without a change after which a comment is sent: proxies keep the connection, and a closed one is detected."""
 
 
 class Feed:
-    """Fingerprints of all runs, and a wait for their next change.
+    """Fingerprints of all runs, and a wait for the next change.
 
     Args:
-        look: reads the fingerprints; called in a thread, and only while somebody listens.
-        seconds: time between two looks.
-        passing: errors of a look that the next one may not have: a folder that is being removed.
+        look: function that reads the fingerprints; called in a thread, and only while pages are connected.
+        seconds: time between two reads.
+        passing: temporary errors of `look`, such as a folder that is being removed.
     """
 
     def __init__(
@@ -33,36 +33,38 @@ class Feed:
     ) -> None:
         self._look, self._seconds, self._passing = look, seconds, passing
         self._now: Mapping[str, str] | None = None
-        """None: nobody has looked yet."""
+        """Newest fingerprints; None before the first read."""
         self._number = 0
-        """Changes seen; a client that has seen fewer gets the newest state alone."""
+        """Number of changes; a client that has seen fewer gets only the newest state."""
         self._changed = asyncio.Condition()
         self._clients: Counter[str | None] = Counter()
-        """Pages by their users; None: nobody has to log in."""
+        """Number of pages per user; None: a server without login."""
         self._task: asyncio.Task[None] | None = None
 
     def refusal(self, user: str | None = None) -> str | None:
-        """Why one more page of a user is not served, in words; None: it is."""
+        """Return why another page of a user is refused, or None."""
         if user is not None and self._clients[user] >= OF_ONE_MAX:
-            return f"you have {OF_ONE_MAX} pages of this server open, which is the most for one user; close some"
+            return f"you have {OF_ONE_MAX} open pages of this server, the maximum per user; close some of them"
         if self._clients.total() >= CLIENTS_MAX:
-            return f"{CLIENTS_MAX} pages of this server are open, which is the most for all users; close some, or try again later"
+            return f"{CLIENTS_MAX} pages of this server are open, the maximum for all users; close some of yours, or try again later"
         return None
 
     async def events(self, view: View | None = None, user: str | None = None) -> AsyncIterator[str]:
-        """Server-sent events: at once the fingerprints of the runs, and again after each change.
+        """Yield server-sent events: the fingerprints of the runs immediately, and again after each change.
 
         Args:
-            view: chooses what one page is told; called in a thread before each event, and at least every 15 s. When it gives None, or
-                fails, the stream ends. None: everything is told.
-            user: of the page.
+            view: filter of the fingerprints for one page; called in a thread before each event, and at least every 15 s. The stream ends
+                if it returns None or fails. None: no filter.
+            user: user of the page.
         """
-        if self.refusal(user) is not None:  # pages that came at once have all been answered before any was counted
+        if self.refusal(user) is not None:  # concurrent requests pass the first check before any of them is counted
             return
         self._clients[user] += 1
         seen, told = 0, None
         try:
-            if self._task is None:  # nothing is awaited in between: of two pages that come at once, one starts it
+            if (
+                self._task is None
+            ):  # no await before the assignment, so only one of two concurrent pages starts the task
                 self._task = asyncio.create_task(self._watch())
             while True:
                 quiet = seen == self._number and not await self._wait(seen)
@@ -75,7 +77,7 @@ class Feed:
                 if seen and mine != told:
                     told = mine
                     yield f"event: runs\ndata: {json.dumps(mine)}\n\n"
-                elif quiet:  # only then: a change of others' runs is nothing that this page hears of
+                elif quiet:  # not after a change that the filter hides: its time must stay invisible
                     yield ": still here\n\n"
         finally:
             self._clients[user] -= 1

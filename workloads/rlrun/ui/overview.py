@@ -1,4 +1,4 @@
-"""Answers about runs as wholes: their list, one run with its explanation, staleness, comparison."""
+"""Responses about whole runs: list, one run with its explanation, staleness, comparison."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from rlrun.ui.shown import ForbiddenError, Run, Runs, UnreadableError
 from rlrun.ui.steps import NO_STEPS, StepIndex
 
 _EVENTS = 100
-"""Newest events that are shown."""
+"""Maximum number of events in a response; the newest are kept."""
 _CHANGES = 200
-"""Changed fields of a fork that are shown."""
+"""Maximum number of changed fields of a fork in a response."""
 
 
 def run_list(runs: Runs) -> run_answers.RunList:
-    """All runs, and the folders that are refused."""
+    """Return all runs, and the refused folders."""
     rows, refused = [], []
     for run in runs.all():
         try:
@@ -42,7 +42,7 @@ def run_list(runs: Runs) -> run_answers.RunList:
 
 
 def run_row(name: str, seen: Snapshot) -> run_answers.RunRow:
-    """A run in the list."""
+    """Return the list entry of a run."""
     progress = {
         key: value for key, value in asdict(seen.progress).items() if key in run_answers.ProgressView.model_fields
     }
@@ -53,12 +53,12 @@ def run_row(name: str, seen: Snapshot) -> run_answers.RunRow:
 
 
 def _run_place(seen: Snapshot) -> str:
-    """Its folder; of a run in a cluster its namespace and name."""
+    """Return the folder of a run, or namespace/name for a run in a cluster."""
     return seen.where if seen.place == "folder" else f"{seen.where}/{seen.name}"
 
 
 def steps_of(run: Run) -> tuple[StepIndex, str | None]:
-    """Metrics of a run, and why there are none where its files cannot be read here."""
+    """Return the metrics of a run, and the reason if its files cannot be read here."""
     try:
         return run.files().steps(), None
     except (ForbiddenError, UnreadableError, OutsideError) as error:
@@ -66,7 +66,7 @@ def steps_of(run: Run) -> tuple[StepIndex, str | None]:
 
 
 def run_view(run: Run) -> run_answers.RunView:
-    """One run with its explanation."""
+    """Return one run with its explanation."""
     now, seen = time.time(), run.snapshot()
     index, unread = steps_of(run)
     told, bounds = explain_run(seen, now), index.bounds
@@ -105,7 +105,7 @@ def run_view(run: Run) -> run_answers.RunView:
 
 
 def _run_cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_answers.CostView | None:
-    """Cost of the run: as its status counts it, or by the columns of its metrics; None: nothing is known."""
+    """Return the cost of a run from its status or from its metrics; None if it is unknown."""
     if seen.place == "cluster":
         uses, gpus = sum_uses(seen.cost), True
     else:
@@ -117,7 +117,7 @@ def _run_cost(run: Run, seen: Snapshot, index: StepIndex, now: float) -> run_ans
 
 
 def _step_seconds(index: StepIndex, attempt: int) -> Spent:
-    """Time of an attempt's steps."""
+    """Return the time that an attempt spent on steps."""
     first, last = index.attempts[attempt]
     took = index.line("time/step", first, last)
     if not took.steps:
@@ -138,7 +138,7 @@ def _step_seconds(index: StepIndex, attempt: int) -> Spent:
 
 
 def staleness_histogram(run: OpenRun, step: int) -> run_answers.Staleness:
-    """Histogram of a step.
+    """Return the staleness histogram of a step.
 
     Raises:
         FileNotFoundError: the step has no trace.
@@ -148,11 +148,11 @@ def staleness_histogram(run: OpenRun, step: int) -> run_answers.Staleness:
 
 
 def config_history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, object]]) -> run_answers.History:
-    """Changes of a run's configuration over its attempts.
+    """Return the changes of a run's configuration between its attempts.
 
     Args:
-        run: its files.
-        clean: takes secrets out of a configuration; a secret that changed is none that is told.
+        run: files of the run.
+        clean: function that removes secrets from a configuration; a changed secret is then not reported as a change.
     """
     kept = past.attempts_kept(run.paths, run.fence.open, run.fork(), lambda config: clean(dict(config)))
     found = past.list_edits(kept)
@@ -164,7 +164,7 @@ def config_history(run: OpenRun, clean: Callable[[dict[str, object]], dict[str, 
 
 
 def run_lineage(run: Run, runs: Runs) -> run_answers.Lineage:
-    """The run that a run was forked from, and its own forks, among the runs that who asks may see."""
+    """Return the origin and the forks of a run, among the runs that the caller may see."""
     fork, uid = run.fork(), run.uid()
     origin, forks = None, []
     for other in runs.all():
@@ -187,25 +187,25 @@ def run_lineage(run: Run, runs: Runs) -> run_answers.Lineage:
 
 
 def _forked_fields(fork: ForkedFrom) -> list[run_answers.Change]:
-    """Changed fields of a fork, of which the record has one line each."""
+    """Return the changed fields of a fork; its record contains one line per field."""
     found = []
     for line in fork.changed[:_CHANGES]:
         field, _, values = printable(line).partition(" ")
         before, _, after = values.partition(" -> ")
         if is_secret(field):
             before = after = REMOVED
-        elif is_free_path(field):  # a secret can have any name and any form there
+        elif is_free_path(field):  # a value of free form may be a secret under any name
             before = after = HIDDEN
         found.append(run_answers.Change(field=field, before=before, after=after))
     return found
 
 
 def compare_runs(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answers.Comparison:
-    """Runs beside each other.
+    """Return a comparison of runs.
 
     Args:
-        runs: at least two.
-        fields: fields of each manifest, without secrets.
+        runs: at least two runs.
+        fields: fields of each manifest without secrets, in the same order.
     """
     found = [steps_of(run) for run in runs]
     indexes, labels = [index for index, _ in found], [run.label for run in runs]

@@ -1,4 +1,4 @@
-"""Explanation of a rollout's advantage, versions and tokens from the batch of its step, and the commands that go further."""
+"""Explanation of a rollout's advantage, versions and tokens from the batch of its step, and commands for further analysis."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from rlrun.ui.tokens import readable_batch
 def rollout_reasons(
     run: OpenRun, fetch: tuple[str, str], step: int, place: tuple[int, int, int], clean: Callable[[str], str]
 ) -> rollout_answers.Reasons:
-    """Lines on a rollout that was trained, one block for each of its samples, as long as the batch of its step is on the volume.
+    """Explain a trained rollout, with one block of lines per sample, if the batch of its step is still on the volume.
 
     Args:
-        run: has the batch.
-        fetch: command that brings the run's folder to where commands read it, or empty, and that folder.
-        step: whose batch it is.
+        run: run with the batch.
+        fetch: command that copies the run's folder to this machine (empty if local), and the name of that folder.
+        step: step of the batch.
         place: attempt, group and rollout.
-        clean: takes secrets out of a line.
+        clean: function that removes secrets from a line.
 
     Raises:
-        OutsideError: a file is a link that leads out.
+        OutsideError: a file is a link to the outside.
     """
     attempt, group, rollout = place
     sample = f"{group}/{rollout}"
     refused, samples = readable_batch(run, step, attempt), list[tuple[int, list[str]]]()
     try:
         samples = [] if refused is not None else _explained_samples(run, step, attempt, group, rollout)
-        refused = refused or (None if samples else "the batch does not hold this rollout")
+        refused = refused or (None if samples else "the batch does not contain this rollout")
     except ImportError as error:
         refused = explain_import(error) or str(error)
     except ValueError as error:
         refused = clean(str(error))
-    if len(samples) > 1:  # GROUP/ROLLOUT names all of them
+    if len(samples) > 1:  # GROUP/ROLLOUT is ambiguous for several samples; an index is not
         sample = str(samples[0][0])
     shown = [[clean(line) for line in lines] for _, lines in samples]
     commands = next_commands(run.paths, shlex.quote(fetch[1]), step, sample)
@@ -48,35 +48,35 @@ def rollout_reasons(
 
 
 def next_commands(paths: RunPaths, folder: str, step: int, sample: str) -> list[rollout_answers.NextCommand]:
-    """Commands on a step that can succeed with the batches and checkpoints of the run.
+    """Return commands for a step that can succeed with the batches and checkpoints that still exist.
 
     Args:
-        paths: of the run.
-        folder: words that name the run's folder on a command line.
-        step: the step.
-        sample: words that name a rollout of it.
+        paths: paths of the run.
+        folder: shell-quoted folder of the run.
+        step: step of the rollout.
+        sample: name of the sample on the command line.
     """
     batches = {batch.step for batch in paths.batches_on_disk()}
     saved = [checkpoint.step for checkpoint in complete_checkpoints(paths)]
     replay, found = f"rlrun replay {folder} --step {step}", list[tuple[str, str]]()
     start = max((one for one in (0, *saved) if one < step), default=None)
     if start is not None and batches.issuperset(range(start + 1, step + 1)):
-        found.append(("With its loss, token by token", f"{replay} --sample {sample}"))
-        found.append(("The step again", replay))
+        found.append(("Loss of each token", f"{replay} --sample {sample}"))
+        found.append(("Repeat the whole step", replay))
     elif step in batches:
-        found.append(("The same in a terminal", f"{replay} --sample {sample} --no-compute"))
+        found.append(("The same explanation in a terminal", f"{replay} --sample {sample} --no-compute"))
     if saved:
         manifest = "" if paths.manifest.is_file() else " --manifest run.yaml"
-        found.append(("A new run from a checkpoint", f"rlrun fork {folder}{manifest}"))
+        found.append(("Start a new run from a checkpoint", f"rlrun fork {folder}{manifest}"))
     return [rollout_answers.NextCommand(about=about, command=command) for about, command in found]
 
 
 def _explained_samples(run: OpenRun, step: int, attempt: int, group: int, rollout: int) -> list[tuple[int, list[str]]]:
-    """Index and lines of each sample of a rollout.
+    """Return index and explanation lines of each sample of a rollout.
 
     Raises:
         ImportError: a package is missing.
-        ValueError: batch or configuration cannot be read.
+        ValueError: the batch or the configuration cannot be read.
     """
     from rlrun.config.algorithm.names import is_import_path
     from rlrun.config.loading.loader import load_file
@@ -94,9 +94,11 @@ def _explained_samples(run: OpenRun, step: int, attempt: int, group: int, rollou
             config = load_file(OrchestratorConfig, run.paths.run_json, section="orchestrator")
         settings = advantage_settings(config) if config.task == "RL" else {}
     except (OSError, ConfigError) as error:
-        note = f"run.json cannot be read, so that the estimator is not known: {str(error).splitlines()[0]}"
+        note = f"run.json cannot be read, so the estimator is unknown: {str(error).splitlines()[0]}"
     own = {name: one.name for name, one in settings.items() if is_import_path(one.name)}
-    settings = {name: one for name, one in settings.items() if name not in own}  # a page calls nobody's function
+    settings = {
+        name: one for name, one in settings.items() if name not in own
+    }  # the page does not execute functions of users
     found = []
     for index, sample in enumerate(batch.samples):
         if (sample.group, sample.rollout) != (group, rollout):
@@ -106,6 +108,6 @@ def _explained_samples(run: OpenRun, step: int, attempt: int, group: int, rollou
         except RoleError as error:
             raise ValueError(str(error)) from None
         if (function := own.get(sample.environment)) is not None:
-            lines.append(f"  {function} is the run's own estimator: rlrun replay calls it, this page does not")
+            lines.append(f"  {function} is the run's own estimator: only rlrun replay calls it, not this page")
         found.append((index, [*lines, *([f"  {note}"] if note else [])]))
     return found

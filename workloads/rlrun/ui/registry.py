@@ -1,4 +1,4 @@
-"""Runs that the page may show, by an id; and what is kept of each between requests."""
+"""Runs that the page may show, by id, and cached data of each run between requests."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from rlrun.ui.steps import StepIndex
 from rlrun.ui.traces import TraceIndex
 
 OPEN_RUNS = 32
-"""Runs whose metrics are kept in memory; those that were not asked for longest make room."""
+"""Maximum number of runs whose metrics are kept in memory; the least recently used is dropped."""
 _OPEN_TRACES = 4
-"""Traces of a run that are kept as an index."""
+"""Maximum number of trace indexes per run."""
 _FORK_BYTES = 1 << 20
 _OVER = ("Complete", "Failed", "Suspended")
 Fingerprint = tuple[tuple[int, int, int], ...]
 
 
 class UnknownRunError(LookupError):
-    """No run has this id."""
+    """Error for an unknown run id."""
 
 
 class OpenRun:
-    """A run that somebody looks at.
+    """Open run with cached indexes.
 
     Args:
-        root: its folder.
-        fence: the folders that may be read.
+        root: folder of the run.
+        fence: folders that may be read.
     """
 
     def __init__(self, root: Path, fence: Fence) -> None:
@@ -47,10 +47,10 @@ class OpenRun:
         self._lock = Lock()
 
     def steps(self) -> StepIndex:
-        """Its metrics, up to date.
+        """Return the up-to-date metrics.
 
         Raises:
-            OutsideError: the file is a link that leads out.
+            OutsideError: the file is a link to the outside.
         """
         if self.paths.metrics.exists():
             self.fence.open(self.paths.metrics).close()
@@ -58,10 +58,10 @@ class OpenRun:
         return self._steps
 
     def fork(self) -> ForkedFrom | None:
-        """Origin of a fork; None: it is none.
+        """Return the origin of a fork, or None if the run is not a fork.
 
         Raises:
-            OutsideError: the record is a link that leads out.
+            OutsideError: the record is a link to the outside.
         """
         try:
             with self.fence.open(self.paths.fork) as file:
@@ -70,10 +70,10 @@ class OpenRun:
             return None
 
     def uid(self) -> str:
-        """The run's uid, which its newest attempt names; empty: no attempt has begun.
+        """Return the run's uid from its newest attempt, or an empty text before the first attempt.
 
         Raises:
-            OutsideError: the file of the attempt is a link that leads out.
+            OutsideError: the file of the attempt is a link to the outside.
         """
         for number in reversed(self.paths.attempts_on_disk()):
             path = self.paths.attempt_file(number)
@@ -82,11 +82,11 @@ class OpenRun:
         return ""
 
     def trace(self, path: Path) -> TraceIndex:
-        """Index of a trace; made again only when the file has changed.
+        """Return the index of a trace; it is rebuilt only if the file has changed.
 
         Raises:
-            FileNotFoundError: the step has none.
-            OutsideError: it is a link that leads out.
+            FileNotFoundError: the step has no trace.
+            OutsideError: the trace is a link to the outside.
         """
         with self._lock, self.fence.open(path) as file:
             found = os.fstat(file.fileno())
@@ -99,10 +99,10 @@ class OpenRun:
 
 
 class Registry:
-    """All runs of the given folders, found anew whenever they are asked for.
+    """Runs of the given folders, listed again for every request.
 
     Args:
-        folders: each a run, or a folder with runs right below it.
+        folders: folders of runs, or folders that directly contain runs.
     """
 
     def __init__(self, folders: Sequence[Path]) -> None:
@@ -112,10 +112,10 @@ class Registry:
         self._over: dict[Path, tuple[Fingerprint, Snapshot]] = {}
         self._lock = Lock()
         self.snapshots_read = 0
-        """Folders read for a snapshot."""
+        """Number of folders that were read for a snapshot."""
 
     def runs(self) -> dict[str, Path]:
-        """Folders of all runs by id, in the order of the folders and of their names."""
+        """Return the folders of all runs by id, in the order of the given folders and of names."""
         found: dict[str, Path] = {}
         for folder in self._folders:
             for root in runs_below(folder):
@@ -123,11 +123,11 @@ class Registry:
         return found
 
     def get(self, run: str) -> OpenRun:
-        """The run of an id.
+        """Return the run with an id.
 
         Raises:
-            UnknownRunError: there is none.
-            OutsideError: a link leads out of its folder.
+            UnknownRunError: the run does not exist.
+            OutsideError: its folder contains a link to the outside.
         """
         root = next((root for folder in self._folders for root in _run_candidates(folder) if run_id(root) == run), None)
         if root is None or not is_run(root):
@@ -141,10 +141,10 @@ class Registry:
             return found
 
     def snapshot(self, root: Path, now: float) -> Snapshot:
-        """A look at a run; of one that is over, the look before, as long as nothing has changed in its folder.
+        """Return a snapshot of a run. For a finished run the previous snapshot is reused while its files are unchanged.
 
         Raises:
-            OutsideError: a link leads out of its folder.
+            OutsideError: its folder contains a link to the outside.
         """
         self.fence.check_run(root)
         before, mark = self._over.get(root), files_fingerprint(root)
@@ -159,7 +159,7 @@ class Registry:
         return seen
 
     def fingerprints(self) -> dict[str, str]:
-        """A short text for each run that changes with its folder; an entry per run, also of those that may not be read."""
+        """Return a short text per run that changes with its folder, including runs that may not be read."""
         return {run: short_digest(repr(files_fingerprint(root))) for run, root in self.runs().items()}
 
 
@@ -171,7 +171,7 @@ def _run_candidates(folder: Path) -> list[Path]:
 
 
 def run_id(root: Path) -> str:
-    """Id of a run in addresses: its folder's name for people, and a digest of where that is."""
+    """Return the id of a run in URLs: its folder's readable name, and a digest of its path."""
     plain = "".join(
         letter if letter.isascii() and (letter.isalnum() or letter in "-_") else "-" for letter in root.name
     )
@@ -179,12 +179,12 @@ def run_id(root: Path) -> str:
 
 
 def short_digest(text: str) -> str:
-    """Eight letters that stand for a text."""
+    """Return an eight-letter digest of a text."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
 
 
 def files_fingerprint(root: Path) -> Fingerprint:
-    """State of the files that a run writes when it goes on, without reading them."""
+    """Return the state of the files that an active run writes, without reading them."""
     paths = RunPaths(root)
     files = (
         paths.metrics,

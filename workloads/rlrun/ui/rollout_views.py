@@ -1,4 +1,4 @@
-"""Answers about rollouts: pages of a step, one of them, two of a group beside each other."""
+"""Responses about rollouts: pages of a step, one rollout, comparison of two rollouts of a group."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from rlrun.ui.registry import OpenRun
 from rlrun.ui.traces import Filter, Order, TraceIndex
 
 Clean = Callable[[str], str]
-"""Text of a model or an environment -> the same without secrets."""
+"""Function that removes secrets from a text of a model or an environment."""
 _DIFF_MAX = 3000
-"""Words, or lines, that are compared; longer texts stand beside each other as wholes."""
+"""Maximum number of words (or lines) that are compared; longer texts are shown unaligned."""
 _WORDS = re.compile(r"\s+|\w+|[^\w\s]")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A trace: of a trained step, or of the evaluation of a policy version."""
+    """Trace of a trained step, or of the evaluation of a policy version."""
 
     step: int | None
     evaluation: int | None
 
     def path(self, run: OpenRun) -> Path:
-        """Its file.
+        """Return the path of the trace.
 
         Raises:
-            LookupError: neither is named.
+            LookupError: neither a step nor an evaluation is set.
         """
         if self.evaluation is not None:
             return run.paths.evaluation_trace(self.evaluation)
         if self.step is None:
-            raise LookupError("name a step or an evaluation")
+            raise LookupError("set the parameter step or evaluation")
         return run.paths.trace(self.step)
 
 
 def traced(run: OpenRun, name: str) -> rollout_answers.TracedSteps:
-    """Steps and evaluations of a run that have a trace; `name`: the run's, for people."""
+    """Return the steps and evaluations with a trace. `name`: displayed name of the run."""
     names = [path.name for path in run.paths.traces.iterdir()] if run.paths.traces.is_dir() else []
     versions = [int(found[1]) for name in names if (found := re.fullmatch(r"eval_(\d{8})\.jsonl", name))]
     return rollout_answers.TracedSteps(run=name, spans=_number_spans(traced_steps(names)), evaluations=sorted(versions))
 
 
 def _number_spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Unbroken spans of ascending numbers."""
+    """Return the contiguous spans of ascending numbers."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -65,7 +65,7 @@ def _number_spans(numbers: Sequence[int]) -> list[tuple[int, int]]:
 def rollout_page(
     index: TraceIndex, wanted: Filter, order: Order, clean: Clean, *, offset: int, limit: int
 ) -> rollout_answers.RolloutPage:
-    """A page of the rollouts that are wanted."""
+    """Return a page of the selected rollouts."""
     found = index.choose(wanted, order)
     rewards = [reward for row in found if isinstance(reward := row["reward"], float)]
     return rollout_answers.RolloutPage(
@@ -81,7 +81,7 @@ def rollout_page(
 
 
 def row_view(row: Row, clean: Clean) -> rollout_answers.RolloutRow:
-    """A row of the index."""
+    """Return the list entry of a row of the index."""
     texts = {name: clean(str(row[name])) for name in ("environment", "task_id", "prompt", "answer")}
     plain = {name: value for name, value in row.items() if name in rollout_answers.RolloutRow.model_fields}
     versions = [version for version, _ in row["versions"]]  # type: ignore[attr-defined]
@@ -90,11 +90,11 @@ def row_view(row: Row, clean: Clean) -> rollout_answers.RolloutRow:
 
 
 def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
-    """Row of the index, and the whole rollout.
+    """Return the row of the index and the whole rollout.
 
     Raises:
-        LookupError: there is no such rollout.
-        FileNotFoundError: there is no such trace.
+        LookupError: the trace has no such rollout.
+        FileNotFoundError: the trace does not exist.
     """
     index = run.trace(source.path(run))
     row = next((row for row in index.rows if row["number"] == number), None)
@@ -105,7 +105,7 @@ def whole_rollout(run: OpenRun, source: Source, number: int) -> tuple[Row, Row]:
 
 
 def rollout_view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answers.RolloutView:
-    """One rollout; `name`: of its run, for people."""
+    """Return one rollout. `name`: displayed name of its run."""
     measures = found.get("metrics")
     named = measures if isinstance(measures, Mapping) else {}
     tools = found.get("tools")
@@ -141,12 +141,12 @@ def _turn_view(turn: rollouts.Turn, clean: Clean) -> rollout_answers.TurnView:
 
 
 def rollout_difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: Clean) -> rollout_answers.DiffView:
-    """Two rollouts, turn by turn.
+    """Return two rollouts, compared turn by turn.
 
     Args:
-        first: row of the index and whole rollout.
-        second: of the other one.
-        clean: takes secrets out.
+        first: index row and whole rollout.
+        second: index row and whole rollout of the other one.
+        clean: function that removes secrets.
     """
     pairs = list(zip_longest(rollouts.list_turns(first[1]), rollouts.list_turns(second[1])))
     return rollout_answers.DiffView(
@@ -164,7 +164,7 @@ def _turn_text(turn: rollouts.Turn | None) -> str:
 
 
 def text_pieces(first: str, second: str) -> Iterator[rollout_answers.Piece]:
-    """Parts that two texts share or that one has, by words; by lines where these are too many. Joined, they are the texts."""
+    """Yield common and different parts of two texts by words, or by lines for long texts. Joined, the parts are the texts."""
     a, b = _WORDS.findall(first), _WORDS.findall(second)
     if max(len(a), len(b)) > _DIFF_MAX:
         a, b = first.splitlines(keepends=True), second.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""The page's server: its socket, its token, and what it prints."""
+"""Server of the page: socket, token, and the printed URL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun.ui.shown import FolderRuns
 from rlrun.ui.static_files import StaticFiles
 
 _GRACE_SECONDS = 2
-"""Streams of events never end by themselves."""
+"""Seconds before open connections are closed at the end; event streams never end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Address:
     """Address to listen on.
 
     Attributes:
-        host: a name or an address of this machine.
-        port: 0 takes a free one.
-        token: ask for a token on loopback, too.
+        host: name or address of this machine.
+        port: port; 0 selects a free port.
+        token: whether a token is required on loopback, too.
     """
 
     host: str
@@ -41,7 +41,7 @@ class Address:
 
     @property
     def loopback(self) -> bool:
-        """True if no other machine reaches it."""
+        """Whether only this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -51,22 +51,22 @@ class Address:
 
 
 def guard_app(app: ASGIApp, address: Address, port: int, token: str | None) -> Guard:
-    """The application behind its checks: names of loopback there, a token elsewhere."""
+    """Return the application with its checks: host names on loopback, a token on other addresses."""
     names = {*LOOPBACK, _in_url(address.host).lower()} if address.loopback else None
     return Guard(app, names=names, token=token, port=port)
 
 
 def serve_page(folders: Sequence[Path], address: Address, say: Callable[[str], None], *, seconds: float = 1.0) -> None:
-    """Serve until a signal.
+    """Serve until a signal arrives.
 
     Args:
-        folders: runs, or folders with runs right below them; all of them exist.
-        address: where.
-        say: prints the page's address, once it is served.
-        seconds: time between two looks for changes.
+        folders: existing folders of runs, or folders that directly contain runs.
+        address: address to listen on.
+        say: function that prints the page's URL as soon as it is served.
+        seconds: time between two scans for changes.
 
     Raises:
-        OSError: the address cannot be listened on, or the installation has no page.
+        OSError: the address is not available, or the installation does not contain the page.
     """
     static = StaticFiles()
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -79,7 +79,7 @@ def serve_page(folders: Sequence[Path], address: Address, say: Callable[[str], N
     config = uvicorn.Config(
         guard_app(app, address, port, token),
         log_level="warning",
-        access_log=False,  # its lines would have the token
+        access_log=False,  # the access log would contain the token
         server_header=False,
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )

@@ -1,4 +1,4 @@
-"""Runs as the routes see them: through this interface alone, whatever they are read from and whoever asks."""
+"""Interface between the routes and runs, independent of where runs are stored and of the caller."""
 
 from __future__ import annotations
 
@@ -16,80 +16,80 @@ from rlrun.ui.registry import OpenRun, Registry, run_id
 
 
 class ForbiddenError(Exception):
-    """Somebody may see a run, and not what was asked of it; one sentence for a person."""
+    """Error if a user may see a run, but not the requested part; the message is one sentence for people."""
 
 
 class UnreadableError(LookupError):
-    """The files of a run cannot be read by this server; says why, and how they can be read."""
+    """Error if this server cannot read the files of a run; the message contains the cause and an alternative."""
 
 
 class Run(Protocol):
-    """A run that the one who asks may see."""
+    """Run that the caller may see."""
 
     @property
     def id(self) -> str:
-        """Its name in addresses."""
+        """Id of the run in URLs."""
 
     @property
     def label(self) -> str:
-        """Its name for people."""
+        """Displayed name of the run."""
 
     @property
     def fetch(self) -> tuple[str, str]:
-        """Command that brings its folder to where commands read it, empty where it is there; and that folder."""
+        """Command that copies the run's folder to this machine (empty if local), and the name of that folder."""
 
     def glance(self) -> Snapshot:
-        """A look for the list of all runs."""
+        """Return a snapshot for the list of all runs."""
 
     def snapshot(self) -> Snapshot:
-        """A look with all parts."""
+        """Return a snapshot with all parts."""
 
     def manifest(self) -> dict[str, object]:
-        """The manifest as it was given, with secrets."""
+        """Return the original manifest, including secrets."""
 
     def uid(self) -> str:
-        """The uid by which its forks name it; empty: it has none yet."""
+        """Return the uid that its forks refer to, or an empty text."""
 
     def fork(self) -> ForkedFrom | None:
-        """The run and step that it was forked from; None: it is no fork, or who asks may not read that."""
+        """Return the run and step that it was forked from; None if it is not a fork, or the caller may not read that."""
 
     def files(self) -> OpenRun:
-        """Its files.
+        """Return the run's files.
 
         Raises:
             UnreadableError: this server cannot read them.
-            ForbiddenError: who asks may not.
-            OutsideError: a link leads out of its folder.
+            ForbiddenError: the caller may not read them.
+            OutsideError: the folder contains a link to the outside.
         """
 
 
 class Runs(Protocol):
-    """Runs that the one who asks may see."""
+    """Runs that the caller may see."""
 
     @property
     def nothing(self) -> str:
-        """Sentence for a page without runs."""
+        """Text for a page without runs."""
 
     @property
     def user(self) -> str | None:
-        """Name of the user; None: nobody has to log in."""
+        """Name of the user; None: a server without login."""
 
     def all(self) -> Iterable[Run]:
-        """All of them, in the order in which they are shown."""
+        """Return all runs in display order."""
 
     def get(self, run: str) -> Run:
-        """The run of an id.
+        """Return the run with an id.
 
         Raises:
-            UnknownRunError: there is none, or none for who asks.
+            UnknownRunError: the run does not exist, or the caller may not see it.
         """
 
     def seen(self, fingerprints: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Fingerprints of the runs that may be told now; None: nothing may be told any more."""
+        """Return the fingerprints of runs that the caller may see now; None if the caller has no access any more."""
 
 
 class FolderRun:
-    """A run in a folder of this machine."""
+    """Run in a folder of this machine."""
 
     def __init__(self, registry: Registry, run: OpenRun) -> None:
         self._registry, self._run = registry, run
@@ -103,7 +103,7 @@ class FolderRun:
     snapshot = glance
 
     def manifest(self) -> dict[str, object]:
-        """The resolved configuration, as it is stored."""
+        """Return the stored resolved configuration."""
         return stored_manifest(self._run)
 
     def uid(self) -> str:
@@ -124,18 +124,18 @@ class FolderRun:
 
 
 class FolderRuns:
-    """All runs of the given folders, for whoever may ask this server at all.
+    """Runs of the given folders, visible to every user of this server.
 
     Args:
-        registry: the runs.
-        folders: names of the given folders, for people.
+        registry: registry of the runs.
+        folders: displayed names of the given folders.
     """
 
     user = None
 
     def __init__(self, registry: Registry, folders: Sequence[str]) -> None:
         self._registry = registry
-        self.nothing = f"No run is in {', '.join(folders)} yet. `rlrun local run.yaml` puts one into ./runs; it appears here by itself."
+        self.nothing = f"There are no runs in {', '.join(folders)} yet. `rlrun local run.yaml` creates one in ./runs."
 
     def all(self) -> Iterable[Run]:
         """See `Runs`."""
@@ -152,7 +152,7 @@ class FolderRuns:
 
 
 def stored_manifest(run: OpenRun) -> dict[str, object]:
-    """The resolved configuration in a run's folder."""
+    """Return the resolved configuration in a run's folder."""
     paths = run.paths
     if paths.run_json.is_file():
         with run.fence.open(paths.run_json) as file, suppress(ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The page's built files, in memory: a request names one of them, never a path."""
+"""Built files of the page, kept in memory, so that a request can never name a path."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class StaticFile:
     content: bytes
     kind: str
     hashed: bool
-    """True if its name changes with its content, so that a browser may keep it for ever."""
+    """Whether the name contains a hash of the content, so that browsers can cache the file forever."""
 
 
 class StaticFiles:
-    """All files of a folder.
+    """Files of the built page.
 
     Args:
-        folder: what Vite has built.
+        folder: output folder of Vite.
 
     Raises:
-        FileNotFoundError: there is no page in it.
+        FileNotFoundError: the folder contains no page.
     """
 
     def __init__(self, folder: Path = BUILT) -> None:
         if not (folder / INDEX).is_file():
             raise FileNotFoundError(
-                2, "the page is not in this installation; install the wheel, or run `make ui`", str(folder)
+                2, "this installation does not contain the page; install the wheel, or run `make ui`", str(folder)
             )
         self._files = {
             path.relative_to(folder).as_posix(): StaticFile(
@@ -51,5 +51,5 @@ class StaticFiles:
         }
 
     def get(self, path: str) -> StaticFile | None:
-        """The file of a path below `/`; the page itself for the empty one."""
+        """Return the file with a path below `/`, or the page for an empty path."""
         return self._files.get(path or INDEX)

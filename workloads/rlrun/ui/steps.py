@@ -1,4 +1,4 @@
-"""Metrics of all steps of a run, as columns: read once, then only what was added since."""
+"""Metrics of all steps of a run as columns; after the first read, only new lines are read."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlrun.runtime.printable import printable
 
 _CHUNK = 4 * 1024 * 1024
 METRICS_MAX = 2000
-"""Metrics that are kept of a run; an environment can make names for ever."""
+"""Maximum number of metrics per run; an environment can create new names forever."""
 _NOT_METRICS = ("step", "attempt", "time")
 
 
 class StepIndex:
     """Columns of `metrics.jsonl`.
 
-    A step that comes again, of a later attempt, takes the place of that step and of all after it.
+    A repeated step (of a later attempt) replaces that step and all later steps.
 
     Args:
-        path: the file; it may not be there yet.
+        path: path of the file, which may not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = Lock()
         self.lines_read = 0
-        """Lines parsed since the index was made."""
+        """Number of parsed lines."""
         self._begin()
         self._lines = Lines(path)
 
@@ -41,7 +41,7 @@ class StepIndex:
         self._columns: dict[str, array[float]] = {}
 
     def refresh(self) -> None:
-        """Read what was added since the last call."""
+        """Read the lines that were added since the last call."""
         with self._lock:
             while True:
                 before = self._lines.offset
@@ -69,40 +69,40 @@ class StepIndex:
                 continue
             column = self._columns.get(name)
             if column is None:
-                shown = printable(name)  # as the page shows it, and asks for it
+                shown = printable(name)  # the name that the page shows and requests
                 column = self._columns.get(shown)
                 if column is None:
                     if len(self._columns) >= METRICS_MAX:
                         continue
                     column = self._columns[shown] = array("d", [math.nan]) * count
                 if len(column) > count:
-                    continue  # two names that are shown alike: the first one counts
+                    continue  # two names with the same displayed form: the first one is used
             column.append(_finite_number(value))
         for column in self._columns.values():
             if len(column) == count:
                 column.append(math.nan)
 
     def _cut(self, count: int) -> None:
-        """Keep the first `count` steps."""
+        """Keep only the first `count` steps."""
         del self._steps[count:], self._attempts[count:], self._times[count:]
         for column in self._columns.values():
             del column[count:]
 
     @property
     def names(self) -> list[str]:
-        """Metrics that were measured at some step, sorted."""
+        """Sorted names of all metrics."""
         with self._lock:
             return sorted(self._columns.keys() - {FURTHEST})
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """First and last step; None: there is none."""
+        """First and last step, or None without steps."""
         with self._lock:
             return (self._steps[0], self._steps[-1]) if self._steps else None
 
     @property
     def attempts(self) -> dict[int, tuple[int, int]]:
-        """First and last step that each attempt trained, of those that count."""
+        """First and last step of each attempt, without steps that a later attempt replaced."""
         with self._lock:
             found: dict[int, tuple[int, int]] = {}
             at = 0
@@ -114,14 +114,14 @@ class StepIndex:
             return found
 
     def times(self, first: int, last: int) -> tuple[float, float]:
-        """When the first and the last of some steps were written, in seconds since the epoch; 0: not known."""
+        """Return the times of the first and the last of some steps, in seconds since the epoch; 0 if unknown."""
         with self._lock:
             begin, end = bisect_left(self._steps, first), bisect_right(self._steps, last)
             found = (self._times[begin], self._times[end - 1]) if begin < end else (0.0, 0.0)
         return (found[0] if math.isfinite(found[0]) else 0.0, found[1] if math.isfinite(found[1]) else 0.0)
 
     def line(self, metric: str, first: int | None = None, last: int | None = None) -> Line:
-        """Curve of a metric between two steps, both included; values that are no numbers are left out."""
+        """Return the curve of a metric between two steps (inclusive), without values that are not numbers."""
         with self._lock:
             begin = 0 if first is None else bisect_left(self._steps, first)
             end = len(self._steps) if last is None else bisect_right(self._steps, last)
@@ -134,7 +134,7 @@ class StepIndex:
 
 
 NO_STEPS = StepIndex(Path("/nonexistent/metrics.jsonl"))
-"""Index without a step, for a run whose files are not read."""
+"""Empty index for a run whose files are not read."""
 
 
 def _read_whole(value: object) -> int:
@@ -142,7 +142,7 @@ def _read_whole(value: object) -> int:
 
 
 def _finite_number(value: object) -> float:
-    """A number that a picture has a place for; else NaN."""
+    """Return a finite number, or NaN."""
     if not isinstance(value, int | float):
         return math.nan
     try:

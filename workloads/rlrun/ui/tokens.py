@@ -1,4 +1,4 @@
-"""Tokens of a rollout with what is known of each, from the packed batch of its step and the run's own tokenizer."""
+"""Tokens of a rollout with log-probs, advantages and versions, from the packed batch of its step and the run's tokenizer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 _BATCH_BYTES_MAX = 2 << 30
 _TOKENIZER_BYTES_MAX = 128 << 20
 _TOKENS_MAX = 20_000
-"""Tokens of a sequence that are sent."""
+"""Maximum number of tokens of a sequence in a response."""
 _LETTER_TOKENS = 8
-"""More tokens than a letter can have: text that is still broken then is shown so."""
+"""More tokens than one character can have; text that is still incomplete after that is shown as broken."""
 HIDDEN = "•"
 Spans = Callable[[str], Sequence[tuple[int, int]]]
-"""Text -> places in it that are secrets."""
+"""Function from a text to the spans of secrets in it."""
 Decode = Callable[[Sequence[int]], str]
 
 
 def rollout_tokens(
     run: OpenRun, step: int, attempt: int, group: int, rollout: int, secrets: Spans
 ) -> rollout_answers.Tokens:
-    """Tokens of a rollout that was trained, as long as the batch of its step is on the volume.
+    """Return the tokens of a trained rollout, if the batch of its step is still on the volume.
 
     Raises:
-        OutsideError: a file of the batch is a link that leads out.
+        OutsideError: a file of the batch is a link to the outside.
     """
     refused = readable_batch(run, step, attempt)
     if refused is not None:
@@ -51,15 +51,15 @@ def rollout_tokens(
     decode = load_decoder(run)
     found = [_sequence_tokens(sample, decode, secrets) for sample in samples]
     return rollout_answers.Tokens(
-        sequences=found, decoded=decode is not None, why=None if found else "the batch does not hold this rollout"
+        sequences=found, decoded=decode is not None, why=None if found else "the batch does not contain this rollout"
     )
 
 
 def readable_batch(run: OpenRun, step: int, attempt: int) -> str | None:
-    """Reason why the batch of a step cannot be read; None: it can.
+    """Return why the batch of a step cannot be read, or None.
 
     Raises:
-        OutsideError: a file of it is a link that leads out.
+        OutsideError: a file of the batch is a link to the outside.
     """
     folder = run.paths.batch(step, attempt)
     try:
@@ -67,7 +67,9 @@ def readable_batch(run: OpenRun, step: int, attempt: int) -> str | None:
             with run.fence.open(folder / name) as file:
                 large = file.seek(0, 2) > _BATCH_BYTES_MAX
     except FileNotFoundError:
-        return f"the batch of step {step} is not on the volume any more: it is kept until a checkpoint covers it"
+        return (
+            f"the batch of step {step} is no longer on the volume: batches are kept only until a checkpoint covers them"
+        )
     return f"the batch of step {step} has more than {_BATCH_BYTES_MAX >> 30} GiB" if large else None
 
 
@@ -89,12 +91,12 @@ def _sequence_tokens(sample: Sample, decode: Decode | None, secrets: Spans) -> r
 
 
 def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """Text of each token, such that they join to what all of them mean.
+    """Return the text of each token; joined, the texts are the decoded sequence.
 
-    A token is decoded behind the ones before it, on which spaces may depend. Of a letter of several tokens the last one has it, the others
-    are empty.
+    Each token is decoded after the previous ones, because spaces may depend on them. A character of several tokens belongs to the last
+    of them; the texts of the others are empty.
     """
-    found, before, shown = [], 0, 0  # tokens before..shown were shown last: what they mean is known
+    found, before, shown = [], 0, 0  # tokens before..shown are the context that was emitted last
     for at in range(len(ids)):
         known, text = decode(ids[before:shown]), decode(ids[before : at + 1])
         if text.endswith("\ufffd") and at + 1 - shown < _LETTER_TOKENS and at + 1 < len(ids):
@@ -106,7 +108,7 @@ def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 
 
 def hide_secrets(texts: Sequence[str], secrets: Spans) -> list[str]:
-    """Texts of tokens, those that have a part of a secret replaced by a dot."""
+    """Return the texts of tokens; a text that overlaps a secret is replaced by a dot."""
     spans = secrets("".join(texts))
     found, begin = [], 0
     for text in texts:
@@ -117,7 +119,7 @@ def hide_secrets(texts: Sequence[str], secrets: Spans) -> list[str]:
 
 
 def load_decoder(run: OpenRun) -> Decode | None:
-    """The tokenizer that lies in the run's folder; None: there is none that can be read."""
+    """Return the tokenizer in the run's folder, or None if there is no readable one."""
     paths = run.paths
     published = [*reversed(paths.versions_on_disk()[-2:])]
     for folder in (paths.model, *(one.path for one in published)):
@@ -136,7 +138,7 @@ def _load_tokenizer(run: OpenRun, path: Path) -> Decode | None:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(content.decode())
-    except Exception:  # of any kind: the file chooses
+    except Exception:  # a damaged file can raise any error
         return None
 
     def decode(ids: Sequence[int]) -> str:

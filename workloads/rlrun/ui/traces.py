@@ -1,4 +1,4 @@
-"""Index of a trace: of each rollout what lists, filters and histograms need, and where its line is. Built once, then paged."""
+"""Index of a trace: the data that lists, filters and histograms need of each rollout, and the position of its line."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from rlrun.inspect.rollouts import Row
 from rlrun.runtime.printable import printable
 
 _LINE_MAX = 32 * 1024 * 1024
-"""Bytes of a rollout; a longer line is left out."""
+"""Maximum bytes of a rollout; a longer line is skipped."""
 _EXCERPT = 160
 Order = Literal["trace", "worst", "best", "longest", "shortest"]
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Choice of rollouts; None: any."""
+    """Filter of rollouts; None matches all."""
 
     environment: str | None = None
     reward_min: float | None = None
     reward_max: float | None = None
     tokens_min: int | None = None
-    """Sampled tokens."""
+    """Minimum number of sampled tokens."""
     tokens_max: int | None = None
     group: int | None = None
 
     def takes(self, row: Row) -> bool:
-        """True if a row of the index is chosen."""
+        """Return whether the filter selects a row of the index."""
         reward, tokens = row["reward"], row["completion_tokens"]
         return (
             self.environment in (None, row["environment"])
@@ -50,15 +50,15 @@ def _between_steps(value: object, least: float | None, most: float | None) -> bo
 
 
 class TraceIndex:
-    """Rollouts of one file, of the newest attempt that wrote it.
+    """Index of the rollouts in one file, of the newest attempt that wrote it.
 
     Args:
-        file: the trace; read to its end, and not closed.
+        file: trace; it is read to its end and not closed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self.lines_read = 0
-        """Lines parsed to make the index."""
+        """Number of parsed lines."""
         rows = [_read_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
         self.rows: Sequence[Row] = rollouts.newest_rollouts(rows)
         self._by_number = {row["number"]: row for row in self.rows}
@@ -79,7 +79,7 @@ class TraceIndex:
                 yield begin, row
 
     def choose(self, wanted: Filter, order: Order) -> list[Row]:
-        """Rows that are wanted, in an order. By reward, rollouts without one (most have an error) come last."""
+        """Return the selected rows in an order. With an order by reward, rollouts without a reward (mostly errors) come last."""
         found = [row for row in self.rows if wanted.takes(row)]
         match order:
             case "worst" | "best":
@@ -92,16 +92,16 @@ class TraceIndex:
                 return found
 
     def read(self, file: BinaryIO, number: int) -> Row:
-        """The whole rollout of a row.
+        """Return the whole rollout of a row.
 
         Raises:
-            LookupError: there is no such rollout, or its line is not there any more.
+            LookupError: the rollout does not exist, or its line no longer exists.
         """
         file.seek(self._by_number[number]["begin"])  # type: ignore[arg-type]
         return next(iter(rollouts_of(file.readline(_LINE_MAX))), None) or _raise_gone(number)
 
     def lags(self, policy: int) -> dict[int, int]:
-        """Sampled tokens by how many versions older than `policy` the one that sampled them is."""
+        """Return the numbers of sampled tokens by the lag of their version behind `policy`."""
         found: Counter[int] = Counter()
         for row in self.rows:
             for version, tokens in row["versions"]:  # type: ignore[attr-defined]
@@ -125,7 +125,7 @@ def _read_length(row: Row) -> int:
 
 
 def rollouts_of(line: bytes) -> list[Mapping[str, object]]:
-    """The rollout of a line of a trace; none, where it is damaged."""
+    """Return the rollout in a line of a trace; an empty list if the line is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -143,7 +143,7 @@ def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
         "attempt": row.get("attempt"),
         "group": _read_whole(row.get("group")),
         "rollout": _read_whole(row.get("rollout", row.get("sample"))),
-        "environment": printable(str(row.get("environment"))),  # as the page shows it, and filters by it
+        "environment": printable(str(row.get("environment"))),  # the name that the page shows and filters by
         "task_id": str(row.get("task_id")),
         "reward": _read_number(row.get("reward")),
         "advantage": _read_number(row.get("advantage")),
@@ -160,7 +160,7 @@ def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
 
 
 def _version_counts(row: Row) -> tuple[tuple[int, int], ...]:
-    """Versions with the number of tokens that each sampled."""
+    """Return versions with the number of tokens that each sampled."""
     found: Counter[int] = Counter()
     for span in rollouts.version_spans(row):
         version, start, end = (_read_whole(span.get(name)) for name in ("version", "start", "end"))

@@ -371,7 +371,7 @@ _COMMANDS = (
             "rlrun debug stuff --file no/where.tar.gz",
             "--file",
             "no",
-            "make it first",
+            "create it first",
         ),
     ),
 )

@@ -241,7 +241,7 @@ TOOLS: Sequence[Mistake] = (
     ),
     *plain(
         64,
-        ("a tiny model without folder", "rlrun tiny-model --layers 2", "DIR", "", "the folder comes first"),
+        ("a tiny model without folder", "rlrun tiny-model --layers 2", "DIR", "", "write the folder first"),
         ("a tiny model of too many layers", "rlrun tiny-model new --layers 99", "--layers", "99", "from 1 to 32"),
     ),
     *plain(

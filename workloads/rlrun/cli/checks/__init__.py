@@ -1,1 +1,1 @@
-"""Commands that look: at manifests, at environments and at this machine. They start no run and write nothing."""
+"""Read-only commands: checks of manifests, environments and this machine. Only `env install` writes files."""

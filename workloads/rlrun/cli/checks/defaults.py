@@ -1,4 +1,4 @@
-"""Options of the commands that lay a manifest over a team's defaults."""
+"""Options of the commands that combine a manifest with an administrator's defaults."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rlrun.defaults.given import Laid, read_given
 
 
 def add_options(p: Parser) -> None:
-    """`--defaults` and `--namespace`."""
-    what = "defaults for runs, as an administrator gives them: the ConfigMap, or the values of the operator's chart"
+    """Add `--defaults` and `--namespace` to a parser."""
+    what = "file with the administrator's defaults for runs: the ConfigMap, or values of the operator's chart"
     p.add_argument("--defaults", metavar="FILE", type=Path, help=what)
     p.add_argument(
         "-n", "--namespace", default="", help="with --defaults: the run's namespace (default: the manifest's)"
@@ -22,19 +22,19 @@ def add_options(p: Parser) -> None:
 
 
 def laid(options: argparse.Namespace) -> Laid | None:
-    """The defaults that the options name; None: none.
+    """Read the file of `--defaults`; returns None without the option.
 
     Raises:
-        ConfigError: the file has none.
+        ConfigError: the file contains no defaults.
     """
     return read_given(options.defaults, options.namespace) if options.defaults is not None else None
 
 
 def settled(defaults: Laid | None, source: Path, spec: RLRunSpec) -> None:
-    """Say on stderr what a manifest took.
+    """Apply defaults to a specification, and print the applied fields to standard error.
 
     Raises:
-        ConfigError: a locked field is in the way.
+        ConfigError: the manifest sets a locked field.
     """
     if defaults is None:
         return

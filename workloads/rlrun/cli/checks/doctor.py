@@ -1,4 +1,4 @@
-"""`rlrun doctor`: what this machine can do, line by line, each with its fix."""
+"""`rlrun doctor`: checks of this machine, one line each, with a fix for each failed check."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from rlrun.runtime import exit_codes
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of `rlrun doctor`."""
     p = Parser(
         prog="rlrun doctor",
-        description="Say what this machine can do for a run; exit code 69 if no run can start here. Nothing is started or changed.",
+        description="Check what this machine can run; exit code 69 if no run can start here. The command starts and changes nothing.",
     )
     p.add_argument(
         "--output-dir",
         metavar="DIR",
         type=Path,
         default=Path("runs"),
-        help="where runs are to be written (default: runs)",
+        help="folder for runs (default: runs)",
     )
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = parser().parse_args(list(argv))
     facts = gather_facts(options.output_dir)
     found = list_checks(facts)

@@ -1,4 +1,4 @@
-"""`rlrun env list`, `rlrun env try ID`, `rlrun env install SOURCE`: which environments there are, one episode of one, one more."""
+"""`rlrun env list`, `rlrun env try ID` and `rlrun env install SOURCE`: list environments, play one episode, install a package."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _MARK = "> "
 
 
 def parser() -> Parser:
-    """The command line of `rlrun env`."""
-    p = Parser(prog="rlrun env", description="Look at environments, and install them.")
+    """Return the parser of `rlrun env`."""
+    p = Parser(prog="rlrun env", description="List, try and install environments.")
     p.add_argument(
         "action",
         choices=("list", "try", "install"),
-        help="list those that are shipped, play one episode (rlrun env try ID), or install one (rlrun env install SOURCE)",
+        help="list the shipped environments, play one episode (rlrun env try ID), or install an environment (rlrun env install SOURCE)",
     )
     p.add_argument(
         "rest", nargs=argparse.REMAINDER, metavar="...", help="see rlrun env try --help and rlrun env install --help"
@@ -38,38 +38,49 @@ def parser() -> Parser:
 
 
 def try_parser() -> Parser:
-    """The command line of `rlrun env try`."""
+    """Return the parser of `rlrun env try`."""
     p = Parser(
         prog="rlrun env try",
         description="Play one episode of an environment and print it. Replies come from --reply, from a server (--base-url), or "
-        "from standard input, a line each.",
+        "from standard input, one reply per line.",
     )
     p.add_argument("id", metavar="ID", help="a shipped environment, verifiers:<name>, or package.module:function")
-    p.add_argument("--args", metavar="JSON", type=_object, default={}, help="its arguments, as a JSON object")
-    p.add_argument("--split", choices=("train", "eval"), default="train", help="whose tasks (default: train)")
-    p.add_argument("--task", metavar="N", type=_index, default=0, help="which task, from 0 (default: 0)")
+    p.add_argument(
+        "--args", metavar="JSON", type=_object, default={}, help="arguments of the environment, as a JSON object"
+    )
+    p.add_argument("--split", choices=("train", "eval"), default="train", help="split of the tasks (default: train)")
+    p.add_argument("--task", metavar="N", type=_index, default=0, help="index of the task, from 0 (default: 0)")
     p.add_argument(
         "--reply",
         metavar="TEXT",
         action="append",
-        help="the model's reply; again for more turns. Where the environment offers "
-        'functions, <tool_call>{"name": ..., "arguments": {...}}</tool_call> in it is a call',
+        help="reply of the model; repeat for more turns. If the environment offers functions, a reply can call one: "
+        '<tool_call>{"name": ..., "arguments": {...}}</tool_call>',
     )
     p.add_argument("--base-url", metavar="URL", help="an OpenAI-style server, such as http://localhost:8000/v1")
-    p.add_argument("--model", metavar="NAME", help="the model's name there")
+    p.add_argument("--model", metavar="NAME", help="name of the model at the server")
     p.add_argument(
-        "--api-key-env", metavar="NAME", default=KEY_VARIABLE, help=f"variable with its key (default: {KEY_VARIABLE})"
+        "--api-key-env",
+        metavar="NAME",
+        default=KEY_VARIABLE,
+        help=f"variable with the server's key (default: {KEY_VARIABLE})",
     )
-    p.add_argument("--temperature", metavar="X", type=float, default=1.0, help="of the server's sampling (default: 1)")
-    p.add_argument("--max-tokens", metavar="N", type=int, default=1024, help="of a reply of the server (default: 1024)")
-    p.add_argument("--timeout-seconds", metavar="S", type=float, default=600.0, help="of the episode (default: 600)")
-    p.add_argument("--python", metavar="FILE", help="interpreter that has the environment's packages")
+    p.add_argument(
+        "--temperature", metavar="X", type=float, default=1.0, help="sampling temperature of the server (default: 1)"
+    )
+    p.add_argument(
+        "--max-tokens", metavar="N", type=int, default=1024, help="maximum length of a reply in tokens (default: 1024)"
+    )
+    p.add_argument(
+        "--timeout-seconds", metavar="S", type=float, default=600.0, help="time limit of the episode (default: 600)"
+    )
+    p.add_argument("--python", metavar="FILE", help="Python interpreter with the environment's packages")
     p.add_argument("--json", action="store_true", help="print the episode as JSON")
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = parser().parse_args(list(argv)[:1] or ["--help"])
     rest = list(argv)[1:]
     if options.action == "try":
@@ -138,7 +149,7 @@ def _model(options: argparse.Namespace) -> ModelClient:
 
 
 def _asking() -> Callable[[Sequence[Message]], str | None]:
-    """Shows what is new in the conversation, and reads a line for the reply."""
+    """Return a function that prints the new messages of a conversation and reads one line as the reply."""
     shown = 0
 
     def ask(messages: Sequence[Message]) -> str | None:
@@ -154,7 +165,7 @@ def _asking() -> Callable[[Sequence[Message]], str | None]:
 
 
 def lines(tried: Tried) -> list[str]:
-    """The episode for people."""
+    """Return the lines that show an episode to people."""
     played = tried.played
     shown = [f"task {played.task_id} ({tried.sizes['train']} train, {tried.sizes['eval']} eval)"]
     for message in played.episode.messages:
@@ -167,7 +178,7 @@ def lines(tried: Tried) -> list[str]:
     if played.episode.info:
         shown.append(f"info {printable(json.dumps(played.episode.info))}")
     if tried.printed:
-        shown += ["it printed:", *(f"  | {printable(line)}" for line in tried.printed)]
+        shown += ["output of the environment:", *(f"  | {printable(line)}" for line in tried.printed)]
     return shown
 
 
@@ -179,7 +190,7 @@ def _message(message: Message) -> list[str]:
 
 
 def document(tried: Tried) -> dict[str, Any]:
-    """The episode for programs."""
+    """Return the JSON document of an episode."""
     played = tried.played
     return {
         "task": played.task_id,
@@ -193,7 +204,7 @@ def document(tried: Tried) -> dict[str, Any]:
 
 
 def _scalar(text: str) -> object:
-    """A word as JSON has it: a number or a switch, else a text."""
+    """Parse a word as JSON (number, boolean, ...); otherwise return the text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -208,7 +219,7 @@ def _object(text: str) -> dict[str, Any]:
         if all(name.strip().isidentifier() and equals for name, equals, _ in pairs):
             meant = json.dumps({name.strip(): _scalar(value.strip()) for name, _, value in pairs})
             raise argparse.ArgumentTypeError(f"got {text!r}, expected a JSON object; write --args '{meant}'") from None
-        raise argparse.ArgumentTypeError(f"got {text!r}, which is no JSON: {error}") from None
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected JSON: {error}") from None
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f'got {text!r}, expected a JSON object such as {{"length": 4}}')
     return found

@@ -1,4 +1,4 @@
-"""`rlrun env install SOURCE`: an environment's package in a Python of its own, and the lines of the manifest that name it."""
+"""`rlrun env install SOURCE`: install an environment into a separate Python, and print the lines of a manifest that use it."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ HUB_VARIABLE = "RLRUN_ENVIRONMENT_HUB"
 
 
 def install_parser() -> Parser:
-    """The command line of `rlrun env install`."""
+    """Return the parser of `rlrun env install`."""
     p = Parser(
         prog="rlrun env install",
-        description="Install an environment's package, with all that it needs, into a Python of its own. Pip does it, with its own "
+        description="Install an environment's package and its dependencies into a separate Python. pip installs them with its usual "
         "configuration (PIP_INDEX_URL, PIP_FIND_LINKS, ...).",
     )
     p.add_argument(
         "source",
         metavar="SOURCE",
-        help="a wheel, a folder, a requirement such as word-chain==1.2, or owner/name@version of a hub",
+        help="a wheel, a folder, a requirement such as word-chain==1.2, or owner/name@version from a hub",
     )
     p.add_argument(
-        "--into", metavar="DIR", help="new folder of that Python (default: ~/.local/share/rlrun/environments/NAME); in a "
-        "cluster a folder of the run's volume",
+        "--into", metavar="DIR", help="new folder for that Python (default: ~/.local/share/rlrun/environments/NAME); in a "
+        "cluster a folder on the run's volume",
     )  # fmt: skip
     p.add_argument(
         "--hub",
         metavar="URL",
-        help=f"the hub's index, with {{owner}}: https://HUB/{{owner}}/simple/ (default: {HUB_VARIABLE})",
+        help=f"package index of the hub, with {{owner}}: https://HUB/{{owner}}/simple/ (default: {HUB_VARIABLE})",
     )
     p.add_argument(
         "--with",
@@ -43,18 +43,18 @@ def install_parser() -> Parser:
         action="append",
         default=[],
         dest="beside",
-        help="more packages, such as verifiers==0.1.14",
+        help="additional package, such as verifiers==0.1.14; may be repeated",
     )
     p.add_argument(
-        "--python", metavar="FILE", default=sys.executable, help="interpreter to make it with (default: this one)"
+        "--python", metavar="FILE", default=sys.executable, help="interpreter that creates it (default: this one)"
     )
-    p.add_argument("--replace", action="store_true", help="make it anew where it is there already")
+    p.add_argument("--replace", action="store_true", help="replace an existing folder")
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     return p
 
 
 def run_install(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = install_parser().parse_args(list(argv))
     from rlrun.environments.installation import InstallError, install_environment, source_of
 
@@ -79,7 +79,9 @@ def run_install(argv: Sequence[str]) -> int:
         )
         return exit_codes.OK
     beside = (
-        f" with verifiers {found.verifiers}" if found.verifiers else ", without verifiers: name its function in the id"
+        f" with verifiers {found.verifiers}"
+        if found.verifiers
+        else " without verifiers; write its function into the id"
     )
     print(f"installed {found.name} {found.version}{beside}\n\nenvironments:")
     print(f"  - id: {found.id}\n    python: {found.python}")

@@ -1,4 +1,4 @@
-"""`rlrun fit FILE`: the memory that a run needs on each GPU, against what the GPU has, and changes with which it fits."""
+"""`rlrun fit FILE`: compare the memory that a run needs on each GPU with the GPU's memory, and suggest changes that fit."""
 
 from __future__ import annotations
 
@@ -26,27 +26,33 @@ _QUERY_SECONDS = 20.0
 
 
 class UnknownMemoryError(ValueError):
-    """Error for a run whose GPUs' memory is not known; says how to name it."""
+    """Error for a run whose GPU memory is unknown; the message explains how to set it."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of `rlrun fit`."""
     p = Parser(
         prog="rlrun fit",
-        description="Check whether a run fits its GPUs' memory; exit code 78 if it does not, with changes with which it does.",
+        description="Check whether a run fits the memory of its GPUs. If not, print changes that make it fit; exit code 78.",
     )
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
     p.add_argument("--gpu-memory", metavar="SIZE", type=_size, help="memory of one GPU, such as 80Gi")
-    p.add_argument("--gpu-product", metavar="NAME", help="or its product, such as NVIDIA-H100-80GB-HBM3")
+    p.add_argument(
+        "--gpu-product",
+        metavar="NAME",
+        help="product of the GPUs, such as NVIDIA-H100-80GB-HBM3, if --gpu-memory is not set",
+    )
     p.add_argument("--model-config", metavar="FOLDER", type=Path, help="folder with the config.json of the model")
-    p.add_argument("--reference-config", metavar="FOLDER", type=Path, help="the same of algorithm.reference")
+    p.add_argument(
+        "--reference-config", metavar="FOLDER", type=Path, help="folder with the config.json of algorithm.reference"
+    )
     p.add_argument("--json", action="store_true", help="print the result as JSON")
     defaults.add_options(p)
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = parser().parse_args(list(argv))
     try:
         lay = defaults.laid(options)
@@ -67,7 +73,7 @@ def run(argv: Sequence[str]) -> int:
     elif needs or refusals:
         print("\n".join(report_lines(name, needs, advice, around.model, refusals)))
     else:
-        print(f"{name}: no role of this run has GPUs of its own: there is nothing to fit")
+        print(f"{name}: no role of this run uses GPUs, so there is nothing to fit")
     fits = not refusals and all(one.fits for one in needs)
     return exit_codes.OK if fits else exit_codes.CONFIGURATION
 
@@ -89,16 +95,16 @@ def _surroundings(spec: RLRunSpec, options: argparse.Namespace) -> Surroundings:
 
 
 def _memory(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:
-    """Bytes of a GPU of each role that has some; what is said on the command line wins over the manifest, and that over this machine."""
+    """Return the bytes of one GPU per role. Order: command line, manifest, GPUs of this machine."""
     found = {}
     for role, asked in gpu_products(spec).items():
         product = options.gpu_product or asked
         memory = options.gpu_memory or (memory_of(product) if product else _local_memory())
         if memory is None:
             what = (
-                f"the memory of {product} is not known here"
+                f"the memory of {product} is unknown"
                 if product
-                else "this machine has no NVIDIA GPU, and placement.gpuProduct names none"
+                else "this machine has no NVIDIA GPU, and placement.gpuProduct is not set"
             )
             raise UnknownMemoryError(
                 f"spec.{role}: {what}; add --gpu-memory 80Gi (known products: {', '.join(MEMORY_MIB)})"
@@ -108,7 +114,7 @@ def _memory(spec: RLRunSpec, options: argparse.Namespace) -> dict[str, int]:
 
 
 def _local_memory() -> int | None:
-    """Bytes of the smallest GPU of this machine."""
+    """Return the bytes of the smallest GPU of this machine, or None without an NVIDIA GPU."""
     try:
         told = subprocess.run(_QUERY, capture_output=True, text=True, timeout=_QUERY_SECONDS, check=True).stdout
         return min(int(line) for line in told.split()) * MIB

@@ -1,4 +1,4 @@
-"""`rlrun render FILE`: the resolved configuration of all roles, as `run.json` holds it."""
+"""`rlrun render FILE`: print the resolved configuration of all roles, in the format of `run.json`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rlrun.config.loading.problems import ConfigError
 from rlrun.runtime import exit_codes
 
 _UID = "00000000-0000-0000-0000-000000000000"
-"""Uid of a run that no cluster has made yet."""
+"""Uid in the output for a run that does not exist in a cluster yet."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of `rlrun render`."""
     p = Parser(
         prog="rlrun render",
-        description="Print run.json: the configuration that each role gets. Fields of spec are options too.",
+        description="Print run.json: the configuration of each role. Fields of spec are also options.",
     )
     p.add_argument("file", metavar="FILE", type=Path, help="an RLRun manifest")
     defaults.add_options(p)
@@ -32,7 +32,7 @@ def parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     rest, varied = take_variation(argv, own_options(p := parser()))
     p.also = field_options()
     options = p.parse_args(rest)

@@ -1,4 +1,4 @@
-"""`rlrun validate FILE...`: every problem of every manifest, before a cluster or a GPU is asked."""
+"""`rlrun validate FILE...`: report every problem of every manifest, without a cluster or a GPU."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from rlrun.local.judge import Judged, judge_manifest
 from rlrun.runtime import exit_codes
 
 STANDARD_INPUT = "standard input"
-"""Name of the manifest of the file `-` in messages."""
+"""Name of the file `-` in messages."""
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Return the parser of `rlrun validate`."""
     p = Parser(
         prog="rlrun validate",
-        description="Check RLRun manifests; exit code 78 if one has a problem. Fields of spec are options too.",
+        description="Check RLRun manifests; the exit code is 78 if a manifest has a problem. Fields of spec are also options.",
     )
-    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="an RLRun manifest; -: standard input")
+    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="an RLRun manifest, or - for standard input")
     p.add_argument("--json", action="store_true", help="print a JSON list with an object for each file")
     defaults.add_options(p)
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     rest, varied = take_variation(argv, own_options(p := parser()))
     variation = Variation(varied, os.environ)
     p.also = field_options()
@@ -95,7 +95,7 @@ def _print(source: str, judged: Judged[RLRun]) -> None:
 
 
 def document(source: str, judged: Judged[RLRun]) -> dict[str, Any]:
-    """Findings about a manifest, for programs."""
+    """Return the findings about one manifest as a JSON document."""
     valid = _valid(judged)
     return {
         "file": source,
@@ -112,7 +112,7 @@ def _as_json(problem: Problem) -> dict[str, Any]:
 
 
 def summary(manifest: RLRun) -> str:
-    """One line about the work of the run."""
+    """Return one line that describes the work of a run."""
     spec = manifest.spec
     model = spec.model.path or spec.model.name or "a tiny model"
     told = {"SFT": _supervision, "Eval": _evaluation}.get(spec.task, _learning)(spec)
@@ -130,7 +130,7 @@ def _supervision(spec: RLRunSpec) -> str:
     if data is None:
         return "supervised fine-tuning"
     batch = f"{data.batch_size} rows" if data.batch_tokens is None else f"{data.batch_tokens} tokens"
-    read = f", or {data.epochs} times through the data, whichever ends first" if data.epochs is not None else ""
+    read = f", at most {data.epochs} epochs" if data.epochs is not None else ""
     held_out = f"; held out: {data.validation.label}" if data.validation is not None else ""
     sources = ", ".join(source.label for source in data.sources)
     return f"supervised fine-tuning on {sources}: {spec.max_steps} steps of {batch}{read}{held_out}"

@@ -1,1 +1,1 @@
-"""Commands that write files: manifests, rows, models, and what ships with the package."""
+"""Commands that write files: manifests, rows, models, copies, and files of the package."""

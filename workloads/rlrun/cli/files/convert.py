@@ -1,4 +1,4 @@
-"""`rlrun convert FILE... [key=value ...] [-o run.yaml]`: an RLRun of what users of PRIME-RL, verl and AReaL have."""
+"""`rlrun convert FILE... [key=value ...] [-o run.yaml]`: convert configuration files of PRIME-RL, verl and AReaL into an RLRun."""
 
 from __future__ import annotations
 
@@ -35,24 +35,24 @@ from rlrun.runtime import exit_codes
 ParserT = TypeVar("ParserT", bound=Options)
 _HELP = frozenset({"-h", "--help"})
 _CODES = (
-    f"Exit codes: {exit_codes.OK} the manifest is complete, {exit_codes.DATA} it is written and something is missing (one line each), "
-    f"{exit_codes.CONFIGURATION} it is a run that RLRun cannot do, {exit_codes.USAGE} a wrong command line."
+    f"Exit codes: {exit_codes.OK} the manifest is complete, {exit_codes.DATA} the manifest is written but incomplete (one line per gap), "
+    f"{exit_codes.CONFIGURATION} RLRun does not support the run, {exit_codes.USAGE} the command line is wrong."
 )
 
 _DEPTH = 8
-"""Files in lists of defaults of files in lists of defaults that are followed."""
+"""Maximum depth of nested lists of defaults (files that include files)."""
 _SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".toml", ".txt", "")
-"""Suffixes of files that hold settings."""
+"""Suffixes of files with settings."""
 
 
 def parser() -> Parser:
-    """The command line."""
-    p = _options(Parser, f"Make an RLRun manifest of PRIME-RL's, verl's or AReaL's files. {_CODES}")
+    """Return the parser of `rlrun convert`."""
+    p = _options(Parser, f"Convert configuration files of PRIME-RL, verl or AReaL into an RLRun manifest. {_CODES}")
     p.add_argument(
         "files",
         nargs="+",
         metavar="FILE|KEY=VALUE",
-        help="TOML, YAML or a shell script; a later one replaces keys of an earlier one; with TOML also PRIME-RL's command line, "
+        help="TOML, YAML or a shell script; a later file replaces keys of an earlier file; with TOML also PRIME-RL's command line, "
         "`rl @ a.toml --trainer @ t.toml --max-steps 5`",
     )
     return p
@@ -60,33 +60,38 @@ def parser() -> Parser:
 
 def _options(kind: type[ParserT], description: str | None = None) -> ParserT:
     p = kind(prog="rlrun convert", description=description)
-    p.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the manifest there (default: print it)")
-    p.add_argument("--rows", type=int, metavar="N", help="rows of the training data, to make steps of epochs")
-    p.add_argument("--force", action="store_true", help="replace an output file that is there")
+    p.add_argument("-o", "--output", type=Path, metavar="FILE", help="file for the manifest (default: print it)")
+    p.add_argument(
+        "--rows", type=int, metavar="N", help="number of rows of the training data, to convert epochs into steps"
+    )
+    p.add_argument("--force", action="store_true", help="replace an existing output file")
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     toml = has_toml(argv)
     options, words = _options(Options).parse_known_args(list(argv)) if toml and not _HELP & {*argv} else _parsed(argv)
     if options.rows is not None and options.rows < 1:
         print(f"rlrun convert: --rows: got {options.rows}, expected a whole number from 1", file=sys.stderr)
         return exit_codes.USAGE
     if options.rows is not None and toml:
-        print("rlrun convert: --rows: PRIME-RL's files say their steps (max_steps); leave --rows out", file=sys.stderr)
+        print(
+            "rlrun convert: --rows: PRIME-RL's files contain the number of steps (max_steps); remove --rows",
+            file=sys.stderr,
+        )
         return exit_codes.USAGE
     if options.output is not None and options.output.exists() and (not options.force or _is_swapped(words)):
         fix = (
             f"there is no file {words[0]}; to convert {options.output}, write rlrun convert {options.output} -o {words[0]}"
             if _is_swapped(words)
-            else f"{options.output} is there; choose another -o, or add --force"
+            else f"{options.output} exists already; choose another -o, or add --force"
         )
         print(f"rlrun convert: {fix}", file=sys.stderr)
         return exit_codes.USAGE
     if options.output is not None and not options.output.absolute().parent.is_dir():
         print(
-            f"rlrun convert: -o {options.output}: there is no folder {options.output.parent}; make it first",
+            f"rlrun convert: -o {options.output}: there is no folder {options.output.parent}; create it first",
             file=sys.stderr,
         )
         return exit_codes.USAGE
@@ -98,7 +103,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _is_swapped(words: Sequence[str]) -> bool:
-    """True if the one source does not exist: with an output that does, the two were confused."""
+    """Return whether the only source does not exist, so that a source and an existing output were probably swapped."""
     return len(words) == 1 and Path(words[0]).suffix.lower() in _SUFFIXES and not Path(words[0]).exists()
 
 
@@ -114,7 +119,7 @@ def _converted(words: Sequence[str], rows: int | None) -> Converted:
 
 
 def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
-    """Return the settings of all files and overrides, in their order, and the files' names. Raises ConfigError: one cannot be read."""
+    """Return the settings of all files and overrides in their order, and the file names. Raises ConfigError for an unreadable file."""
     settings: list[Setting] = []
     sources: list[str] = []
     for word in words:
@@ -125,7 +130,7 @@ def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
             raise ConfigError([Problem(ARGUMENTS, "", f"unknown option {word}; see rlrun convert --help")])
         elif not Path(word).exists() and ("=" in word or Path(word).suffix.lower() not in _SUFFIXES):
             raise ConfigError(
-                [Problem(ARGUMENTS, word, "is no file; a key is given as KEY=VALUE, or as ~KEY to delete it")]
+                [Problem(ARGUMENTS, word, "there is no such file; write a key as KEY=VALUE, or as ~KEY to delete it")]
             )
         else:
             own = read_settings(read_text(Path(word)), word, dict(os.environ))
@@ -137,7 +142,7 @@ def read_sources(words: Sequence[str]) -> tuple[list[Setting], list[str]]:
 
 
 def _with_defaults(own: Sequence[Setting], file: Path, sources: list[str], depth: int = 0) -> list[Setting]:
-    """Return the settings of a file and of the files in its lists of defaults, and note their names in `sources`."""
+    """Return the settings of a file and of the files in its lists of defaults; add the file names to `sources`."""
     entries = listed_files(own) if file.suffix in (".yaml", ".yml") else []
     at = entries.index("_self_") if "_self_" in entries else len(entries)
     parts: list[list[Setting]] = []
@@ -157,7 +162,7 @@ def _with_defaults(own: Sequence[Setting], file: Path, sources: list[str], depth
 
 
 def _named_file(settings: Sequence[Setting], script: Path, sources: Sequence[str]) -> Path | None:
-    """Return the file of `--config-name`, if it is on this machine and not given; None: no such file."""
+    """Return the file of `--config-name` if it exists here and is not on the command line, otherwise None."""
     named = named_configuration(settings)
     if named is None or named[1] in {Path(source).stem for source in sources}:
         return None
@@ -165,7 +170,7 @@ def _named_file(settings: Sequence[Setting], script: Path, sources: Sequence[str
 
 
 def _count(path: str) -> int | None:
-    """Rows of a file of this machine; None: it is not there, or no data."""
+    """Return the number of rows of a local file, or None if the file does not exist or contains no data."""
     if not Path(path).is_file():
         return None
     try:

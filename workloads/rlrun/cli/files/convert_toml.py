@@ -1,7 +1,7 @@
-"""PRIME-RL's TOML as a manifest: what `rl @ a.toml b.toml` starts, written down with a comment for every key.
+"""Conversion of PRIME-RL's TOML into a manifest: the run of `rl @ a.toml b.toml`, with a comment for every key.
 
-The files are read as `rl`, `sft` and `eval` read them, so that a manifest means what the command does. What became of a key is worked
-out from the origins of the resolved fields, and from the notes and rows about keys that decide none.
+The files are read like `rl`, `sft` and `eval` read them, so the manifest describes the same run as the command. The result of each key is
+derived from the origins of the resolved fields, and for keys without a field from notices and table rows.
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ from rlrun.convert.writer import write_manifest
 from rlrun.protocol.files.paths import Role
 
 MODELS: Mapping[str, type[RlConfig]] = {"rl": RlConfig, "sft": SftConfig, "eval": EvalConfig}
-"""Description of the run that each command of theirs starts, in the order of trying."""
+"""Model of the run that each PRIME-RL command starts, in the order in which they are tried."""
 _ROLES: tuple[Role, ...] = get_args(Role)
 _Documents = Sequence[tuple[Role | None, Path, Document]]
 _OVERRIDE = re.compile(r"[A-Za-z_][\w.-]*=")
 _TRAINER = "PRIME-RL"
 _FOLDER = "the run's folder is <storage.mountPath>/<name>"
-_CLIENT = (
-    "a manifest's run starts its engines; the command asks other servers: rlrun eval run.yaml --client.base-url URL"
-)
+_CLIENT = "a manifest starts its own engines; to evaluate other servers: rlrun eval run.yaml --client.base-url URL"
 _OF_RL = frozenset({"train", "algo", "env", "eval", "val", "advantage", "buffer"})
-"""Tables of theirs below `orchestrator`, which `sft` and `eval` do not have."""
+"""PRIME-RL's tables below `orchestrator` that `sft` and `eval` do not have."""
 _OF_COMMANDS = ("name", "output_dir", "client")
-"""Fields of a run on this machine that a manifest's specification has not."""
+"""Fields of a local run that the specification of a manifest does not have."""
 
 
 def has_toml(words: Iterable[str]) -> bool:
-    """True if a command line names a TOML file."""
+    """Return whether a command line contains a TOML file."""
     return any(_is_toml(word) for word in words)
 
 
@@ -58,13 +56,13 @@ def _is_toml(word: str) -> bool:
 
 
 def convert_toml(words: Sequence[str]) -> Converted:
-    """The manifest of a command line of theirs, or of its files alone.
+    """Convert a PRIME-RL command line, or only its files, into a manifest.
 
     Args:
-        words: `[rl|sft|eval] [@] FILE... [--trainer @ FILE] [key=value] [--option value]`.
+        words: command line `[rl|sft|eval] [@] FILE... [--trainer @ FILE] [key=value] [--option value]`.
 
     Raises:
-        ConfigError: every problem of every file; one role's file alone is no run.
+        ConfigError: every problem of every file. A single role's file is an error, because it does not describe a run.
     """
     command, arguments = _command_line(words)
     options, files = take_files(arguments)
@@ -77,7 +75,7 @@ def convert_toml(words: Sequence[str]) -> Converted:
     config = validate_layer(model, layer)
     if fake_data(layer) is not None:
         origin = next(layer.hints[name].origin for name in ("data_type", "data_fake") if name in layer.hints)
-        measured = f"fake data are measured, not learned, so there is no manifest; start {command} @ {files[0][1]}"
+        measured = f"a run on fake data only measures speed and has no manifest; run `{command} @ {files[0][1]}`"
         raise ConfigError([Problem(origin.source, origin.path, measured, origin.line)])
     if config.task != "RL" and "task" not in layer.values:
         layer.values["task"] = config.task
@@ -86,7 +84,7 @@ def convert_toml(words: Sequence[str]) -> Converted:
 
 
 def _command_line(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Their command, if it is written, and its arguments with `@` before each file and overrides as options."""
+    """Return the command if the line contains one, and its arguments with `@` before each file and overrides as options."""
     left = list(words)
     while left and left[0] in ("uv", "run"):
         left.pop(0)
@@ -102,12 +100,20 @@ def _command_line(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _no_manifest(path: Path, document: Document) -> Document:
     if is_manifest(document.value):
-        raise ConfigError([Problem(str(path), "", "is a manifest already; convert the others, or start rl with all")])
+        raise ConfigError(
+            [
+                Problem(
+                    str(path),
+                    "",
+                    "this file is a manifest already; convert only the other files, or run rl with all files",
+                )
+            ]
+        )
     return document
 
 
 def _command(documents: _Documents) -> str:
-    """The command that the files are of: the one that knows most of their keys."""
+    """Return the command of the files: the one whose model has the fewest unknown keys."""
     if any(role is not None for role, *_ in documents) or any(_is_of_rl(document) for *_, document in documents):
         return "rl"
     if len(documents) == 1 and _is_of_orchestrator(documents[0][2]):
@@ -126,13 +132,13 @@ def _command(documents: _Documents) -> str:
 
 
 def _is_of_rl(document: Document) -> bool:
-    """True for a table that files of `rl` alone have, however many of their other keys are unknown here."""
+    """Return whether a file has a table that only `rl` has; other keys may be unknown."""
     orchestrator = document.value.get("orchestrator") if isinstance(document.value, dict) else None
     return isinstance(orchestrator, dict) and not _OF_RL.isdisjoint(orchestrator)
 
 
 def _is_of_orchestrator(document: Document) -> bool:
-    """True for the orchestrator's own file, which has the table `train` at its root."""
+    """Return whether a file is the orchestrator's own, which has the table `train` at its root."""
     train = document.value.get("train") if isinstance(document.value, dict) else None
     return isinstance(train, dict) and not {"env", "source", "sampling", "algo"}.isdisjoint(train)
 
@@ -151,20 +157,20 @@ def _fewest(unknown: Mapping[str, int]) -> str:
 def _one_role(role: str, path: Path) -> str:
     others = " ".join(f"--{other} @ FILE" for other in _ROLES if other != role)
     return (
-        f"the {role}'s part alone is no run: give the other parts too, `rlrun convert --{role} @ {path} {others}`, "
-        f"or start it by hand, `{role} @ {path}`"
+        f"the file of the {role} does not describe a whole run; add the other files: "
+        f"`rlrun convert --{role} @ {path} {others}`, or start only this role: `{role} @ {path}`"
     )
 
 
 def _of_files(documents: _Documents, model: type[RlConfig]) -> Iterator[tuple[str, Read]]:
-    """Every key of every file with its source."""
+    """Yield every key of every file with its source."""
     for role, path, document in documents:
         for read in translator(model, str(path), document.lines).read(document.value, role or "").reads:
             yield from ((str(path), one) for one in _leaves(read))
 
 
 def _of_options(words: Sequence[str]) -> Iterator[tuple[str, Read]]:
-    """Every option with its value."""
+    """Yield every option with its value."""
     left = list(words)
     while left:
         name, equals, value = left.pop(0).partition("=")
@@ -175,7 +181,7 @@ def _of_options(words: Sequence[str]) -> Iterator[tuple[str, Read]]:
 
 
 def _leaves(read: Read) -> Iterator[Read]:
-    """A table of ours as its keys; another value as it is."""
+    """Yield the leaf keys of a table with RLRun's own names; yield other values unchanged."""
     ours = read.row is None or read.row.fate == "same"
     if ours and isinstance(read.value, dict) and read.value:
         for name, value in read.value.items():
@@ -189,7 +195,7 @@ def _leaves(read: Read) -> Iterator[Read]:
 
 @dataclass(frozen=True)
 class _Account:
-    """A resolved run, and every key that was read for it."""
+    """A resolved run and all keys that were read for it."""
 
     layer: Layer
     model: type[RlConfig]
@@ -197,7 +203,7 @@ class _Account:
     reads: Sequence[tuple[str, Read]]
 
     def converted(self) -> Converted:
-        """The manifest, and the fate of every key."""
+        """Return the manifest and the result of every key."""
         fates = [self._fate(source, read) for source, read in self.reads]
         settings = {
             f"{fate.setting.source} {read.shown}": fate.setting
@@ -216,13 +222,13 @@ class _Account:
         )
 
     def _on_cpus(self) -> Iterator[str]:
-        """A note about a run in their names, where GPUs are the default, that names none."""
+        """Yield a notice for a run in PRIME-RL's names without GPUs, because PRIME-RL uses GPUs by default."""
         trainer = self.layer.values.get("trainer")
         if DIALECT in self.layer.hints and not (isinstance(trainer, dict) and trainer.get("gpus_per_replica")):
-            yield "the files name no GPUs, so the run has none: set trainer.gpusPerReplica and inference.gpusPerReplica"
+            yield "the files set no GPUs, so the run uses CPUs; set trainer.gpusPerReplica and inference.gpusPerReplica"
 
     def _fields(self, value: object, shape: Shape, key: Key, path: str) -> Iterator[tuple[str, object, Key]]:
-        """Every field that is set: its path in a manifest, its value there, its key."""
+        """Yield every field that is set: its path in a manifest, its value and its key."""
         if shape.model is None or not isinstance(value, dict) or not value:
             yield path, as_written(value, shape), key
             return
@@ -238,12 +244,12 @@ class _Account:
         return Field(value, causes, "" if causes else self._followed(key))
 
     def _origins(self, key: Key) -> list[Origin]:
-        """Origins of a field and of all in it, or else of what is around it."""
+        """Return the origins of a field and its children, or of the nearest parent with an origin."""
         found = [origin for one, origin in self.layer.origins.items() if one[: len(key)] == key]
         return found or [self.layer.origin(key)]
 
     def _causes(self, key: Key) -> tuple[str, ...]:
-        """Keys whose value the field has, as `draft.settings` calls them."""
+        """Return the keys that set a field, in the notation of `draft.settings`."""
         path = _dotted(key)
         origins = {(origin.source, origin.path) for origin in self._origins(key)}
         return tuple(
@@ -255,7 +261,7 @@ class _Account:
         )
 
     def _followed(self, key: Key) -> str:
-        """Keys that a field follows from, where it is no key's value."""
+        """Return a note about the keys from which a field is derived, if no key sets it directly."""
         origins = list(dict.fromkeys(origin.path for origin in self._origins(key) if origin.path))
         return f"follows from {list_few(origins)}" if origins else ""
 
@@ -274,19 +280,19 @@ class _Account:
         if notes:
             return Fate(setting, "dropped", (), "; ".join(note.removeprefix("ignored: ") for note in notes))
         if (other := self._later(source, read)) is not None:
-            return Fate(setting, "dropped", (), f"{other} goes before")
+            return Fate(setting, "dropped", (), f"{other} overrides it")
         if is_nothing(read.value):
-            return Fate(setting, "default", (), "none, as by default here")
+            return Fate(setting, "default", (), "not set, which is the default")
         return Fate(setting, "dropped", (), (read.row.text if read.row is not None else "") or "the default here")
 
     def _decided(self, source: str, read: Read) -> Iterator[str]:
-        """Fields whose value comes from a key."""
+        """Yield the fields whose value comes from a key."""
         for key, origin in self.layer.origins.items():
             if key and origin.source == source and origin.path == read.shown:
                 yield _dotted(key)
 
     def _later(self, source: str, read: Read) -> str | None:
-        """The key that sets the same field in a later file or on the command line."""
+        """Return the key that sets the same field in a later file or on the command line."""
         own = next(i for i, one in enumerate(self.reads) if one == (source, read))
         for other, one in self.reads[own + 1 :]:
             if one.path.replace("-", "_") == read.path or (
@@ -300,14 +306,14 @@ class _Account:
 
 
 def _targets(read: Read, path: str) -> bool:
-    """True if a field is one that the key's row names, or one of ours."""
+    """Return whether a key may set the field at `path`, according to the key's table row."""
     if read.row is None or not read.row.targets:
         return True
     return any(path.startswith(target) or target.startswith(path) for target in read.row.targets)
 
 
 def _dotted(key: Key) -> str:
-    """A field's path as rows have it: `[]` for each item."""
+    """Return the path of a field in the notation of the table rows: `[]` for each item of a list."""
     path = ""
     for part in key:
         path += "[]" if isinstance(part, int) else f".{part}" if path else part

@@ -1,4 +1,4 @@
-"""`rlrun export RUN_FOLDER --output DIR`: a Hugging Face model folder from a run's checkpoint."""
+"""`rlrun export RUN_FOLDER --output DIR`: write a Hugging Face model folder from a run's checkpoint."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from rlrun.runtime import exit_codes, extras
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `rlrun export`."""
-    p = Parser("rlrun export", "Write a model folder that transformers and vLLM load, from a checkpoint of a run.")
+    """Return the parser of `rlrun export`."""
+    p = Parser("rlrun export", "Write a model folder for transformers and vLLM from a checkpoint of a run.")
     p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
     p.add_argument("--output", required=True, metavar="DIR", help="a new folder for the model")
     p.add_argument(
-        "--step", type=whole_number(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
+        "--step",
+        type=whole_number(1),
+        metavar="N",
+        help="step of the checkpoint (default: the newest complete checkpoint)",
     )
     p.add_argument(
         "--dtype",
         choices=get_args(DType),
-        help="number format of the weights (default: the one that the run publishes)",
+        help="dtype of the weights (default: the dtype that the run publishes)",
     )
     p.add_argument(FLAG, action="store_true", help=HELP)
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = parser().parse_args(list(argv))
 
     from rlrun.trainer.weights.export_run import export_run

@@ -1,4 +1,4 @@
-"""`rlrun crd`, `rlrun charts` and `rlrun init`: what an installation without a checkout gives its user to begin with."""
+"""`rlrun crd`, `rlrun charts` and `rlrun init`: files of an installation without a checkout that a user needs to start."""
 
 from __future__ import annotations
 
@@ -18,54 +18,56 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.shipped import shipped_folder
 
 _START = "quickstart"
-"""The example that `rlrun init` writes, and that a preset's manifest is made of."""
+"""Example that `rlrun init` writes by default and uses as the base for a preset."""
 _MODELS = "models"
-"""Folder of the examples with real models."""
+"""Folder of the examples with published models."""
 _NEEDS = {
-    "critic": "    critic: {}  # a value model, trained beside the policy\n",
-    "reference": "    reference: {model: initial}  # the model as it was at the start; a teacher: {model: org/name}\n",
+    "critic": "    critic: {}  # a value model, trained together with the policy\n",
+    "reference": "    reference: {model: initial}  # the initial model; for a teacher: {model: org/name}\n",
 }
 
 
 def crd_parser() -> Parser:
-    """The command line of `rlrun crd`."""
+    """Return the parser of `rlrun crd`."""
     p = Parser("rlrun crd", "Print the RLRun resource for `kubectl apply --server-side -f -`.")
-    p.add_argument("--policy", action="store_true", help="also the policy that refuses wrong specifications at apply")
+    p.add_argument(
+        "--policy", action="store_true", help="also print the admission policy that refuses invalid specifications"
+    )
     return p
 
 
 def charts_parser() -> Parser:
-    """The command line of `rlrun charts`."""
+    """Return the parser of `rlrun charts`."""
     return Parser(
         "rlrun charts", 'Print the folder of the Helm charts: helm install rlrun-crds "$(rlrun charts)/rlrun-crds".'
     )
 
 
 def init_parser() -> Parser:
-    """The command line of `rlrun init`."""
+    """Return the parser of `rlrun init`."""
     p = Parser(
-        "rlrun init", "Write a manifest to start from: an example, or the first steps with a preset of the algorithm."
+        "rlrun init", "Write a manifest to start from: an example, or the quickstart with a preset of the algorithm."
     )
     p.add_argument(
         "preset",
         nargs="?",
         default=_START,
-        help=f"an example, a model or a preset (default: {_START}); --list names them",
+        help=f"name of an example, a model or a preset (default: {_START}); --list prints all names",
     )
     p.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a new file (default: <preset>.yaml; -: standard output)"
     )
     p.add_argument(
-        "--gpu", action="store_true", help="trainer and engine on a GPU each; without it both compute on the CPU"
+        "--gpu", action="store_true", help="run the trainer and the engine on one GPU each (default: both on the CPU)"
     )
     p.add_argument(
-        "--list", action="store_true", help="print the names of examples, models and presets, and what each is"
+        "--list", action="store_true", help="print the names and descriptions of examples, models and presets"
     )
     return p
 
 
 def run_crd(argv: Sequence[str]) -> int:
-    """Run `rlrun crd`; returns the exit code."""
+    """Run `rlrun crd` and return the exit code."""
     options = crd_parser().parse_args(list(argv))
     documents = [build_crd(), *(validating_policy() if options.policy else ())]
     print(as_yaml(*documents), end="")
@@ -73,23 +75,24 @@ def run_crd(argv: Sequence[str]) -> int:
 
 
 def run_charts(argv: Sequence[str]) -> int:
-    """Run `rlrun charts`; returns the exit code."""
+    """Run `rlrun charts` and return the exit code."""
     charts_parser().parse_args(list(argv))
     folder = shipped_folder()
     if folder is None:
         return _refused(
-            "charts", "this installation has no charts, as the images have none; take the wheel's or a checkout's"
+            "charts",
+            "this installation contains no charts, like all images; use an installation from a wheel or a checkout",
         )
     print(folder / "charts")
     return exit_codes.OK
 
 
 def run_init(argv: Sequence[str]) -> int:
-    """Run `rlrun init`; returns the exit code."""
+    """Run `rlrun init` and return the exit code."""
     options = init_parser().parse_args(list(argv))
     examples = _examples()
     if options.list and options.preset != _START:
-        return _refused("init", f"--list prints all names; leave {options.preset!r} or --list out")
+        return _refused("init", f"--list prints all names; remove {options.preset!r} or --list")
     if options.list:
         print("\n".join(_listed(examples)))
         return exit_codes.OK
@@ -100,17 +103,18 @@ def run_init(argv: Sequence[str]) -> int:
         )
     if _START not in examples:
         return _refused(
-            "init", "this installation has no examples, as the images have none; take the wheel's or a checkout's"
+            "init",
+            "this installation contains no examples, like all images; use an installation from a wheel or a checkout",
         )
     text = examples[name].read_text() if name in examples else _of_preset(examples[_START].read_text(), name)
     if options.gpu and name in examples and examples[name].parent.name == _MODELS:
-        return _refused("init", f"--gpu: {name} is on GPUs as it is; leave --gpu out")
+        return _refused("init", f"--gpu: {name} uses GPUs already; remove --gpu")
     if options.gpu:
         text = _on_gpus(text)
         if text.count("gpusPerReplica: 1") < 2:
             return _refused(
                 "init",
-                f"--gpu: the example {name} has no form for GPUs; set gpusPerReplica of trainer and inference in it",
+                f"--gpu: the example {name} has no GPU variant; set gpusPerReplica of trainer and inference in the file",
             )
     if str(options.output) == "-":
         print(text, end="")
@@ -128,7 +132,7 @@ def _examples() -> dict[str, Path]:
 
 
 def _listed(examples: dict[str, Path]) -> Iterator[str]:
-    """A line for each example, model and preset, with what it is."""
+    """Yield one line per example, model and preset, with its description."""
     for name, path in examples.items():
         kind = "model" if path.parent.name == _MODELS else "example"
         about = re.match(r"(?:#.*\n)*", path.read_text())
@@ -139,7 +143,7 @@ def _listed(examples: dict[str, Path]) -> Iterator[str]:
 
 
 def _of_preset(start: str, preset: str) -> str:
-    """The first example with another preset: its name, its description and the parts that it needs."""
+    """Return the quickstart with another preset: its name, its description and the roles that it needs."""
     name = check_name(preset.replace("_", "-"))
     text = re.sub(r"\A(?:#.*\n)*", f"# {PRESETS[preset].description.splitlines()[0]}\n", start)
     text = re.sub(r"metadata: \{name: [\w-]+\}", f"metadata: {{name: {name}}}", text)
@@ -155,7 +159,7 @@ def _of_preset(start: str, preset: str) -> str:
 
 
 def _on_gpus(text: str) -> str:
-    """A manifest whose trainer and engine have a GPU each."""
+    """Return a manifest with one GPU for the trainer and one for the engine."""
     text = re.sub(
         r"^  trainer:\n(?:    processesPerReplica: \d+\n)?",
         "  trainer:\n    gpusPerReplica: 1\n",
@@ -169,7 +173,7 @@ def _on_gpus(text: str) -> str:
 
 
 def _data_of(text: str, folder: Path) -> dict[Path, Path]:
-    """Files of data that a manifest names as a checkout has them (`examples/data/...`): place from here -> the file."""
+    """Return the data files that a manifest refers to (`examples/data/...`): relative path in a checkout -> installed file."""
     named = sorted(set(re.findall(r"examples/data/[\w./-]+", text)))
     return {Path(path): source for path in named if (source := folder.parent / path).is_file()}
 
@@ -185,11 +189,11 @@ def _write(output: Path, text: str, data: dict[Path, Path]) -> int:
                 path.write_bytes(source.read_bytes())
                 print(f"{path}: the example's data")
     except FileExistsError:
-        return _refused("init", f"{output} is there already; name a new file with --output")
+        return _refused("init", f"{output} exists already; set a new file with --output")
     except OSError as error:
         print(f"rlrun init: {error.filename or output}: cannot be written: {error.strerror}", file=sys.stderr)
         return exit_codes.STORAGE
-    print(f"{output}: change it, then `rlrun validate {output}` and `rlrun local {output}`")
+    print(f"{output} is written; edit it, then run `rlrun validate {output}` and `rlrun local {output}`")
     return exit_codes.OK
 
 

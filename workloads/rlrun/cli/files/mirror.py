@@ -1,4 +1,4 @@
-"""`rlrun mirror RUN_FOLDER`: copy what a run has completed to object storage, where its own copies did not get to the end."""
+"""`rlrun mirror RUN_FOLDER`: copy a run's complete checkpoints and exports to object storage if the run did not copy all of them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rlrun.runtime import exit_codes
 
 
 def parser() -> Parser:
-    """The command line of `rlrun mirror`."""
+    """Return the parser of `rlrun mirror`."""
     p = Parser(
         "rlrun mirror",
-        "Copy the complete checkpoints and exports of a run to object storage. What is there already is not copied again.",
+        "Copy the complete checkpoints and exports of a run to object storage. Existing copies are kept.",
     )
     p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
     p.add_argument("--url", help="a folder in object storage; default: storage.mirror.url of the run", metavar="URL")
@@ -28,11 +28,13 @@ def parser() -> Parser:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = parser().parse_args(argv)
     paths = RunPaths(Path(options.run).absolute())
     if not paths.run_json.is_file():
-        print(f"rlrun mirror: {paths.root} holds no run: it has no {paths.run_json.name}", file=sys.stderr)
+        print(
+            f"rlrun mirror: {paths.root} is not the folder of a run: {paths.run_json.name} is missing", file=sys.stderr
+        )
         return exit_codes.USAGE
     try:
         config = load_file(RunConfig, paths.run_json)
@@ -48,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
             return exit_codes.USAGE
     if mirror is None:
         print(
-            "rlrun mirror: the run names no object storage (storage.mirror); add --url, such as s3://bucket/runs",
+            "rlrun mirror: storage.mirror of the run is not set; add --url, such as s3://bucket/runs",
             file=sys.stderr,
         )
         return exit_codes.USAGE
@@ -61,8 +63,8 @@ def run(argv: Sequence[str]) -> int:
     except UnusableError as error:
         print(f"rlrun mirror: {error}", file=sys.stderr)
         return exit_codes.CONFIGURATION
-    except Exception as error:  # each file system has errors of its own
-        print(f"rlrun mirror: {mirror.url} refuses: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:  # each fsspec file system raises its own error classes
+        print(f"rlrun mirror: cannot write to {mirror.url}: {type(error).__name__}: {error}", file=sys.stderr)
         return exit_codes.UNAVAILABLE
-    print(f"{copies.url}: everything that is complete is there")
+    print(f"{copies.url}: all complete checkpoints and exports are copied")
     return exit_codes.OK

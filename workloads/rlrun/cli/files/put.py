@@ -1,4 +1,4 @@
-"""`rlrun put`: local files and folders onto the claim of a run, or onto any claim."""
+"""`rlrun put`: copy local files and folders onto the claim of a run, or onto any claim."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ _READY = "300s"
 
 
 def put_parser() -> Parser:
-    """The command line of `rlrun put`."""
+    """Return the parser of `rlrun put`."""
     text = (
-        "Copy files and folders onto the volume of a run, or onto a claim, through a pod that has it mounted. They become visible "
-        "when all of them are there."
+        "Copy files and folders onto the volume of a run, or onto a claim, through a pod that mounts it. The files become visible "
+        "together, after the whole copy."
     )
     p = runs_parser("put", text)
-    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a file or a folder; it keeps its name")
-    p.add_argument("target", metavar="RUN|claim/NAME", help="a run's name in the cluster, or a claim's")
+    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a file or a folder; the copy keeps its name")
+    p.add_argument("target", metavar="RUN|claim/NAME", help="name of a run in the cluster, or of a claim")
     p.add_argument("--to", default="data", metavar="FOLDER", help="folder below the claim's root (default: data)")
     p.add_argument("--force", action="store_true", help="replace files that exist; folders are never replaced")
     p.add_argument(
         "--image",
         metavar="IMAGE",
-        help="if no pod has the claim mounted: image with sh and tar, such as busybox:1.37, of a pod for the copy",
+        help="image with sh and tar for a temporary pod, such as busybox:1.37; only needed if no pod mounts the claim",
     )
     return p
 
 
 @answered("put")
 def run_put(argv: Sequence[str]) -> int:
-    """Run `rlrun put`; returns the exit code."""
+    """Run `rlrun put` and return the exit code."""
     options = put_parser().parse_args(list(argv))
     if len(options.files) == 1 and not options.files[0].exists() and Path(options.target).exists():
         run, file = options.files[0], options.target
-        raise NotFoundError(f"FILE: there is no file {run}; the file comes first, then the run: rlrun put {file} {run}")
+        raise NotFoundError(f"FILE: there is no file {run}; write the file first, then the run: rlrun put {file} {run}")
     folder, entries = folder_of(options.to), entries_of(options.files)
     names = [entry.name for entry in entries if "/" not in entry.name]
     cluster = api(options)
@@ -85,34 +85,34 @@ def run_put(argv: Sequence[str]) -> int:
 
 
 def _claim_of(options: argparse.Namespace, cluster: Api) -> tuple[str, str | None]:
-    """Name of the claim, and the path at which the run mounts it, if a run is named.
+    """Return the name of the claim, and its mount path in the run's pods if a run is named.
 
     Raises:
-        NotFoundError: there is none yet.
+        NotFoundError: the run does not exist or has no claim yet.
     """
     target: str = options.target
     if target.startswith(_CLAIM) and "/" not in (claim_name := target.removeprefix(_CLAIM)) and claim_name:
         return claim_name, None
     if "/" in target or target.startswith("."):
-        raise NotFoundError(f"RUN: got {target}, expected the name of a run in a cluster, or of a claim: {_CLAIM}NAME")
+        raise NotFoundError(f"RUN: got {target}, expected the name of a run in a cluster, or {_CLAIM}NAME")
     try:
         run: Json = ask_json(cluster, ["get", RUNS, target])
     except ClusterError as error:
         if error.code != exit_codes.USAGE:
             raise
-        raise NotFoundError(f"{error}; a claim is named {_CLAIM}{target}") from None
+        raise NotFoundError(f"{error}; for a claim write {_CLAIM}{target}") from None
     storage = (run.get("spec") or {}).get("storage") or {}
     claim = ((run.get("status") or {}).get("storage") or {}).get("claimName") or storage.get("claimName")
     if not claim:
         raise NotFoundError(
-            f"{target} has no claim yet; `rlrun why {argument(ClusterRun(target), options)}` says what it waits for"
+            f"{target} has no claim yet; `rlrun why {argument(ClusterRun(target), options)}` shows what it waits for"
         )
     return str(claim), str(storage.get("mountPath") or "/data")
 
 
 @contextmanager
 def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[Mount]:
-    """A container with the claim; one that is made for the copy is deleted at the end."""
+    """Yield a container that mounts the claim; a pod that was created for the copy is deleted at the end."""
     found = mount_of(pods_of_namespace(cluster), claim)
     if found is not None:
         yield found
@@ -120,7 +120,7 @@ def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[
     cluster.ask(["get", "persistentvolumeclaims", claim])
     if options.image is None:
         raise NotFoundError(
-            f"no pod that runs has the claim {claim} mounted; add --image IMAGE (with sh and tar, such as busybox:1.37) for a pod that does"
+            f"no running pod mounts the claim {claim}; add --image busybox:1.37, or another image with sh and tar, for a temporary pod"
         )
     name = f"rlrun-put-{secrets.token_hex(4)}"
     document = json.dumps(helper_pod(name, claim, options.image)).encode()
@@ -133,23 +133,23 @@ def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[
 
 
 class _Progress:
-    """Bytes that were sent, on a terminal.
+    """Progress of a copy in bytes, shown on a terminal.
 
     Args:
-        total: number of all bytes.
+        total: size of all files in bytes.
     """
 
     def __init__(self, total: int) -> None:
         self._total, self.done, self._shown = total, 0, time.monotonic()
 
     def sent(self, count: int) -> None:
-        """Count bytes, and show them from time to time."""
+        """Count sent bytes, and show the total at most once per second."""
         self.done += count
         if time.monotonic() - self._shown >= _SHOW_SECONDS and sys.stderr.isatty():
             self._shown = time.monotonic()
             print(f"\r{show_size(self.done)} of {show_size(self._total)} ", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """End the line."""
+        """Clear the progress line."""
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`rlrun rows --path FILE --output rows.jsonl`: a set of problems as rows of the environment `dataset`, each with a uid."""
+"""`rlrun rows --path FILE --output rows.jsonl`: convert a set of problems into rows of the `dataset` environment, each with a uid."""
 
 from __future__ import annotations
 
@@ -19,31 +19,35 @@ from rlrun.runtime import exit_codes
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `rlrun rows`."""
+    """Return the parser of `rlrun rows`."""
     p = Parser(
         "rlrun rows",
-        "Write the rows of a data set in the format of the environment dataset. A row without a uid gets one that follows from what it "
-        "asks, so that it stays the same when other rows come or go.",
+        "Write the rows of a data set in the format of the dataset environment. A row without a uid gets a uid that is derived from its "
+        "question, so the uid stays the same if other rows are added or removed.",
     )
     where = p.add_mutually_exclusive_group(required=True)
-    where.add_argument("--path", metavar="FILE", help="a .jsonl, .csv or .parquet file, or a folder of such")
-    where.add_argument("--name", metavar="NAME", help="a data set on the hub")
+    where.add_argument("--path", metavar="FILE", help="a .jsonl, .csv or .parquet file, or a folder with such files")
+    where.add_argument("--name", metavar="NAME", help="a data set on the Hugging Face Hub")
     p.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit on the hub (default: the main branch)")
     p.add_argument("--subset", metavar="FOLDER", help="a folder within the data set")
     p.add_argument("--split", metavar="WORD", help="only files with this word in their name, such as train")
-    p.add_argument("--layout", choices=get_args(LayoutName), help="layout of the files (default: that of dataset)")
-    p.add_argument("--instruction", metavar="TEXT", help="follows each question")
+    p.add_argument(
+        "--layout",
+        choices=get_args(LayoutName),
+        help="layout of the files (default: the layout of the dataset environment)",
+    )
+    p.add_argument("--instruction", metavar="TEXT", help="text after each question")
     p.add_argument(
         "--unique",
         action=argparse.BooleanOptionalAction,
-        help="leave out rows that ask what an earlier one asks (default: for dapo)",
+        help="skip rows that repeat an earlier question (default: only for dapo)",
     )
     p.add_argument("--output", type=Path, required=True, metavar="FILE", help="rows.jsonl or rows.parquet; a new file")
     return p
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     options = parser().parse_args(list(argv))
 
     from rlrun.environments.bundled.row_files import convert_rows
@@ -65,13 +69,13 @@ def run(argv: Sequence[str]) -> int:
     except ValueError as error:
         print(f"rlrun rows: {error}", file=sys.stderr)
         return exit_codes.DATA
-    left_out = f"; {found.left_out} left out, which ask what an earlier one asks" if found.left_out else ""
+    left_out = f"; {found.left_out} skipped because they repeat an earlier question" if found.left_out else ""
     print(f"{options.output}: {len(found.rows)} rows, {found.made} of them with a new uid{left_out}")
     return exit_codes.OK
 
 
 def _read_place(options: argparse.Namespace) -> DataSetConfig:
-    """Place of the rows. Raises ValidationError, RoleError."""
+    """Return the location of the rows. Raises ValidationError, RoleError."""
     fields = ("path", "name", "revision", "split")
     place = DataSetConfig.model_validate({name: value for name in fields if (value := getattr(options, name))})
     if options.subset is None:
@@ -81,5 +85,5 @@ def _read_place(options: argparse.Namespace) -> DataSetConfig:
 
 
 def _by_option(message: str) -> str:
-    """A message about a field of a data set, as one about an option."""
+    """Replace the field of a data set in a message with the command-line option."""
     return message.replace("-.", "--", 1) if message.startswith("-.") else message.removeprefix("-: ")

@@ -1,4 +1,4 @@
-"""`rlrun tiny-model DIR`: a model of about a million parameters, made here; its options are the fields of `TinyModelConfig`."""
+"""`rlrun tiny-model DIR`: create a model of about a million parameters; the options are the fields of `TinyModelConfig`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROG = "rlrun tiny-model DIR"
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the subcommand; returns the exit code."""
+    """Run the subcommand and return the exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(help_text(TinyModelConfig, prog=PROG))
         return exit_codes.OK if argv else exit_codes.USAGE
     if argv[0].startswith(("-", "@")):
-        print(f"rlrun tiny-model: the folder comes first: {PROG} [--hidden-size 128 ...]", file=sys.stderr)
+        print(f"rlrun tiny-model: write the folder first: {PROG} [--hidden-size 128 ...]", file=sys.stderr)
         return exit_codes.USAGE
     folder = Path(argv[0])
     try:
@@ -33,7 +33,7 @@ def run(argv: Sequence[str]) -> int:
     except ConfigError as error:
         return report(error)
     if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # noqa: PTH208
-        print(f"{folder}: is not empty; choose a new folder or empty this one", file=sys.stderr)
+        print(f"{folder}: the folder is not empty; choose a new folder, or delete its files", file=sys.stderr)
         return exit_codes.USAGE
 
     if config.warmup_environment is not None:
@@ -42,15 +42,15 @@ def run(argv: Sequence[str]) -> int:
             return exit_codes.CONFIGURATION
 
     try:
-        folder.mkdir(parents=True, exist_ok=True)  # refused before torch is loaded
+        folder.mkdir(
+            parents=True, exist_ok=True
+        )  # before the slow import of torch, so that an unwritable folder fails at once
 
         from rlrun.trainer.modeling.tiny_model import make_tiny_model
 
         make_tiny_model(folder, config)
     except OSError as error:
-        print(
-            f"{error.filename or folder}: cannot be written: {error.strerror}; choose another folder", file=sys.stderr
-        )
+        print(f"{error.filename or folder}: cannot write: {error.strerror}; choose another folder", file=sys.stderr)
         return exit_codes.STORAGE
     except ValueError as error:
         print(f"rlrun tiny-model: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Commands on runs that are there, in a folder or in a cluster: `rlrun get`, `status`, `why`, `logs` and their like.
+"""Commands for existing runs in a folder or in a cluster: `rlrun get`, `status`, `why`, `logs` and others.
 
-`kubectl rlrun` (the program `kubectl-rlrun`) is the same commands for clusters alone.
+`kubectl rlrun` (the program `kubectl-rlrun`) offers the same commands, only for clusters.
 """

@@ -23,35 +23,33 @@ _RESTART = "rlrun.io/restart-requested-at"
 def _parser(command: str, description: str) -> Parser:
     p = runs_parser(command, description)
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
-    p.add_argument(
-        "--dry-run", action="store_true", help="ask the API server whether it would take the change, and change nothing"
-    )
+    p.add_argument("--dry-run", action="store_true", help="validate the change at the API server without applying it")
     return p
 
 
 def suspend_parser() -> Parser:
-    """The command line of `rlrun suspend`."""
+    """Return the parser of `rlrun suspend`."""
     return _parser(
         "suspend",
-        "Save the last trained step, free all GPUs, and keep the run. On this machine: stop its launcher as Ctrl-C does.",
+        "Save the last trained step, free all GPUs, and keep the run. On this machine: stop the launcher, like Ctrl-C.",
     )
 
 
 def resume_parser() -> Parser:
-    """The command line of `rlrun resume`."""
-    return _parser("resume", "Go on with a suspended run. On this machine: print the command that does.")
+    """Return the parser of `rlrun resume`."""
+    return _parser("resume", "Continue a suspended run. On this machine: print the command that continues it.")
 
 
 def restart_parser() -> Parser:
-    """The command line of `rlrun restart`."""
+    """Return the parser of `rlrun restart`."""
     return _parser(
         "restart",
-        "Begin the next attempt from the last complete checkpoint, which does not count; also of a failed run.",
+        "Start the next attempt from the last complete checkpoint, also after a failure. It does not count towards the restart limit.",
     )
 
 
 def scale_parser() -> Parser:
-    """The command line of `rlrun scale`."""
+    """Return the parser of `rlrun scale`."""
     p = _parser("scale", "Change the number of engines of a run in a cluster, while it trains.")
     p.add_argument(
         "--inference",
@@ -64,29 +62,29 @@ def scale_parser() -> Parser:
         "--min-available",
         type=whole_number(1, 1024),
         metavar="N",
-        help="engines without which nothing is sampled (spec.inference.minAvailable)",
+        help="minimum number of engines for sampling (spec.inference.minAvailable)",
     )
     return p
 
 
 def set_parser() -> Parser:
-    """The command line of `rlrun set`."""
+    """Return the parser of `rlrun set`."""
     p = _parser(
         "set",
-        "Change fields of a run in a cluster; most of them only while it is suspended, which the API server says.",
+        "Change fields of a run in a cluster. Most fields can change only while the run is suspended.",
     )
     p.add_argument(
         "fields",
         nargs="+",
         metavar="FIELD=VALUE",
-        help="field of spec and its new value (YAML; null removes it): maxSteps=2000",
+        help="field of spec and its new value in YAML, such as maxSteps=2000; null removes the field",
     )
     return p
 
 
 @answered("suspend")
 def run_suspend(argv: Sequence[str]) -> int:
-    """Run `rlrun suspend`; returns the exit code."""
+    """Run `rlrun suspend` and return the exit code."""
     options = suspend_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, FolderRun):
@@ -94,7 +92,7 @@ def run_suspend(argv: Sequence[str]) -> int:
         return exit_codes.OK
     _patch(run, {"spec": {"suspend": True}}, options)
     _say(
-        f"{run.name} saves its last trained step and frees its pods; `rlrun watch {argument(run, options)}` follows it",
+        f"{run.name} saves its last trained step and frees its pods; follow it with `rlrun watch {argument(run, options)}`",
         options,
     )
     return exit_codes.OK
@@ -102,58 +100,61 @@ def run_suspend(argv: Sequence[str]) -> int:
 
 @answered("resume")
 def run_resume(argv: Sequence[str]) -> int:
-    """Run `rlrun resume`; returns the exit code."""
+    """Run `rlrun resume` and return the exit code."""
     options = resume_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, FolderRun):
         record = acts.launcher_of(run)
         if record is not None and record.alive(time.time()):
-            raise NotFoundError(f"{run.root} runs already (process {record.pid} on {record.host})")
+            raise NotFoundError(f"{run.root} is already running (process {record.pid} on {record.host})")
         raise NotFoundError(
-            f"a run on this machine is gone on with in a terminal of its own: {acts.go_on_command(run)}"
+            f"a run on this machine needs its own terminal; continue it with: {acts.go_on_command(run)}"
         )
     _patch(run, {"spec": {"suspend": False}}, options)
-    _say(f"{run.name} goes on from its last complete checkpoint", options)
+    _say(f"{run.name} continues from its last complete checkpoint", options)
     return exit_codes.OK
 
 
 @answered("restart")
 def run_restart(argv: Sequence[str]) -> int:
-    """Run `rlrun restart`; returns the exit code."""
+    """Run `rlrun restart` and return the exit code."""
     options = restart_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, FolderRun):
         if acts.is_running(run):
             _stop(run, options)
-        print(f"then go on with it: {acts.go_on_command(run)}")
+        print(f"continue it with: {acts.go_on_command(run)}")
         return exit_codes.OK
     cluster = api(options)
     phase = ask_json(cluster, ["get", RUNS, run.name]).get("status", {}).get("phase")
     if phase == "Complete":
         raise NotFoundError(
-            f"{run.name} is Complete; with more steps it goes on: rlrun set {argument(run, options, 'maxSteps=N')}"
+            f"{run.name} is Complete; to continue it, increase its steps: rlrun set {argument(run, options, 'maxSteps=N')}"
         )
     _patch(run, {"metadata": {"annotations": {_RESTART: rfc3339(time.time())}}}, options)
-    _say(f"{run.name} begins its next attempt from the last complete checkpoint; it does not count", options)
+    _say(
+        f"{run.name} starts its next attempt from the last complete checkpoint; the attempt does not count towards the restart limit",
+        options,
+    )
     return exit_codes.OK
 
 
 @answered("scale")
 def run_scale(argv: Sequence[str]) -> int:
-    """Run `rlrun scale`; returns the exit code."""
+    """Run `rlrun scale` and return the exit code."""
     options = scale_parser().parse_args(list(argv))
     run = _in_cluster(the_run(options), "scale")
     engines = {"replicas": options.inference}
     if options.min_available is not None:
         engines["minAvailable"] = options.min_available
     _patch(run, {"spec": {"inference": engines}}, options)
-    _say(f"{run.name} has {options.inference} engines as soon as there is room for them", options)
+    _say(f"{run.name} gets {options.inference} engines as soon as the cluster has capacity for them", options)
     return exit_codes.OK
 
 
 @answered("set")
 def run_set(argv: Sequence[str]) -> int:
-    """Run `rlrun set`; returns the exit code."""
+    """Run `rlrun set` and return the exit code."""
     options = set_parser().parse_args(list(argv))
     run = _in_cluster(the_run(options), "set")
     try:
@@ -161,14 +162,14 @@ def run_set(argv: Sequence[str]) -> int:
     except WordError as error:
         raise NotFoundError(str(error)) from None
     _patch(run, patch, options)
-    _say(f"{run.name} is changed; `rlrun why {argument(run, options)}` says when it takes effect", options)
+    _say(f"{run.name} is changed; `rlrun why {argument(run, options)}` shows when the change takes effect", options)
     return exit_codes.OK
 
 
 def _in_cluster(run: Run, command: str) -> ClusterRun:
     if isinstance(run, FolderRun):
         raise NotFoundError(
-            f"{command} is for runs in a cluster; on this machine edit the manifest, and go on with --resume"
+            f"{command} works only for runs in a cluster; on this machine edit the manifest and start the run again with --resume"
         )
     return run
 
@@ -178,15 +179,15 @@ def _patch(run: ClusterRun, change: Json, options: argparse.Namespace) -> None:
 
 
 def _say(text: str, options: argparse.Namespace) -> None:
-    print(f"the API server would take it: {text}" if options.dry_run else text)
+    print(f"dry run, accepted by the API server: {text}" if options.dry_run else text)
 
 
 def _stop(run: FolderRun, options: argparse.Namespace) -> None:
     pid = acts.ask_to_stop(run, dry_run=options.dry_run)
     if options.dry_run:
-        print(f"would ask process {pid} to save and stop", file=sys.stderr)
+        print(f"would send process {pid} the signal to save and stop", file=sys.stderr)
         return
     print(
-        f"asked process {pid} to save and stop; `rlrun status {argument(run, options)}` shows when it has",
+        f"sent process {pid} the signal to save and stop; `rlrun status {argument(run, options)}` shows when it has stopped",
         file=sys.stderr,
     )

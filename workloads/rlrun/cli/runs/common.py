@@ -1,4 +1,4 @@
-"""Options, outputs and errors that the commands on runs share."""
+"""Options, outputs and error handling that the commands on runs share."""
 
 from __future__ import annotations
 
@@ -22,58 +22,58 @@ from rlrun.runtime.json_types import Json
 
 PLUGIN = "kubectl-rlrun"
 """Program that `kubectl rlrun` starts."""
-RUN_HELP = "a run's folder (runs/NAME), or its name in the cluster"
+RUN_HELP = "folder of a run (runs/NAME), or name of a run in the cluster"
 
 
 def is_plugin() -> bool:
-    """True if this process was started as `kubectl rlrun`: words are then never folders."""
+    """Return whether this process was started as `kubectl rlrun`; arguments are then never folders."""
     return Path(sys.argv[0]).name in (PLUGIN, "plugin.py")
 
 
 def say_no_runs() -> None:
-    """Say that there are no runs; not on standard output, which a program may read."""
+    """Report that there are no runs on standard error, because programs may read standard output."""
     print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}", file=sys.stderr)
 
 
 def runs_parser(command: str, description: str, *, output: str | None = None) -> Parser:
-    """Parser of a command on runs, with the flags of a cluster.
+    """Return the parser of a command on runs, with the cluster options.
 
     Args:
-        command: its name.
-        description: one line for its help.
-        output: values of `-o`, such as `json yaml`; None: it has none.
+        command: name of the command.
+        description: one line for the help page.
+        output: allowed values of `-o`, separated by spaces, such as `json yaml`; None if the command has no `-o`.
     """
     p = Parser(f"{'kubectl rlrun' if is_plugin() else 'rlrun'} {command}", description)
     p.add_argument("-n", "--namespace", metavar="NAME", help="namespace in the cluster (default: that of the context)")
     p.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
-    p.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: as kubectl's)")
+    p.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: the same as kubectl's)")
     if output is not None:
-        p.add_argument("-o", "--output", choices=output.split(), help="how the answer is written (default: for people)")
+        p.add_argument("-o", "--output", choices=output.split(), help="output format (default: text for people)")
     return p
 
 
 def flags(options: argparse.Namespace) -> list[str]:
-    """The flags of `kubectl` among the options."""
+    """Return the options of `kubectl` that were set."""
     names = ("namespace", "context", "kubeconfig")
     return [f"--{name}={value}" for name in names if (value := getattr(options, name)) is not None]
 
 
 def api(options: argparse.Namespace) -> Kubectl:
-    """The cluster that the options name."""
+    """Return a client of the cluster that the options select."""
     return Kubectl(flags(options))
 
 
 def the_run(options: argparse.Namespace) -> Run:
-    """The run that the argument `run` names.
+    """Return the run that the argument `run` names.
 
     Raises:
-        NotFoundError: it is a path without a run.
+        NotFoundError: the argument is a path without a run.
     """
     return find_run(options.run, cluster_only=is_plugin())
 
 
 def argument(run: Run, options: argparse.Namespace, *more: str) -> str:
-    """Words that name a run in a hint, and `more` behind it; in a cluster with the flags that were given, which lead to the same one."""
+    """Return the shell words that name a run in a hint, followed by `more`; for a cluster with the cluster options that were set."""
     if isinstance(run, FolderRun):
         return " ".join([shlex.quote(str(run.root)), *more])
     given = {"-n": options.namespace, "--context": options.context, "--kubeconfig": options.kubeconfig}
@@ -83,7 +83,7 @@ def argument(run: Run, options: argparse.Namespace, *more: str) -> str:
 
 
 def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
-    """Turn the errors of a command into one line and an exit code."""
+    """Return a decorator that turns the errors of a command into one line on standard error and an exit code."""
 
     def around(run: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
         @functools.wraps(run)
@@ -107,7 +107,7 @@ def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callabl
 
 
 def document(value: Snapshot | Explanation) -> Json:
-    """A snapshot or an explanation as JSON has it: names as in YAML, without what is not known."""
+    """Return a snapshot or an explanation as a JSON document: camelCase names, without fields that are None."""
     return {_name(key): _camel(one) for key, one in asdict(value).items() if one is not None}
 
 
@@ -123,7 +123,7 @@ def _name(key: str) -> str:
 
 
 def _finite(value: object) -> object:
-    """A document as JSON has it: a number that is none (a loss that has diverged) is its name."""
+    """Replace non-finite numbers (such as a diverged loss) with their names, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):

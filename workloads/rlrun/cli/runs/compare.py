@@ -1,4 +1,4 @@
-"""`rlrun compare`: runs beside each other."""
+"""`rlrun compare`: show the curves and configurations of runs side by side."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from rlrun.runtime import exit_codes
 
 
 def compare_parser() -> Parser:
-    """The command line of `rlrun compare`."""
-    text = "Show runs beside each other: their curves at the steps that all have, and what differs in their configurations."
+    """Return the parser of `rlrun compare`."""
+    text = "Show runs side by side: their curves at common steps, and the differences of their configurations."
     p = runs_parser("compare", text, output="json yaml")
-    p.add_argument("runs", nargs="+", metavar="RUN", help=f"at least two; each {RUN_HELP}")
+    p.add_argument("runs", nargs="+", metavar="RUN", help=f"at least two runs; {RUN_HELP}")
     return p
 
 
 @answered("compare")
 def run_compare(argv: Sequence[str]) -> int:
-    """Run `rlrun compare`; returns the exit code."""
+    """Run `rlrun compare` and return the exit code."""
     options = compare_parser().parse_args(list(argv))
     if len(options.runs) < 2:
-        raise NotFoundError(f"got {options.runs[0]} alone, expected at least two runs")
+        raise NotFoundError(f"got only {options.runs[0]}, expected at least two runs")
     curves = [read_curve(word, api(options)) for word in options.runs]
     if not options.output:
         print(curves_table(curves))
@@ -55,5 +55,5 @@ def run_compare(argv: Sequence[str]) -> int:
 
 
 def read_curve(word: str, cluster: Api) -> Curve:
-    """Metrics and configuration of the run that a word of the command line names."""
+    """Read the metrics and the configuration of the run that an argument names."""
     return reading.curve(find_run(word, cluster_only=is_plugin()), cluster, word)

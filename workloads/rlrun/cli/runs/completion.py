@@ -1,4 +1,4 @@
-"""`rlrun completion SHELL`: words after the tabulator, of commands, their options, and runs."""
+"""`rlrun completion SHELL`: shell completion of commands, their options and the names of runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ON_RUNS = (
     "scale",
     "set",
 )
-"""Commands whose words are runs; `kubectl rlrun` has these alone."""
+"""Commands whose arguments are runs; `kubectl rlrun` has only these."""
 _BASH = """\
 # rlrun completion bash; for this shell: source <(rlrun completion bash)
 _rlrun() {
@@ -79,18 +79,18 @@ SHELLS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 def completion_parser() -> Parser:
-    """The command line of `rlrun completion`."""
-    p = Parser("rlrun completion", "Print the completion of a shell: source <(rlrun completion bash)")
-    p.add_argument("shell", choices=sorted(SHELLS), help="which shell")
+    """Return the parser of `rlrun completion`."""
+    p = Parser("rlrun completion", "Print the completion script of a shell: source <(rlrun completion bash)")
+    p.add_argument("shell", choices=sorted(SHELLS), help="name of the shell")
     return p
 
 
 def script(shell: str, commands: Sequence[tuple[str, str]]) -> str:
-    """Completion of a shell.
+    """Return the completion script of a shell.
 
     Args:
         shell: one of `SHELLS`.
-        commands: names with their summaries.
+        commands: pairs of name and summary.
     """
     plain = [(name, summary.replace("'", "").replace(":", "")) for name, summary in commands]
     return SHELLS[shell] % {
@@ -104,7 +104,7 @@ def script(shell: str, commands: Sequence[tuple[str, str]]) -> str:
 
 
 def run_completion(argv: Sequence[str]) -> int:
-    """Run `rlrun completion`; returns the exit code."""
+    """Run `rlrun completion` and return the exit code."""
     from rlrun.cli.main import COMMANDS
 
     options = completion_parser().parse_args(list(argv))

@@ -1,4 +1,4 @@
-"""`rlrun cost`: GPU-hours of runs, by what they were spent on."""
+"""`rlrun cost`: GPU-hours of runs by purpose."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from rlrun.runtime import exit_codes
 
 
 def cost_parser() -> Parser:
-    """The command line of `rlrun cost`."""
+    """Return the parser of `rlrun cost`."""
     told = (
-        "Show the GPU-hours of runs and what they were spent on: training, waiting for rollouts or for the trainer, startup, steps trained "
-        "again, stopping. Of those in the cluster's namespace and in ./runs, or of those that are named; -o wide by attempt and role."
+        "Show the GPU-hours of runs by purpose: training, waiting for rollouts or for the trainer, startup, steps that were trained "
+        "again, stopping. Default: all runs in the cluster's namespace and in ./runs. -o wide adds attempts and roles."
     )
     p = runs_parser("cost", told, output="wide json yaml")
-    p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders that hold some (default: all)")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders with runs (default: all)")
     p.add_argument("-A", "--all-namespaces", action="store_true", help="runs of all namespaces of the cluster")
     return p
 
 
 @answered("cost")
 def run_cost(argv: Sequence[str]) -> int:
-    """Run `rlrun cost`; returns the exit code."""
+    """Run `rlrun cost` and return the exit code."""
     options, now = cost_parser().parse_args(list(argv)), time.time()
     seen = snapshots(options, now)
     found = [of_folder(Path(one.where), now) if one.place == "folder" else of_snapshot(one) for one in seen]

@@ -1,4 +1,4 @@
-"""`rlrun debug`: a bundle for a bug report."""
+"""`rlrun debug`: write a bundle for a bug report."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from rlrun.runtime.redact import known_secrets
 
 
 def debug_parser() -> Parser:
-    """The command line of `rlrun debug`."""
+    """Return the parser of `rlrun debug`."""
     text = (
-        "Write what explains a run into one file for a bug report: status, configuration, events, logs. It has no model, no rollout and "
+        "Write status, configuration, events and logs of a run into one file for a bug report. The file contains no model, no rollouts and "
         "no Kubernetes Secret. Recognized secrets are removed, and unknown values of arguments, variables and annotations are hidden. "
-        "A log can contain a secret without a known form: read the file before you send it."
+        "A log can contain a secret that is not recognized: read the file before you send it."
     )
     p = runs_parser("debug", text)
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
@@ -35,20 +35,20 @@ def debug_parser() -> Parser:
 
 @answered("debug")
 def run_debug(argv: Sequence[str]) -> int:
-    """Run `rlrun debug`; returns the exit code."""
+    """Run `rlrun debug` and return the exit code."""
     options, now = debug_parser().parse_args(list(argv)), time.time()
     run, cluster = the_run(options), api(options)
     seen = read_run(run, cluster, now)
     top = f"rlrun-debug-{seen.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(now))}"
     file: Path = options.file or Path(f"{top}.tar.gz")
     if file.exists():
-        raise NotFoundError(f"--file: {file} is there already; name a new one")
+        raise NotFoundError(f"--file: {file} exists already; set a new file")
     if not file.absolute().parent.is_dir():
-        raise NotFoundError(f"--file: there is no folder {file.parent}; make it first")
+        raise NotFoundError(f"--file: there is no folder {file.parent}; create it first")
     names = bundle.write_bundle(file, top, _parts(run, seen, cluster, now), known_secrets(os.environ))
     print(f"{file}: {len(names)} files, {file.stat().st_size // 1024 + 1} KiB")
     print(
-        "read it before you send it: a log can contain a secret of your environments that has no known form",
+        "read it before you send it: a log can contain a secret of your environments that is not recognized",
         file=sys.stderr,
     )
     return exit_codes.OK

@@ -1,4 +1,4 @@
-"""`rlrun fork`: a new run that begins in the state of another one."""
+"""`rlrun fork`: create a new run that starts from a checkpoint of another run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ from rlrun.runtime import exit_codes
 
 
 def fork_parser() -> Parser:
-    """The command line of `rlrun fork`."""
+    """Return the parser of `rlrun fork`."""
     p = runs_parser(
         "fork",
-        "Begin a new run on this machine from a complete checkpoint of another one, with its data order, perhaps changed.",
+        "Start a new run on this machine from a complete checkpoint of another run, with the same data order and optional changes.",
     )
-    p.add_argument("run", metavar="RUN", help="a run's folder (runs/NAME), which may be under way")
+    p.add_argument("run", metavar="RUN", help="folder of a run (runs/NAME); the run may be active")
     p.add_argument(
-        "--step", type=whole_number(1), metavar="N", help="the checkpoint's step (default: the newest complete one)"
+        "--step",
+        type=whole_number(1),
+        metavar="N",
+        help="step of the checkpoint (default: the newest complete checkpoint)",
     )
     p.add_argument(
         "--set",
@@ -35,16 +38,16 @@ def fork_parser() -> Parser:
         metavar="FIELD=VALUE",
         help="change a field of spec; may be repeated",
     )
-    p.add_argument("--name", metavar="NAME", help="the new run's name (default: RUN-STEP)")
-    p.add_argument("--folder", type=Path, metavar="DIR", help="the new run's folder (default: runs/NAME)")
-    p.add_argument("--manifest", type=Path, metavar="FILE", help="manifest of RUN, where its folder has none")
-    p.add_argument("--start", action="store_true", help="start it")
+    p.add_argument("--name", metavar="NAME", help="name of the new run (default: RUN-STEP)")
+    p.add_argument("--folder", type=Path, metavar="DIR", help="folder of the new run (default: runs/NAME)")
+    p.add_argument("--manifest", type=Path, metavar="FILE", help="manifest of RUN, if its folder contains no manifest")
+    p.add_argument("--start", action="store_true", help="start the new run")
     p.add_argument(FLAG, action="store_true", help=HELP)
     return p
 
 
 def _assignment(text: str) -> str:
-    """The type of an option: a field of `spec` with its value."""
+    """Check an option `FIELD=VALUE` for a field of `spec`; used as an argparse type."""
     name, equals, value = text.partition("=")
     if not equals:
         name, colon, value = text.partition(":")
@@ -58,7 +61,7 @@ def _assignment(text: str) -> str:
 
 @answered("fork")
 def run_fork(argv: Sequence[str]) -> int:
-    """Run `rlrun fork`; returns the exit code."""
+    """Run `rlrun fork` and return the exit code."""
     options = fork_parser().parse_args(list(argv))
     run = the_run(options)
     if isinstance(run, ClusterRun):
@@ -80,7 +83,7 @@ def run_fork(argv: Sequence[str]) -> int:
         print(f"rlrun fork: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        print("rlrun fork: interrupted; no folder was made, and the run was not changed", file=sys.stderr)
+        print("rlrun fork: interrupted; no folder was created, and RUN is unchanged", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -88,8 +91,8 @@ def run_fork(argv: Sequence[str]) -> int:
     here, folder = Path.cwd(), made.folder
     short = folder.relative_to(here) if folder.is_relative_to(here) else folder
     words = [str(short / "manifest.yaml"), "--output-dir", str(short), "--resume"]
-    print(f"{made.name} begins at step {made.origin.step} of {made.origin.run}, in {short}")
-    print("\n".join(f"  {change}" for change in made.origin.changed) or "  nothing is changed")
+    print(f"{made.name} starts from step {made.origin.step} of {made.origin.run}, in {short}")
+    print("\n".join(f"  {change}" for change in made.origin.changed) or "  no changes")
     print(f"start it with `{shlex.join(['rlrun', 'local', *words])}`")
     if not options.start:
         return exit_codes.OK
@@ -99,11 +102,11 @@ def run_fork(argv: Sequence[str]) -> int:
 
 
 def in_cluster(name: str, pulled: str, step: int | None) -> str:
-    """Words on a run in a cluster, where the resource has no field for a state with its data order."""
+    """Return the error for a run in a cluster: the RLRun resource cannot start from a state with its data order."""
     at = f", fromStep: {step}" if step is not None else ""
     return (
-        f"{name} is a run in a cluster, and an RLRun cannot begin in another run's whole state. Either "
-        f"`rlrun pull {pulled} --to DIR` and `rlrun fork DIR` on this machine; or apply a manifest on the same claim "
-        f"(storage.claimName) with checkpoint.resume {{fromRun: {name}{at}}}, which takes weights and optimizer, and counts "
+        f"{name} is a run in a cluster, and an RLRun cannot start from the complete state of another run. Either copy it with "
+        f"`rlrun pull {pulled} --to DIR` and run `rlrun fork DIR` on this machine; or apply a manifest on the same claim "
+        f"(storage.claimName) with checkpoint.resume {{fromRun: {name}{at}}}, which loads weights and optimizer, but counts "
         "steps and tasks from 0"
     )

@@ -1,4 +1,4 @@
-"""`rlrun logs`: what the roles of a run have written."""
+"""`rlrun logs`: print the logs of a run's roles."""
 
 from __future__ import annotations
 
@@ -25,40 +25,46 @@ from rlrun.runtime.redaction.log_lines import LogLines
 
 _TAIL = 100
 _ON_VOLUME = 'for f in "$0"/*.log; do [ -e "$f" ] || exit 3; echo "==> $f"; tail -n "$1" "$f"; done'
-"""Shell in the orchestrator's container: the logs of an attempt that has no pods any more."""
+"""Shell command in the orchestrator's container that prints the logs of an attempt whose pods no longer exist."""
 _NO_LOGS = 3
-"""Its exit code where there are none."""
+"""Exit code of `_ON_VOLUME` if the folder contains no logs."""
 
 
 def logs_parser() -> Parser:
-    """The command line of `rlrun logs`."""
-    p = runs_parser("logs", "Print what the roles of a run have written, of the newest attempt or another one.")
+    """Return the parser of `rlrun logs`."""
+    p = runs_parser("logs", "Print the logs of a run's roles, of the newest attempt or another attempt.")
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
-    p.add_argument("-f", "--follow", action="store_true", help="go on with what is written, until the run is over")
+    p.add_argument("-f", "--follow", action="store_true", help="print new lines until the run ends")
     p.add_argument(
         "--role",
         choices=("trainer", "inference", "orchestrator", "all"),
-        help="which role (default: orchestrator, which tells of all)",
+        help="role (default: orchestrator, which reports on all roles)",
     )
     p.add_argument(
         "--rank",
         type=whole_number(0),
         metavar="N",
-        help="rank of the trainer, or number of the engine; in a cluster the number of the pod",
+        help="rank of the trainer or index of the engine; in a cluster, index of the pod",
     )
     p.add_argument("--attempt", type=whole_number(1), metavar="N", help="attempt (default: the newest)")
     p.add_argument(
-        "--tail", type=whole_number(1, 1_000_000), default=_TAIL, metavar="N", help=f"last lines (default: {_TAIL})"
+        "--tail",
+        type=whole_number(1, 1_000_000),
+        default=_TAIL,
+        metavar="N",
+        help=f"number of last lines (default: {_TAIL})",
     )
     p.add_argument(
-        "--previous", action="store_true", help="of the process before, where a container was started again (cluster)"
+        "--previous",
+        action="store_true",
+        help="logs of the previous process of a restarted container (only in a cluster)",
     )
     return p
 
 
 @answered("logs")
 def run_logs(argv: Sequence[str]) -> int:
-    """Run `rlrun logs`; returns the exit code."""
+    """Run `rlrun logs` and return the exit code."""
     options = logs_parser().parse_args(list(argv))
     run = the_run(options)
     roles: Sequence[Role] = logs.ROLES if options.role == "all" else (options.role or "orchestrator",)
@@ -70,9 +76,9 @@ def run_logs(argv: Sequence[str]) -> int:
 
 def _of_folder(root: Path, wanted: logs.Wanted, options: argparse.Namespace) -> int:
     if options.previous:
-        raise NotFoundError("--previous is for a cluster; --attempt names an earlier one")
+        raise NotFoundError("--previous works only for runs in a cluster; use --attempt for an earlier attempt")
     if not logs.attempt_folders(root):
-        lacks = "has no logs (roles that were started by hand write to their terminals)"
+        lacks = "has no logs; roles that were started by hand write only to their terminals"
         raise NotFoundError(not_there(read_folder(root, time.time()), lacks))
     found = logs.list_log_files(root, wanted)
     several, filters = len(found) > 1, {file.path: LogLines(os.environ) for file in found}
@@ -86,7 +92,7 @@ def _of_folder(root: Path, wanted: logs.Wanted, options: argparse.Namespace) -> 
 
 
 def _alive(root: Path) -> bool:
-    """True while somebody may write: without a record of a launcher nobody knows, and the reader stops it."""
+    """Return whether a process may still write logs. Without a launcher's record this is unknown, and the user ends the command."""
     record = read_record(RunPaths(root).launcher)
     return record is None or record.alive(time.time())
 
@@ -99,7 +105,7 @@ def _of_cluster(run: Run, wanted: logs.Wanted, options: argparse.Namespace) -> i
         most = max(sum(pod.role == role for pod in there) for role in wanted.roles)
         pods = "pod 0" if most == 1 else f"pods 0 to {most - 1}"
         raise NotFoundError(
-            f"--rank: got {wanted.rank}, and {' and '.join(wanted.roles)} of {seen.name} has {pods}; write --rank {most - 1}"
+            f"--rank: got {wanted.rank}, but {' and '.join(wanted.roles)} of {seen.name} has {pods}; write --rank {most - 1}"
         )
     if not found:
         return _of_volume(cluster, seen, wanted)
@@ -118,7 +124,7 @@ def _of_cluster(run: Run, wanted: logs.Wanted, options: argparse.Namespace) -> i
 
 
 def chosen(seen: Snapshot, wanted: logs.Wanted) -> list[Process]:
-    """Pods whose logs are meant. Engines outlive attempts, so that theirs are meant whatever the attempt."""
+    """Return the pods whose logs were requested. Engines continue across attempts, so they are selected for every attempt."""
     attempt = wanted.attempt or seen.attempt
     found = [p for p in seen.processes if p.role in wanted.roles and (p.role == "inference" or p.attempt == attempt)]
     if wanted.rank is None:
@@ -131,17 +137,17 @@ def chosen(seen: Snapshot, wanted: logs.Wanted) -> list[Process]:
 
 
 def _of_volume(cluster: Api, seen: Snapshot, wanted: logs.Wanted) -> int:
-    """Logs of an attempt without pods, which lie on the volume, through a pod that has it mounted."""
+    """Print the logs of an attempt without pods from the volume, through a pod that mounts it."""
     attempt = wanted.attempt or seen.attempt
     if not seen.attempt:
         raise NotFoundError(not_there(seen, "has no pods"))
     if attempt > seen.attempt:
         there = "attempt 1" if seen.attempt == 1 else f"attempts 1 to {seen.attempt}"
-        raise NotFoundError(f"--attempt: there is no attempt {attempt} of {seen.name} yet; it has {there}")
+        raise NotFoundError(f"--attempt: {seen.name} has no attempt {attempt} yet; it has {there}")
     mounted = [p for p in seen.processes if p.role == "orchestrator" and p.ready]
     if not mounted or seen.folder is None:
         there = ", ".join(p.name for p in seen.processes)
-        pods = f"has no such pod (there are: {there})" if there else "has no pods now"
+        pods = f"has no such pod (existing pods: {there})" if there else "has no pods now"
         raise NotFoundError(
             f"attempt {attempt} {pods}, and its logs on the volume, logs/attempt_{attempt:04d}, cannot be read: {no_reader(seen)}"
         )

@@ -32,23 +32,23 @@ from rlrun.inspect.why import explain_run
 from rlrun.runtime import exit_codes
 
 _HERE = Path("runs")
-"""Folder in which `rlrun local` puts runs."""
+"""Default folder for the runs of `rlrun local`."""
 _CLEAR = "\x1b[H\x1b[2J"
 _OVER = ("Complete", "Failed")
 
 
 def get_parser() -> Parser:
-    """The command line of `rlrun get`."""
-    text = "List runs with why each waits: those of the cluster's namespace and those in ./runs, or the ones that are named."
+    """Return the parser of `rlrun get`."""
+    text = "List runs with the reason why each run waits: all runs in the cluster's namespace and in ./runs, or only the named runs."
     p = runs_parser("get", text, output="wide json yaml name")
-    p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders that hold some (default: all)")
+    p.add_argument("runs", nargs="*", metavar="RUN", help="runs, or folders with runs (default: all)")
     p.add_argument("-A", "--all-namespaces", action="store_true", help="runs of all namespaces of the cluster")
     return p
 
 
 @answered("get")
 def run_get(argv: Sequence[str]) -> int:
-    """Run `rlrun get`; returns the exit code."""
+    """Run `rlrun get` and return the exit code."""
     options, now = get_parser().parse_args(list(argv)), time.time()
     found = snapshots(options, now)
     if options.output in ("json", "yaml"):
@@ -65,7 +65,7 @@ def run_get(argv: Sequence[str]) -> int:
 
 
 def snapshots(options: argparse.Namespace, now: float) -> list[Snapshot]:
-    """Snapshots of the runs that the arguments `runs` name, or of all."""
+    """Return snapshots of the runs that the arguments `runs` name, or of all runs."""
     return _named(options, now) if options.runs else _all(options, now)
 
 
@@ -79,7 +79,7 @@ def _named(options: argparse.Namespace, now: float) -> list[Snapshot]:
 
 
 def _all(options: argparse.Namespace, now: float) -> list[Snapshot]:
-    """Runs of the cluster, and those in ./runs unless a cluster is asked for. A cluster that is not there is no error beside those."""
+    """Return the runs of the cluster and, by default, of ./runs. An unreachable cluster is an error only without local runs."""
     asked = is_plugin() or options.all_namespaces or bool(flags(options))
     local = [] if asked else read_folders([_HERE], now)
     if not asked and not is_configured(os.environ):
@@ -89,15 +89,15 @@ def _all(options: argparse.Namespace, now: float) -> list[Snapshot]:
     except ClusterError as error:
         if not local:
             raise
-        print(f"rlrun: no runs of a cluster: {error}", file=sys.stderr)
+        print(f"rlrun: runs of the cluster are not listed: {error}", file=sys.stderr)
         return local
 
 
 def status_parser() -> Parser:
-    """The command line of `rlrun status`."""
+    """Return the parser of `rlrun status`."""
     p = runs_parser(
         "status",
-        "Show a run on one screen: how far it is, what it waits for, what failed, what to do.",
+        "Show a run on one screen: progress, reason for waiting, failures, and suggested actions.",
         output="json yaml",
     )
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
@@ -106,7 +106,7 @@ def status_parser() -> Parser:
 
 @answered("status")
 def run_status(argv: Sequence[str]) -> int:
-    """Run `rlrun status`; returns the exit code."""
+    """Run `rlrun status` and return the exit code."""
     options, now = status_parser().parse_args(list(argv)), time.time()
     cluster = api(options)
     seen = with_gpus(with_local_cost(read_run(the_run(options), cluster, now), now), cluster, now)
@@ -118,8 +118,8 @@ def run_status(argv: Sequence[str]) -> int:
 
 
 def why_parser() -> Parser:
-    """The command line of `rlrun why`."""
-    text = "Say in words why a run waits, restarted or failed, with the evidence and what to do."
+    """Return the parser of `rlrun why`."""
+    text = "Explain why a run waits, restarted or failed, with evidence and suggested actions."
     p = runs_parser("why", text, output="json yaml")
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
     return p
@@ -127,7 +127,7 @@ def why_parser() -> Parser:
 
 @answered("why")
 def run_why(argv: Sequence[str]) -> int:
-    """Run `rlrun why`; returns the exit code."""
+    """Run `rlrun why` and return the exit code."""
     options, now = why_parser().parse_args(list(argv)), time.time()
     told = explain_run(read_run(the_run(options), api(options), now), now)
     if options.output:
@@ -138,10 +138,10 @@ def run_why(argv: Sequence[str]) -> int:
 
 
 def watch_parser() -> Parser:
-    """The command line of `rlrun watch`."""
+    """Return the parser of `rlrun watch`."""
     p = runs_parser(
         "watch",
-        "Follow a run until it is over: its status again and again, or a line per change where output is no terminal.",
+        "Follow a run until it ends: refresh its status on a terminal, or print one line per change to other outputs.",
     )
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
     p.add_argument(
@@ -149,14 +149,14 @@ def watch_parser() -> Parser:
         type=whole_number(1, 3600),
         default=5,
         metavar="SECONDS",
-        help="seconds between two looks (default: 5)",
+        help="seconds between two updates (default: 5)",
     )
     return p
 
 
 @answered("watch")
 def run_watch(argv: Sequence[str]) -> int:
-    """Run `rlrun watch`; returns the exit code: 0 when the run is Complete, 1 when it has failed."""
+    """Run `rlrun watch` and return the exit code: 0 if the run is Complete, 1 if it has failed."""
     options = watch_parser().parse_args(list(argv))
     run, cluster = the_run(options), api(options)
     before = ""
@@ -168,23 +168,23 @@ def run_watch(argv: Sequence[str]) -> int:
             if seen.phase in _OVER:
                 return exit_codes.OK if seen.phase == "Complete" else exit_codes.FAILURE
             if isinstance(run, FolderRun) and seen.phase == "Suspended":
-                return exit_codes.FAILURE  # nobody runs it
+                return exit_codes.FAILURE  # a suspended local run has no process that could continue it
         time.sleep(options.every)
 
 
 def _seen(run: Run, cluster: Api, now: float, *, first: bool) -> Snapshot | None:
-    """A look; None: the cluster does not answer now, which passes."""
+    """Return a snapshot, or None if the cluster is temporarily unavailable."""
     try:
         return read_run(run, cluster, now)
     except ClusterError as error:
         if first or error.code == exit_codes.USAGE:
             raise
-        print(f"rlrun watch: {error}; it is asked again", file=sys.stderr)
+        print(f"rlrun watch: {error}; retrying", file=sys.stderr)
         return None
 
 
 def _shown(seen: Snapshot, before: str, now: float) -> str:
-    """Show a look if it is another one than `before`, which it becomes."""
+    """Print a snapshot if it differs from `before`; return the printed text."""
     if sys.stdout.isatty():
         text = screen.status_screen(seen, explain_run(seen, now), now)
         print(_CLEAR + text, flush=True)

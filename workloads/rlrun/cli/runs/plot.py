@@ -1,4 +1,4 @@
-"""`rlrun plot`: curves of runs on the terminal, or as an SVG or a PNG file."""
+"""`rlrun plot`: draw curves of runs on the terminal, or into an SVG or PNG file."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ _COLUMNS = 100
 
 
 def plot_parser() -> Parser:
-    """The command line of `rlrun plot`."""
-    p = runs_parser("plot", "Draw a metric of runs over their steps, on this terminal or as a picture.")
+    """Return the parser of `rlrun plot`."""
+    p = runs_parser("plot", "Draw a metric of runs over their steps, on the terminal or as an image.")
     p.add_argument("runs", nargs="+", metavar="RUN", help=RUN_HELP)
-    p.add_argument("--metric", metavar="NAME", help="which metric (default: reward/mean; loss where there is none)")
+    p.add_argument(
+        "--metric", metavar="NAME", help="name of the metric (default: reward/mean, or loss for runs without rewards)"
+    )
     p.add_argument("--smooth", type=whole_number(1, 100_000), default=1, metavar="N", help="mean of the last N steps")
     picture = p.add_mutually_exclusive_group()
     picture.add_argument(
-        "--svg", type=_picture(".svg"), metavar="FILE", help="a picture instead; a file that is there is replaced"
+        "--svg", type=_picture(".svg"), metavar="FILE", help="write an SVG image; an existing file is replaced"
     )
     picture.add_argument(
-        "--png", type=_picture(".png"), metavar="FILE", help="the same in pixels; needs the package pillow"
+        "--png", type=_picture(".png"), metavar="FILE", help="write a PNG image; needs the package pillow"
     )
     return p
 
 
 def _picture(suffix: str) -> Callable[[str], Path]:
-    """The type of an option: a picture's file with the ending of its format."""
+    """Return the argparse type of an image file with a required suffix."""
 
     def read(text: str) -> Path:
         path, option = Path(text), f"--{suffix[1:]}"
@@ -56,7 +58,7 @@ def _picture(suffix: str) -> Callable[[str], Path]:
 
 @answered("plot")
 def run_plot(argv: Sequence[str]) -> int:
-    """Run `rlrun plot`; returns the exit code."""
+    """Run `rlrun plot` and return the exit code."""
     options = plot_parser().parse_args(list(argv))
     runs = [read_curve(word, api(options)) for word in options.runs]
     metric, found = lines_of(runs, options.metric, options.smooth, "--metric")
@@ -75,7 +77,7 @@ def _pixels(metric: str, found: Sequence[Line]) -> bytes:
     try:
         return draw_png(metric, found)
     except ModuleNotFoundError:
-        raise NotFoundError("--png: the package pillow is missing; pip install pillow, or take --svg") from None
+        raise NotFoundError("--png: the package pillow is missing; run pip install pillow, or use --svg") from None
 
 
 def _text(metric: str, found: Sequence[Line]) -> str:

@@ -1,4 +1,4 @@
-"""`kubectl rlrun`: the commands on runs, for clusters alone. kubectl starts the program `kubectl-rlrun` on PATH."""
+"""`kubectl rlrun`: the commands on runs, only for clusters. kubectl starts the program `kubectl-rlrun` from PATH."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _FLAGS = ("-n", "--namespace", "--context", "--kubeconfig")
 
 
 def usage() -> str:
-    """The help page."""
+    """Return the help page."""
     lines = [f"  {name:<10} {COMMANDS[name].summary}" for name in ON_RUNS]
-    more = "-n, --namespace, --context and --kubeconfig are kubectl's. kubectl rlrun COMMAND --help tells the options of one."
+    more = "-n, --namespace, --context and --kubeconfig work as in kubectl. kubectl rlrun COMMAND --help prints the options of a command."
     return "\n".join(["usage: kubectl rlrun COMMAND ...", "", "commands:", *lines, "", more])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `kubectl rlrun`; returns the exit code."""
+    """Run `kubectl rlrun` and return the exit code."""
     return piped(lambda: _run(arguments(argv)))
 
 
 def flags_last(words: Sequence[str]) -> list[str]:
-    """The command line with the flags of kubectl that stand before the command behind it."""
+    """Return the command line with kubectl's options moved from before the command to the end."""
     flags: list[str] = []
     rest = list(words)
     while rest and rest[0].partition("=")[0] in _FLAGS:

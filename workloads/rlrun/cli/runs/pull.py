@@ -1,4 +1,4 @@
-"""`rlrun pull`: a run's model, checkpoint, traces, metrics, logs or whole folder out of the volume of a cluster."""
+"""`rlrun pull`: copy a run's model, checkpoint, traces, metrics, logs or whole folder from the volume of a cluster."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ _SHOWN = 5
 
 
 def pull_parser() -> Parser:
-    """The command line of `rlrun pull`."""
-    text = "Copy a part of a run out of the cluster's volume, through its orchestrator's pod."
+    """Return the parser of `rlrun pull`."""
+    text = "Copy a part of a run from the cluster's volume, through the orchestrator's pod."
     p = runs_parser("pull", text)
-    p.add_argument("run", metavar="RUN", help="its name in the cluster")
+    p.add_argument("run", metavar="RUN", help="name of the run in the cluster")
     p.add_argument(
         "part",
         choices=PARTS,
-        help="what to copy; of models and checkpoints the newest complete one; run: the whole folder",
+        help="part to copy; model and checkpoint: the newest complete one; run: the whole folder",
     )
-    p.add_argument("--step", type=whole_number(0), metavar="N", help="of this step (model, checkpoint)")
+    p.add_argument("--step", type=whole_number(0), metavar="N", help="step of the model or checkpoint")
     p.add_argument("--to", type=Path, metavar="PATH", help="a new path (default: RUN-PART here)")
     return p
 
 
 @answered("pull")
 def run_pull(argv: Sequence[str]) -> int:
-    """Run `rlrun pull`; returns the exit code."""
+    """Run `rlrun pull` and return the exit code."""
     options = pull_parser().parse_args(list(argv))
     run, cluster = the_run(options), api(options)
     if isinstance(run, FolderRun):
         raise NotFoundError(f"{run.root} is on this machine already")
     target: Path = options.to or Path(f"{run.name}-{options.part}")
     if target.exists():
-        raise NotFoundError(f"--to: {target} is there already; name a new path")
+        raise NotFoundError(f"--to: {target} exists already; set a new path")
     volume = Volume(run, read_run(run, cluster, time.time(), events=False), cluster)
     place = place_of(options.part, options.step, volume.names)
     try:
         with volume.packed(place) as stream:
             unpacked = unpack_part(stream, place, target)
     except (tarfile.TarError, FileNotFoundError) as error:
-        raise ClusterError(f"{place} did not come whole: {error}", exit_codes.FAILURE) from None
+        raise ClusterError(f"the copy of {place} is incomplete: {error}", exit_codes.FAILURE) from None
     what = "the folder" if options.part == "run" else place
     print(f"{target}: {what} of {run.name}, {unpacked.files} files")
     if unpacked.left_out:
         shown = ", ".join(printable(name) for name in unpacked.left_out[:_SHOWN])
-        print(f"{len(unpacked.left_out)} links and devices are left out: {shown}", file=sys.stderr)
+        print(f"{len(unpacked.left_out)} links and devices were skipped: {shown}", file=sys.stderr)
     return exit_codes.OK

@@ -1,4 +1,4 @@
-"""`rlrun replay`: a step of a run computed again and compared, and a sample of it explained."""
+"""`rlrun replay`: compute a step of a run again, compare it with the recorded step, and explain a sample."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ from rlrun.runtime import exit_codes, extras
 
 
 def replay_parser() -> Parser:
-    """The command line of `rlrun replay`."""
-    text = "Compute a step of a run again from its folder, which is only read; compare it with what the run wrote; explain a sample."
+    """Return the parser of `rlrun replay`."""
+    text = "Compute a step of a run again from its folder, compare it with the record, and explain a sample. The folder is not changed."
     p = runs_parser("replay", text, output="json")
-    p.add_argument("run", metavar="RUN", help="a run's folder (runs/NAME), which may be under way")
-    p.add_argument("--step", type=whole_number(1), metavar="N", required=True, help="the step")
+    p.add_argument("run", metavar="RUN", help="folder of a run (runs/NAME); the run may be active")
+    p.add_argument("--step", type=whole_number(1), metavar="N", required=True, help="step to compute")
     p.add_argument(
-        "--sample", metavar="SAMPLE", help="explain this one: index in the batch, GROUP/ROLLOUT, or a task's id"
+        "--sample", metavar="SAMPLE", help="sample to explain: index in the batch, GROUP/ROLLOUT, or the id of a task"
     )
-    p.add_argument("--no-compute", action="store_true", help="explain from the batch alone, without the model")
+    p.add_argument("--no-compute", action="store_true", help="explain only from the batch, without the model")
     p.add_argument(
-        "--ranks", type=whole_number(1, 64), metavar="N", help="compute with N ranks on CPUs, not with the run's layout"
+        "--ranks",
+        type=whole_number(1, 64),
+        metavar="N",
+        help="compute with N ranks on CPUs instead of the run's layout",
     )
-    p.add_argument("--model", type=Path, metavar="DIR", help="the model's folder, where it is another one here")
+    p.add_argument("--model", type=Path, metavar="DIR", help="folder of the model, if it differs on this machine")
     p.add_argument(FLAG, action="store_true", help=HELP)
     return p
 
 
 @answered("replay")
 def run_replay(argv: Sequence[str]) -> int:
-    """Run `rlrun replay`; returns the exit code: 0 equal, 1 different, 64 and above where it cannot be computed."""
+    """Run `rlrun replay` and return the exit code: 0 if equal, 1 if different, 64 and above if the step cannot be computed."""
     options = replay_parser().parse_args(list(argv))
     run = the_run(options)
     if not isinstance(run, FolderRun):
         print(
-            f"rlrun replay: {run.name} is a run in a cluster; `rlrun pull {argument(run, options, 'run')} --to DIR` copies its folder, "
-            "then `rlrun replay DIR --step N`",
+            f"rlrun replay: {run.name} is a run in a cluster; copy its folder with `rlrun pull {argument(run, options, 'run')} --to DIR`, "
+            "then run `rlrun replay DIR --step N`",
             file=sys.stderr,
         )
         return exit_codes.USAGE
     if options.no_compute and options.sample is None:
-        print("rlrun replay: --no-compute explains a sample: name one with --sample", file=sys.stderr)
+        print("rlrun replay: --no-compute needs a sample: set --sample", file=sys.stderr)
         return exit_codes.USAGE
     from rlrun.local.preflight import check_packages
 
@@ -66,7 +69,7 @@ def run_replay(argv: Sequence[str]) -> int:
         print(f"rlrun replay: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        print("rlrun replay: interrupted; it reads the run, and has changed nothing", file=sys.stderr)
+        print("rlrun replay: interrupted; the run is unchanged", file=sys.stderr)
         return exit_codes.INTERRUPTED
 
 

@@ -1,4 +1,4 @@
-"""`rlrun rollouts`: what a policy wrote in a step, and what it was worth."""
+"""`rlrun rollouts`: print the rollouts of a step with their rewards."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ _SHOWN = 8
 
 
 def rollouts_parser() -> Parser:
-    """The command line of `rlrun rollouts`."""
+    """Return the parser of `rlrun rollouts`."""
     text = "Print rollouts of a step: prompt, turns, tool calls, reward, advantage and the policy versions that sampled them."
     p = runs_parser("rollouts", text, output="json")
     p.add_argument("run", metavar="RUN", help=RUN_HELP)
     p.add_argument(
-        "--step", type=whole_number(1), metavar="N", help="trained step (default: the newest one with a trace)"
+        "--step", type=whole_number(1), metavar="N", help="trained step (default: the newest step with a trace)"
     )
     p.add_argument(
-        "--evaluation", type=whole_number(0), metavar="VERSION", help="held-out answers of a policy version instead"
+        "--evaluation",
+        type=whole_number(0),
+        metavar="VERSION",
+        help="show the evaluation rollouts of a policy version instead",
     )
     some = p.add_mutually_exclusive_group()
-    some.add_argument("--worst", type=whole_number(1), metavar="N", help="those with the lowest rewards")
-    some.add_argument("--best", type=whole_number(1), metavar="N", help="those with the highest rewards")
-    p.add_argument("--environment", metavar="NAME", help="those of one environment")
-    p.add_argument("--full", action="store_true", help=f"whole messages, not {_CHARACTERS} characters of each")
+    some.add_argument("--worst", type=whole_number(1), metavar="N", help="the N rollouts with the lowest rewards")
+    some.add_argument("--best", type=whole_number(1), metavar="N", help="the N rollouts with the highest rewards")
+    p.add_argument("--environment", metavar="NAME", help="only rollouts of one environment")
+    p.add_argument("--full", action="store_true", help=f"complete messages (default: {_CHARACTERS} characters of each)")
     return p
 
 
 @answered("rollouts")
 def run_rollouts(argv: Sequence[str]) -> int:
-    """Run `rlrun rollouts`; returns the exit code."""
+    """Run `rlrun rollouts` and return the exit code."""
     options = rollouts_parser().parse_args(list(argv))
     label, rows = reading.trace(the_run(options), api(options), options.step, options.evaluation)
     reading.of_environment(rows, options.environment, "--environment")

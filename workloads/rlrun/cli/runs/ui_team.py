@@ -1,4 +1,4 @@
-"""`rlrun ui-team`: the web page of runs in a cluster, for users with rights of their own. The chart starts it."""
+"""`rlrun ui-team`: serve the web page for runs in a cluster to users with individual rights. The operator's chart starts it."""
 
 from __future__ import annotations
 
@@ -17,46 +17,51 @@ _NEEDED = ("fastapi", "uvicorn")
 
 
 def ui_team_parser() -> Parser:
-    """The command line of `rlrun ui-team`."""
+    """Return the parser of `rlrun ui-team`."""
     p = Parser(
         "rlrun ui-team",
-        "Serve the web page of runs in a cluster. Users log in with tokens, and see the runs that they may get. The operator's chart "
-        "starts this in a pod (ui.enabled); it needs an account that may review tokens and rights, and list runs.",
+        "Serve the web page for runs in a cluster. Users log in with tokens and see the runs that they are allowed to get. The operator's "
+        "chart starts this command in a pod (ui.enabled). The service account must be able to review tokens and rights, and list runs.",
     )
     p.add_argument(
-        "--namespace", action="append", default=[], metavar="NAME", help="show its runs; repeat for more (default: those of all)"
+        "--namespace", action="append", default=[], metavar="NAME", help="namespace to show; may be repeated (default: all namespaces)"
     )  # fmt: skip
     p.add_argument(
-        "--audience", action="append", default=[], metavar="NAME", help="tokens must be meant for it (default: for the API server)"
+        "--audience", action="append", default=[], metavar="NAME", help="audience of tokens; may be repeated (default: API server)"
     )  # fmt: skip
     p.add_argument(
-        "--claim", action="append", default=[], metavar="NAMESPACE/CLAIM=FOLDER", help="volume of runs that is mounted here, read-only"
+        "--claim", action="append", default=[], metavar="NAMESPACE/CLAIM=FOLDER", help="claim with runs, and its read-only mount"
     )  # fmt: skip
-    p.add_argument(
-        "--root-path", default="", metavar="PATH", help="path under which an ingress has the page, such as /rlrun"
-    )
+    p.add_argument("--root-path", default="", metavar="PATH", help="path of the page behind an ingress, such as /rlrun")
     p.add_argument(
         "--trusted-proxy", action="append", default=[], metavar="NETWORK",
-        help="proxies, such as 10.244.0.0/16, whose X-Forwarded-For names the users' addresses; repeat for more (default: none)",
+        help="trusted proxies, such as 10.244.0.0/16, whose X-Forwarded-For contains the user's address; may be repeated (default: none)",
     )  # fmt: skip
-    p.add_argument("--host", default="::", metavar="ADDRESS", help="where to listen (default: ::, everywhere)")
+    p.add_argument("--host", default="::", metavar="ADDRESS", help="address to listen on (default: ::, all addresses)")
     p.add_argument(
         "--port",
         type=whole_number(0, 65535),
         default=_PORT,
         metavar="N",
-        help=f"(default: {_PORT}); 0 takes a free one",
+        help=f"port (default: {_PORT}); 0 selects a free port",
     )
-    p.add_argument("--api-server", metavar="URL", help="(default: as Kubernetes tells each pod)")
     p.add_argument(
-        "--account", type=Path, metavar="FOLDER", help="folder of `token` and `ca.crt` (default: the pod's own)"
+        "--api-server",
+        metavar="URL",
+        help="URL of the API server (default: from the pod's variables KUBERNETES_SERVICE_HOST and _PORT)",
+    )
+    p.add_argument(
+        "--account",
+        type=Path,
+        metavar="FOLDER",
+        help="folder with `token` and `ca.crt` (default: the pod's service account)",
     )
     return p
 
 
 @answered("ui-team")
 def run_ui_team(argv: Sequence[str]) -> int:
-    """Run `rlrun ui-team`; returns the exit code."""
+    """Run `rlrun ui-team` and return the exit code."""
     options = ui_team_parser().parse_args(list(argv))
     if (missing := explain_lacking(_NEEDED, extra=UI)) is not None:
         print(f"rlrun ui-team: {missing}", file=sys.stderr)
@@ -67,9 +72,9 @@ def run_ui_team(argv: Sequence[str]) -> int:
 
     url = options.api_server or api_url(os.environ)
     if url is None:
-        return _wrong("--api-server: this is no pod of a cluster; name the address of its API server")
+        return _wrong("--api-server: this process does not run in a pod; set the URL of the API server")
     if options.root_path and not options.root_path.startswith("/"):
-        return _wrong(f"--root-path: {options.root_path} does not begin with /")
+        return _wrong(f"--root-path: {options.root_path} does not start with /")
     try:
         trusted = parse_networks(options.trusted_proxy)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""The description of a run from files, options and variables, in our names and in those of other projects."""
+"""Sources of a run's configuration: files, options and variables, in RLRun's names and in PRIME-RL's."""

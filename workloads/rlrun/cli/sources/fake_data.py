@@ -1,4 +1,4 @@
-"""Fake data: what other projects train on to see how fast a step is."""
+"""Fake data of PRIME-RL: a run on fake data is a measurement of the trainer's step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlrun.trainer.bench_options import BenchOptions
 
 
 def is_fake(layer: Layer) -> bool:
-    """True if the files name fake data."""
+    """Return whether a layer selects fake data."""
     return _fake(layer) is not None
 
 
@@ -20,12 +20,12 @@ def _fake(layer: Layer) -> Hint | None:
 
 
 def fake_data(layer: Layer) -> BenchOptions | None:
-    """The measurement that a run on fake data is; None for a run on data."""
+    """Return the options of the measurement for a run on fake data; None for a run on real data."""
     fake = _fake(layer)
     if fake is None:
         return None
     origin = fake.origin
-    message = "nothing is learned from fake data: the trainer's step is measured, as with --bench"
+    message = "the run uses fake data, so the trainer's step is only measured, as with --bench"
     layer.notices.append(Problem(origin.source, origin.path, message, origin.line))
     steps, seq_len = layer.values.get("max_steps"), layer.values.get("seq_len", 2048)
     options = BenchOptions(steps=steps) if isinstance(steps, int) and 0 < steps < 1000 else BenchOptions()

@@ -1,4 +1,4 @@
-"""The configuration of one role by hand: its own file, in our names or PRIME-RL's, with defaults for what a launcher would say."""
+"""Configuration of a single role that is started by hand: its file in RLRun's or PRIME-RL's names, with the defaults of a launcher."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN_OPTIONS: Mapping[Role, Sequence[str]] = {
     "orchestrator": (),
     "inference": (),
 }
-"""Options of each command that are no fields."""
+"""Options of each command that are not fields."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class RoleNames:
     names: Translator
 
     def knows(self, words: Sequence[str]) -> bool:
-        """True if these dotted words are PRIME-RL's."""
+        """Return whether a dotted name is PRIME-RL's."""
         if [snake_name(word) for word in words] == ["output_dir"]:
             return False
         return self.names.knows([self.role, *words])
 
     def option(self, words: Sequence[str], value: Any, shown: str) -> Translation | None:
-        """Meaning of the option in the role's own fields."""
+        """Translate an option into the role's own fields."""
         return self._own(self.names.option([self.role, *words], value, shown))
 
     def items(self, words: Sequence[str], value: object, shown: str) -> Translation | None:
-        """Meaning of a list of PRIME-RL's tables in the role's own fields."""
+        """Translate a list of PRIME-RL's tables into the role's own fields."""
         return self._own(self.names.items([self.role, *words], value, shown))
 
     def _own(self, found: Translation | None) -> Translation | None:
@@ -65,26 +65,26 @@ class RoleNames:
         return found
 
     def own(self, assignment: Assignment, layer: Layer) -> Assignment | None:
-        """An assignment to a run's field as one to the role's; None and a notice, if the role has none."""
+        """Convert an assignment to a field of the run into one of the role. Returns None and adds a notice if the role lacks the field."""
         key = assignment.key[1:] if assignment.key[0] == self.role else assignment.key
         if key and str(key[0]) in self.model.model_fields:
             return replace(assignment, key=key)
         origin = assignment.origin
-        message = f"is not read by the role {self.role} alone"
+        message = f"the role {self.role} does not read this field"
         layer.notices.append(Problem(origin.source, origin.path, message, origin.line))
         return None
 
 
 @dataclass(frozen=True)
 class GivenRole:
-    """Values of a role's command line and files, not judged yet."""
+    """Values of a role's command line and files, before validation."""
 
     layer: Layer
     dry_run: bool
 
 
 def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[str, str]) -> tuple[RoleT, Layer]:
-    """Load a role's configuration, with all that was found; `--help` and `--dry-run` print and end the process.
+    """Load a role's configuration and the layer that it comes from; `--help` and `--dry-run` print and exit the process.
 
     Raises:
         ConfigError: every problem of every source.
@@ -119,7 +119,7 @@ def load_role(role: Role, model: type[RoleT], argv: Sequence[str], env: Mapping[
 
 
 def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Document) -> Layer:
-    """A file as a layer of the role: a whole run's (`run.json`, or one of `rl`), of which the role's part is taken, or its own fields."""
+    """Return a file as a layer of the role: the role's own fields, or its part of a whole run (`run.json`, or a file of `rl`)."""
     value, lines = document.value, document.lines
     if "format_version" not in value and any(isinstance(value.get(one), dict) for one in get_args(Role)):
         whole = merge_layers(file_layers(path, None, document))
@@ -130,10 +130,12 @@ def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Docume
         lines = {key[1:]: line for key, line in lines.items() if key[0] == role}
     style: Style = "camel" if path.suffix in (".yaml", ".yml") else "snake"
     reader = Reader(model, str(path), lines, style=style, aliases=ALIASES)
-    if "format_version" in document.value:  # a run.json, which only we write
+    if "format_version" in document.value:  # a run.json, which only RLRun writes
         return reader.read(value)
     names = RoleNames(role, model, translator(RlConfig, str(path), lines))
-    kept = {name: one for name, one in value.items() if snake_name(name) == "output_dir"}  # here it is the role's own
+    kept = {
+        name: one for name, one in value.items() if snake_name(name) == "output_dir"
+    }  # the role's own field, not the run's
     translation = names.names.read({name: one for name, one in value.items() if name not in kept}, role)
     run = translation.as_layer(RlConfig)
     complete_layer(run)
@@ -141,7 +143,7 @@ def role_layer(role: Role, model: type[RoleConfig], path: Path, document: Docume
 
 
 def _of_role(names: RoleNames, run: Layer) -> Layer:
-    """The role's part of a run's layer."""
+    """Return the role's part of a run's layer."""
     found = Layer(problems=run.problems, notices=run.notices, hints=run.hints)
     parts = {**run.values, **(own if isinstance(own := run.values.get(names.role), dict) else {})}
     found.values = {name: value for name, value in parts.items() if name in names.model.model_fields}
@@ -153,7 +155,7 @@ def _of_role(names: RoleNames, run: Layer) -> Layer:
 
 
 def _fill_sampling(layer: Layer) -> None:
-    """Each environment's sampling where it has none of its own, as a launcher fills it in."""
+    """Copy the shared `sampling` into each environment without its own, as a launcher does."""
     shared, environments = layer.values.get("sampling"), layer.values.get("environments")
     for one in environments if isinstance(environments, list) else ():
         if isinstance(one, dict) and isinstance(shared, dict):

@@ -1,4 +1,4 @@
-"""Model of a local run: the specification of a manifest, with the run's name and folder beside it."""
+"""Models of a local run: the specification of a manifest plus the run's name and folder."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlrun.config.models.roles import Task
 from rlrun.evaluate.served.client import ClientConfig
 
 ALIASES = {"ckpt": "checkpoint"}
-"""Other names of our own fields."""
+"""Alternative names of RLRun's own fields."""
 
 
 class RlConfig(RLRunSpec):
-    """A local run: the specification of a manifest, with the run's name and folder beside it."""
+    """A local run: the specification of a manifest plus the run's name and folder."""
 
     name: Annotated[str, Field(min_length=1, max_length=40)] = "rl"
     """Name of the run."""
@@ -28,25 +28,25 @@ class RlConfig(RLRunSpec):
         return check_name(name)
 
     def spec(self) -> RLRunSpec:
-        """The part that a manifest's `spec` holds."""
+        """Return the part that a manifest's `spec` contains."""
         return RLRunSpec(**{name: getattr(self, name) for name in RLRunSpec.model_fields})
 
 
 class SftConfig(RlConfig):
-    """A local supervised run: the specification of a manifest, with the run's name and folder beside it."""
+    """A local supervised run: the specification of a manifest plus the run's name and folder."""
 
     name: str = "sft"
     """Name of the run."""
     task: Task = "SFT"
-    """Always SFT here, unless a file says otherwise."""
+    """Kind of the run. Default: SFT."""
 
 
 class EvalConfig(RlConfig):
-    """A local evaluation: the specification of a manifest, with the run's name and folder beside it."""
+    """A local evaluation: the specification of a manifest plus the run's name and folder."""
 
     name: str = "eval"
     """Name of the run."""
     task: Task = "Eval"
-    """Always Eval here, unless a file says otherwise."""
+    """Kind of the run. Default: Eval."""
     client: ClientConfig | None = None
-    """OpenAI-style servers that answer in place of engines; default: none."""
+    """OpenAI-style servers that are used instead of engines. Default: none."""

@@ -1,7 +1,7 @@
-"""Sources of a run as one layer: command line > files, a later one over an earlier one > environment > defaults.
+"""Sources of a run as one layer. Order: command line, files (a later file overrides an earlier one), environment variables, defaults.
 
-What a role's file or table says about the whole run (model, max_steps, seq_len, ...) moves to the shared place. Two different values for
-one shared field are an error that names both, where they stand on one level: in one file, or in the files of several roles.
+Fields of the whole run (model, max_steps, seq_len, ...) in a role's file or table move to the specification. Two different values for
+one shared field are an error that names both, if they are on the same level: in one file, or in the files of several roles.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from rlrun.config.loading.yaml_text import Document, Key
 from rlrun.protocol.files.paths import Role
 
 _DATA_SET = ("name", "path", "split")
-"""Options of the only data set, which replaces those of the files."""
+"""Options of a single data set, which replaces the data sets of the files."""
 _ROLES: tuple[Role, ...] = get_args(Role)
 
 
 @dataclass(frozen=True)
 class Given:
-    """Values of a command line and its files, not judged yet."""
+    """Values of a command line and its files, before validation."""
 
     layer: Layer
     files: list[Path]
     dry_run: bool
-    """True if it is only printed."""
+    """Whether the configuration is only printed."""
 
 
 def read_layer(
@@ -58,18 +58,18 @@ def read_layer(
     also: Collection[str] = (),
     gpus: int = 0,
 ) -> Given:
-    """All that the sources say, as one layer.
+    """Read all sources into one layer.
 
     Args:
-        argv: the command line without the program's name and without the options of the local run.
-        env: the environment.
-        model: what is described.
-        hints: what the options of the local run say of the run itself.
-        also: these options, for the hint to a mistyped one.
-        gpus: GPUs of the machine that the run starts on.
+        argv: command line without the program's name and without the options of the local run.
+        env: environment variables.
+        model: model of the run's configuration.
+        hints: values of the local run's options that affect the run itself.
+        also: further known options, for the suggestion after a misspelled option.
+        gpus: number of GPUs of the machine on which the run starts.
 
     Raises:
-        ConfigError: the command line is none, or a file cannot be read.
+        ConfigError: the command line is invalid, or a file cannot be read.
     """
     rest, files = take_files(argv)
     rest, data = take_data_set(rest)
@@ -96,7 +96,7 @@ def read_layer(
     complete_layer(layer)
     complete_model(layer)
     if model is RlConfig:
-        if is_fake(layer):  # rows of a measurement, which no run of RL has
+        if is_fake(layer):  # the rows configure the measurement; an RL run has no `data`
             layer.values.pop("data", None)
         complete_learning(layer, layer.values.get("task", "RL"))
         complete_gpus(layer, gpus)
@@ -106,13 +106,13 @@ def read_layer(
 
 
 def translator(model: type[RlConfig], source: str, lines: Mapping[Key, int] | None = None) -> Translator:
-    """Reader of PRIME-RL's names in one source."""
+    """Return the translator of PRIME-RL's names in one source."""
     dialect = PRIME_RL_EVAL if issubclass(model, EvalConfig) else PRIME_RL
     return Translator(dialect, model, source, lines or {}, aliases=ALIASES, fallback="trainer")
 
 
 def take_data_set(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Take `--data.name`, `--data.path` and `--data.split`, the only data set of a run, out of a command line."""
+    """Split `--data.name`, `--data.path` and `--data.split`, which define a single data set, from a command line."""
     rest: list[str] = []
     data: dict[str, str] = {}
     left = list(words)
@@ -130,7 +130,7 @@ def take_data_set(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def take_files(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role | None, Path]]]:
-    """Take `@ FILE` and `--<role> @ FILE` out of a command line, in their order."""
+    """Split `@ FILE` and `--<role> @ FILE` from a command line, in their order."""
     rest: list[str] = []
     files: list[tuple[Role | None, Path]] = []
     words = list(argv)
@@ -152,13 +152,13 @@ def take_files(argv: Sequence[str]) -> tuple[list[str], list[tuple[Role | None, 
 
 
 def file_layers(path: Path, role: Role | None, document: Document, model: type[RlConfig] = RlConfig) -> list[Layer]:
-    """A file as layers: the run's fields, and those of each role's part, whose shared fields move up.
+    """Return a file as layers: the run's fields, and the fields of each role, from which shared fields move to the run.
 
     Args:
-        path: the file.
-        role: the role whose file it is; None: the whole run's, with a table per role, or a manifest.
-        document: its content.
-        model: what it describes.
+        path: path of the file.
+        role: role of the file; None for a file of the whole run (with a table per role) or a manifest.
+        document: content of the file.
+        model: model of the run's configuration.
     """
     if role is None and is_manifest(document.value):
         return [_manifest_layer(document, str(path))]
@@ -180,7 +180,7 @@ def file_layers(path: Path, role: Role | None, document: Document, model: type[R
 
 
 def _manifest_layer(document: Document, source: str) -> Layer:
-    """The specification of a manifest, and its name."""
+    """Return the specification and the name of a manifest as a layer."""
     whole = Reader(RLRun, source, document.lines, camel_only=True).read(document.value, line=document.line)
     found = Layer(problems=whole.problems, notices=whole.notices)
     spec, metadata = whole.values.get("spec"), whole.values.get("metadata")
@@ -193,7 +193,7 @@ def _manifest_layer(document: Document, source: str) -> Layer:
 
 
 def _checked(layers: list[Layer]) -> list[Layer]:
-    """The layers of one file, with their conflicts."""
+    """Return the layers of one file, plus a layer with their conflicts."""
     return [*layers, Layer(problems=conflicts(layers))]
 
 
@@ -206,8 +206,8 @@ def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, 
     for name, value in part.items():
         known = ALIASES.get(name, snake_name(name))
         if known in _ROLES:
-            place = "in a file of its own" if known != role else "at the top"
-            message = f"this is the part of the {role}: write the fields of the {known} {place}"
+            place = "into a separate file" if known != role else "at the top level"
+            message = f"this table is read by the {role}; write the fields of the {known} {place}"
             misplaced.append(Problem(reader.source, prefix + name, message, reader.lines.get((*raw, name))))
         elif known in reader.model.model_fields and known not in shape.model.model_fields:
             shared[name] = value
@@ -221,7 +221,7 @@ def _role_layers(reader: Reader, role: Role, part: dict[str, Any], prefix: str, 
 
 
 def conflicts(layers: Sequence[Layer]) -> list[Problem]:
-    """Fields that two layers of one level set to different values."""
+    """Return a problem for every field that two layers of one level set to different values."""
     problems: list[Problem] = []
     seen: dict[Key, tuple[Any, Origin]] = {}
     for layer in layers:
@@ -229,14 +229,14 @@ def conflicts(layers: Sequence[Layer]) -> list[Problem]:
             if key in seen and seen[key][0] != value:
                 other, first = seen[key]
                 line = f":{first.line}" if first.line is not None else ""
-                message = f"got {value!r}, but {first.source}{line} sets {first.path} to {other!r}; the roles share it, remove one"
+                message = f"got {value!r}, but {first.source}{line} sets {first.path} to {other!r}; the roles share it, remove one value"
                 problems.append(Problem(origin.source, origin.path, message, origin.line))
             seen.setdefault(key, (value, origin))
     return problems
 
 
 def _values(layer: Layer) -> Iterator[tuple[Key, Any, Origin]]:
-    """Values of a layer with their places, but for the tables around others."""
+    """Yield the values of a layer with their keys and origins, without the tables that contain them."""
     for key, origin in layer.origins.items():
         value: Any = layer.values
         for part in key:

@@ -1,4 +1,4 @@
-"""An RLRun of AReaL's settings: asynchronous GRPO, PPO and their kin."""
+"""Conversion of AReaL's settings into an RLRun: asynchronous GRPO, PPO and related algorithms."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def compose_areal(draft: Draft, context: Context) -> None:
     _compose_environment(draft, n)
     if any(key.startswith("rollout.agent.") for key in draft.settings):
         draft.notices.append(
-            "rollout.agent: AReaL's script chooses between an agent and one answer per prompt; this run has one answer per prompt"
+            "rollout.agent: in AReaL the script selects an agent or one answer per prompt; this run uses one answer per prompt"
         )
     _compose_intervals(draft, per_epoch)
 
@@ -58,12 +58,12 @@ def _compose_lengths(draft: Draft) -> None:
     else:
         longest = "train_dataset.max_length"
         prompt = draft.whole(longest)
-        note = "" if prompt else f"prompts of at most {_PROMPT} tokens: AReaL has no bound"
+        note = "" if prompt else f"prompts of at most {_PROMPT} tokens: AReaL has no limit"
         draft.put("seqLen", (prompt or _PROMPT) + answer, *([longest] if prompt else []), _NEW, note=note)
     engine = draft.fields.get("inference.maxModelLen")
     if engine is not None and engine.value < draft.fields["seqLen"].value:
         draft.fields.pop("inference.maxModelLen")
-        draft.dropped["vllm.max_model_len"] = "less than seqLen, which the engine must hold"
+        draft.dropped["vllm.max_model_len"] = "less than seqLen, which the engine must support"
 
 
 def _compose_steps(draft: Draft, context: Context) -> int | None:
@@ -95,7 +95,9 @@ def _compose_gpus(draft: Draft) -> None:
         return
     engines, trainer = allocation.engines, allocation.trainer
     if trainer is None:
-        draft.missing.append("spec.trainer.gpusPerReplica: the GPUs: add allocation_mode=vllm:d4+fsdp:d4")
+        draft.missing.append(
+            "spec.trainer.gpusPerReplica: the number of GPUs is missing; add allocation_mode=vllm:d4+fsdp:d4"
+        )
         return
     node = draft.whole(_GPUS) or 8
     pods = put_trainer(draft, trainer, node, *causes, _GPUS)
@@ -104,7 +106,7 @@ def _compose_gpus(draft: Draft) -> None:
 
 
 def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
-    """The allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`. Raises ValueError: it is malformed."""
+    """Return the allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`. Raises ValueError."""
     if draft.has(_MODE):
         return parse_allocation(str(draft.get(_MODE))), [_MODE]
     parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
@@ -122,7 +124,7 @@ def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
 
 
 def _must_share(draft: Draft, apart: Allocation) -> bool:
-    """Return true, with a note, if trainer and engines fit into the cluster only by turns."""
+    """Return whether trainer and engines fit into the cluster only alternately; adds a notice."""
     nodes = draft.whole("cluster.n_nodes")
     if nodes is None or apart.engines is None or apart.trainer is None:
         return False
@@ -131,19 +133,21 @@ def _must_share(draft: Draft, apart: Allocation) -> bool:
     shares = sum(sizes) > gpus >= max(sizes)
     if shares:
         draft.notices.append(
-            f"cluster.n_nodes={nodes}: {sizes[0]} GPUs of engines and {sizes[1]} of the trainer exceed the {gpus} of the cluster: "
-            "they have the same GPUs by turns (placement.colocate)"
+            f"cluster.n_nodes={nodes}: {sizes[0]} GPUs of engines and {sizes[1]} of the trainer exceed the {gpus} GPUs of the cluster, "
+            "so they share the same GPUs alternately (placement.colocate)"
         )
     return shares
 
 
 def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:
-    """Args: pods: of the trainer, where the engines share its GPUs."""
+    """Set the engines' fields. `pods`: number of the trainer's pods if the engines share its GPUs, otherwise None."""
     size = engines.t * engines.p
     if engines.backend == "sglang":
-        draft.notices.append(f"{causes[0]}: sglang is read as vllm, the engine here")
+        draft.notices.append(f"{causes[0]}: sglang is replaced by vllm, the engine of RLRun")
     if engines.p > 1:
-        draft.notices.append(f"{causes[0]}: p{engines.p} of the engines: no pipeline here; tensorParallel is {size}")
+        draft.notices.append(
+            f"{causes[0]}: p{engines.p} of the engines: RLRun's engines have no pipeline parallelism; tensorParallel is {size}"
+        )
     draft.put("inference.tensorParallel", size, *causes)
     if pods is None:
         draft.put("inference.gpusPerReplica", size, *causes)
@@ -153,7 +157,7 @@ def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int |
     draft.put("placement.colocate", True, *causes)
     draft.put("inference.gpusPerReplica", gpus, *causes)
     draft.put("inference.dataParallel", max(1, gpus // size), *causes)
-    draft.put("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep while a step is trained")
+    draft.put("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep during a training step")
     draft.fields.pop("weightSync.transport", None)
 
 
@@ -172,14 +176,16 @@ def _compose_memory(draft: Draft) -> None:
 def _compose_lora(draft: Draft) -> None:
     put_lora(draft, "actor.", use="actor.use_lora")
     if "trainer.lora.rank" in draft.fields and draft.fields.pop("weightSync.transport", None) is not None:
-        draft.dropped["actor.weight_update_mode"] = "adapters go through the volume (weightSync.transport: Filesystem)"
+        draft.dropped["actor.weight_update_mode"] = (
+            "adapters are sent through the volume (weightSync.transport: Filesystem)"
+        )
 
 
 def _compose_environment(draft: Draft, n: int) -> None:
     key = "train_dataset.path"
     path = at_home(str(draft.get(key) or ""))
     if not path:
-        draft.missing.append(f"spec.environments: the data: add {key}=ORG/NAME or a folder")
+        draft.missing.append(f"spec.environments: the data is missing; add {key}=ORG/NAME or a folder")
         path = "openai/gsm8k"
     local = not is_on_hub(path)
     known = PurePosixPath(path).name == "gsm8k"
@@ -188,8 +194,8 @@ def _compose_environment(draft: Draft, n: int) -> None:
     if not known:
         environment["args"] = args | {"reward": "math"}
         draft.notices.append(
-            f"{key}={path}: rewards are Python of AReaL's script; environment dataset wants the columns prompt and "
-            "reward_model.ground_truth, and compares as mathematics"
+            f"{key}={path}: AReaL computes rewards in Python of its script; the dataset environment needs the columns prompt and "
+            "reward_model.ground_truth, and compares answers as mathematics"
         )
     causes = [key, _N]
     if draft.has("train_dataset.shuffle") and not draft.flag("train_dataset.shuffle"):

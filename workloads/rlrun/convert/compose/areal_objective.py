@@ -1,4 +1,4 @@
-"""The objective of AReaL's settings: normalised rewards and advantages, decoupled loss, KL, filters."""
+"""Objective of AReaL's settings: normalized rewards and advantages, decoupled loss, KL, filters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROXIMALS = ("recompute", "loglinear", "metrics", "reuse_train_logp")
 
 
 def put_objective(draft: Draft) -> None:
-    """Set `algorithm`, but for the bounds of staleness."""
+    """Set the fields of `algorithm`, except the staleness limits."""
     critic = any(key.startswith("critic.") for key in draft.settings)
     _compose_loss(draft, critic)
     if critic:
@@ -35,11 +35,11 @@ def _compose_loss(draft: Draft, critic: bool) -> None:
     bounds: dict[str, Any] = {"eps_low": draft.number(low), "eps_high": draft.number(high) or draft.number(low)}
     clips = [low, *([high] if draft.has(high) else [])]
     if draft.flag(_SAPO) and draft.flag(_DECOUPLED):
-        draft.refused[_SAPO] = "AReaL refuses SAPO with use_decoupled_loss; set use_decoupled_loss: false"
+        draft.refused[_SAPO] = "AReaL does not support SAPO with use_decoupled_loss; set use_decoupled_loss: false"
     if draft.flag(_SAPO):
         if draft.get(_LEVEL) == "sequence":
             draft.refused[_LEVEL] = (
-                "SAPO's gate on the ratio of whole answers; nearest: importance_sampling_level: token"
+                "SAPO's gate on sequence ratios is not supported; nearest: importance_sampling_level: token"
             )
         taus = [_A + "sapo_tau_pos", _A + "sapo_tau_neg"]
         options = {"tau_positive": draft.number(taus[0]) or 1.0, "tau_negative": draft.number(taus[1]) or 1.05}
@@ -49,7 +49,7 @@ def _compose_loss(draft: Draft, critic: bool) -> None:
         _put_field(draft, "gspo", bounds, "gspo", [_LEVEL, *clips])
         _compose_proximal(draft)
         weight = weigh_behavior(draft, as_correction=True) if draft.flag(_DECOUPLED) else None
-        put_correction(draft, weight, "AReaL weighs only in the decoupled loss with rejection_sampling")
+        put_correction(draft, weight, "AReaL applies weights only in the decoupled loss with rejection_sampling")
     elif draft.flag(_DECOUPLED):
         _compose_decoupled(draft, bounds, clips, critic)
     else:
@@ -60,7 +60,7 @@ def _compose_loss(draft: Draft, critic: bool) -> None:
 
 
 def _compose_decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], critic: bool) -> None:
-    """The ratio to the proximal policy, weighed by the proximal policy's ratio to the engine within the bounds of the file."""
+    """Set the ratio to the proximal policy, weighted by the proximal policy's ratio to the engine within the configured bounds."""
     dual, cap, mode = _A + "c_clip", _A + "behav_imp_weight_cap", _A + "behave_imp_weight_mode"
     dual_clip = {"dual_clip": draft.number(dual)}
     causes = [_DECOUPLED, *clips, *([dual] if draft.has(dual) else [])]
@@ -75,7 +75,7 @@ def _compose_decoupled(draft: Draft, bounds: dict[str, Any], clips: list[str], c
         _put_field(draft, "decoupled_ppo", options, "ppo" if critic else "decoupled_ppo", [*causes, *weight.causes])
     else:
         _put_field(draft, "ppo", bounds | dual_clip, "ppo" if critic else "grpo", causes)
-        put_correction(draft, weight, "AReaL weighs only with rejection_sampling")
+        put_correction(draft, weight, "AReaL applies weights only with rejection_sampling")
     _compose_proximal(draft)
 
 
@@ -91,8 +91,8 @@ def _compose_proximal(draft: Draft) -> None:
     updates = draft.whole(_A + "ppo_n_minibatches") or 1
     if draft.flag(_DECOUPLED) and draft.get(method) == "reuse_train_logp" and updates > 1:
         draft.refused[method] = (
-            f"the proximal policy is that of each of the {updates} updates of a step, so that no ratio is clipped; here it is that "
-            "of the step's start: write prox_logp_method: recompute, or ppo_n_minibatches: 1"
+            f"the proximal policy changes with each of the {updates} updates of a step, so no ratio is clipped; in RLRun it is the policy "
+            "at the start of the step: write prox_logp_method: recompute, or ppo_n_minibatches: 1"
         )
     if draft.flag(_DECOUPLED) and "linear" in str(draft.get(method) or ""):
         draft.put("algorithm.proximal", "log_linear", method)
@@ -113,11 +113,11 @@ def _compose_critic(draft: Draft) -> None:
     draft.put("algorithm.critic.lr", draft.number(rate) or draft.number("actor.optimizer.lr") or 1e-5, *causes)
     draft.put("algorithm.critic.valueClip", draft.number("critic.eps_clip"), "critic.eps_clip")
     for key in ("mean_level", "std_level", "mean_leave1out"):
-        draft.dropped[f"actor.reward_norm.{key}"] = "a critic's advantages are not of normalised rewards here"
+        draft.dropped[f"actor.reward_norm.{key}"] = "in RLRun a critic's advantages do not use normalized rewards"
 
 
 def _normalization_options(draft: Draft) -> tuple[dict[str, Any], list[str]]:
-    """Options of `adv_norm` and their keys."""
+    """Return the options of `adv_norm` and their keys."""
     options, causes = {}, []
     for theirs, ours in (("mean_level", "adv_mean"), ("std_level", "adv_std")):
         key = f"{_A}adv_norm.{theirs}"
@@ -133,7 +133,7 @@ def _compose_advantage(draft: Draft) -> None:
     more, causes = _normalization_options(draft)
     if draft.flag(apart):
         if draft.has(std):
-            draft.dropped[std] = "advantage rloo divides by no standard deviation"
+            draft.dropped[std] = "the advantage rloo does not divide by a standard deviation"
         draft.put(
             "algorithm.advantage", {"name": "rloo", "options": more} if more else {"name": "rloo"}, mean, apart, *causes
         )
@@ -144,22 +144,22 @@ def _compose_advantage(draft: Draft) -> None:
 
 
 def _report_discounts(draft: Draft) -> None:
-    """Report discounts per token, which advantages of whole answers do not have."""
+    """Report discounts per token, which group advantages do not support."""
     for key in ("discount", "gae_lambda"):
         if (number := draft.number(_A + key)) is not None and number != 1.0:
-            draft.dropped[_A + key] = "only with a critic: a group's advantage is the same for all tokens of an answer"
+            draft.dropped[_A + key] = "only with a critic: a group advantage is equal for all tokens of an answer"
             draft.notices.append(f"{_A}{key}={number}: {draft.dropped[_A + key]}")
 
 
 def _report_scale(draft: Draft, critic: bool) -> None:
-    """Say so where nothing undoes what AReaL adds to rewards or multiplies them by."""
+    """Report reward bias and scaling if no normalization cancels them."""
     for key, level, neutral in (("reward_bias", "mean_level", 0.0), ("reward_scaling", "std_level", 1.0)):
         number = draft.number(_A + key)
         undone = any(draft.get(f"{_A}{part}.{level}") for part in ("adv_norm", *(() if critic else ("reward_norm",))))
         if number is not None and number != neutral and (critic or not undone):
-            draft.dropped[_A + key] = "rewards are the environment's"
+            draft.dropped[_A + key] = "rewards come from the environment without bias and scaling"
             draft.notices.append(
-                f"{_A}{key}={number}: rewards are the environment's here{', and the values of the critic differ by it' if critic else ''}"
+                f"{_A}{key}={number}: rewards come from the environment, unscaled{', so the critic has other values' if critic else ''}"
             )
 
 

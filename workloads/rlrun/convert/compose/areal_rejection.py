@@ -1,8 +1,8 @@
-"""AReaL's `actor.rejection_sampling`: which tokens of the decoupled loss count, and how much.
+"""AReaL's `actor.rejection_sampling`: selection and weights of the tokens in the decoupled loss.
 
-With x = the proximal policy's log-probability less the engine's: every kept token weighs exp(x), with `level: sequence` and
-`metric: ratio` the geometric mean of its answer. `mask` drops tokens or answers whose metric is outside of the bounds,
-`clamp` bounds the weight.
+Let x be the proximal policy's log-probability minus the engine's. The weight of a kept token is exp(x); with `level: sequence` and
+`metric: ratio` it is the geometric mean over the answer. `mask` drops tokens or answers whose metric is outside of the bounds,
+`clamp` limits the weight.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Weight:
     """Weight of the proximal policy's ratio to the engine."""
 
     cap: float | None
-    """Option `cap` of loss decoupled_ppo."""
+    """Option `cap` of the loss decoupled_ppo."""
     cap_mode: str
     correction: dict[str, Any] | None
-    """`algorithm.correction` in place of the loss's own cap."""
+    """Value of `algorithm.correction`, which replaces the loss's own cap."""
     causes: tuple[str, ...]
 
 
 def weigh_behavior(draft: Draft, *, as_correction: bool = False) -> Weight | None:
-    """Return the weight that the block asks for. None: there is no block, or a part of it is refused.
+    """Return the weight of the settings, or None if there are none or an option is refused.
 
     Args:
-        draft: the manifest.
-        as_correction: whether the loss has no weight of its own.
+        draft: draft of the manifest.
+        as_correction: whether the loss has no weight of its own, so that the weight must be a correction.
     """
     causes = tuple(f"{_R}.{name}" for name in _KEYS if draft.has(f"{_R}.{name}"))
     if not causes and not draft.has(_R):
@@ -73,7 +73,7 @@ def _bound_ratio(draft: Draft, chosen: dict[str, Any], bounds: dict[str, float])
     if chosen["action"] == "mask":
         return {"action": "mask", **sequence, "weight": "geometric", **bounds}
     if chosen["agg"] != "mean":
-        draft.refused[f"{_R}.agg"] = "with action: clamp the weight is the geometric mean; write agg: mean"
+        draft.refused[f"{_R}.agg"] = "with action: clamp the weight is always the geometric mean; write agg: mean"
         return None
     return {"action": "clamp", **sequence, **bounds}
 
@@ -81,21 +81,19 @@ def _bound_ratio(draft: Draft, chosen: dict[str, Any], bounds: dict[str, float])
 def _bound_divergence(draft: Draft, chosen: dict[str, Any], bounds: dict[str, float]) -> dict[str, Any] | None:
     metric = chosen["metric"].removeprefix("kl_")
     if chosen["action"] == "clamp":
-        draft.refused[f"{_R}.action"] = "AReaL clamps with metric: ratio only; write action: mask"
+        draft.refused[f"{_R}.action"] = "AReaL supports action: clamp only with metric: ratio; write action: mask"
         return None
-    if metric == "k3":  # exp(-x) - 1 + x there
-        draft.refused[f"{_R}.metric"] = (
-            "measure k3 is of the other direction here, exp(x) - 1 - x; nearest: metric: kl_k2"
-        )
+    if metric == "k3":  # AReaL: exp(-x) - 1 + x
+        draft.refused[f"{_R}.metric"] = "RLRun's k3 has the opposite direction, exp(x) - 1 - x; nearest: metric: kl_k2"
         return None
-    if metric == "k1":  # x there, -x here
+    if metric == "k1":  # AReaL: x, RLRun: -x
         if "low" not in bounds:
-            draft.refused[f"{_R}.metric"] = f"kl_k1 has two bounds here: add lower: {-bounds['high']:g}"
+            draft.refused[f"{_R}.metric"] = f"in RLRun kl_k1 needs two bounds; add lower: {-bounds['high']:g}"
             return None
         bounds = {"low": -bounds["high"], "high": -bounds["low"]}
     level = {"level": "sequence", "reduce": chosen["agg"]} if chosen["level"] == "sequence" else {"level": "token"}
     if level["level"] == "sequence" and metric == "k1" and chosen["agg"] == "max":
-        draft.refused[f"{_R}.agg"] = "the largest k1 of an answer is its smallest here; write agg: mean"
+        draft.refused[f"{_R}.agg"] = "the maximum of AReaL's k1 is the minimum of RLRun's; write agg: mean"
         return None
     return {"action": "mask", **level, "measure": metric, "weight": "token", **bounds}
 
@@ -104,9 +102,9 @@ def put_correction(draft: Draft, weight: Weight | None, note: str) -> None:
     """Set `algorithm.correction`.
 
     Args:
-        draft: the manifest.
-        weight: the weight. None: no token is weighed.
-        note: the reason of None.
+        draft: draft of the manifest.
+        weight: weight of the tokens, or None if tokens have no weight.
+        note: reason if `weight` is None.
     """
     if weight is not None and weight.correction is not None:
         draft.put("algorithm.correction", weight.correction, *weight.causes)

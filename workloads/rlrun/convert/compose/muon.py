@@ -1,4 +1,4 @@
-"""Muon of verl and AReaL, whose updates have scales and variants that `trainer.optimizer` has only one of."""
+"""Muon of verl and AReaL, whose updates have several scales and variants; `trainer.optimizer` implements one of them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SCALE = 0.2
 
 @dataclass(frozen=True)
 class MuonKeys:
-    """Names and defaults of one trainer's options of Muon."""
+    """Names and defaults of one trainer's Muon options."""
 
     block: str
-    """Beginning of the keys."""
+    """Prefix of the keys."""
     optimizers: tuple[str, ...]
-    """Keys that name the optimizer, the first one that is written counts."""
+    """Keys that name the optimizer; the first one in the settings is used."""
     momentum: str
     fixed: Mapping[str, tuple[object, object]]
-    """Options with one value here: their default there, and the value here."""
+    """Options that RLRun does not have: (default in the other trainer, RLRun's fixed value)."""
 
 
 VERL_FIXED: Mapping[str, tuple[object, object]] = {
@@ -48,7 +48,7 @@ AREAL_MUON = MuonKeys("actor.optimizer.", ("type",), "muon_momentum", AREAL_FIXE
 
 
 def put_muon(draft: Draft, keys: MuonKeys) -> None:
-    """Set the momentum of Muon, and refuse options that make its updates other ones than here."""
+    """Set the momentum of Muon, and refuse options whose updates differ from RLRun's."""
     name = draft.fields.get(_NAME)
     if name is None or name.value != "muon":
         return
@@ -74,7 +74,7 @@ def _muon_value(draft: Draft, key: str, default: object) -> object:
 
 
 def _update_scale(draft: Draft, block: str) -> list[tuple[str, object, object]]:
-    """The scale of verl's updates, if it is not the one here."""
+    """Return the scale of verl's updates if it differs from RLRun's."""
     if draft.flag(block + "muon_match_adamw_update_rms"):
         betas = draft.get(block + "betas")
         first = float(betas[0]) if isinstance(betas, list) and betas else 0.9
@@ -85,7 +85,7 @@ def _update_scale(draft: Draft, block: str) -> list[tuple[str, object, object]]:
 
 
 def _second_rate(draft: Draft, block: str) -> list[tuple[str, object, object]]:
-    """AReaL's own learning rate of AdamW for vectors, if it is not Muon's."""
+    """Return AReaL's separate learning rate for vectors (AdamW) if it differs from Muon's."""
     own, rate = draft.number(block + "muon_backend_lr"), draft.number(block + "lr")
     return [] if own is None or own == rate else [("muon_backend_lr", own, rate)]
 
@@ -94,23 +94,21 @@ def _note_coefficients(draft: Draft, block: str) -> None:
     kind = _muon_value(draft, block + "muon_coefficient_type", "quintic")
     if kind != "simple":
         draft.notices.append(
-            f"{block}muon_coefficient_type={kind}: matrices are orthogonalized with the coefficients of `simple` here"
+            f"{block}muon_coefficient_type={kind}: RLRun orthogonalizes matrices with the coefficients of `simple`"
         )
 
 
 def _refuse_muon(draft: Draft, keys: MuonKeys, wrong: list[tuple[str, object, object]]) -> None:
-    """Refuse the optimizer, with the values that make it the one here."""
+    """Refuse the optimizer, with the values that match RLRun's."""
     written = next((keys.block + key for key in keys.optimizers if draft.has(keys.block + key)), keys.block)
-    theirs = ", ".join(
-        f"{key} is {_show_value(value)} there and {_show_value(ours)} here" for key, value, ours in wrong
-    )
+    theirs = ", ".join(f"{key} is {_show_value(value)}, in RLRun {_show_value(ours)}" for key, value, ours in wrong)
     fix = " ".join(f"{keys.block}{key}={_show_value(ours)}" for key, _, ours in wrong)
     if any(key == "muon_extra_scale_factor" for key, *_ in wrong) and draft.has(
         keys.block + "muon_match_adamw_update_rms"
     ):
         fix += f" {keys.block}muon_match_adamw_update_rms=false"
     draft.refused[written] = (
-        f"Muon with other updates: {theirs}; choose a learning rate for the values here, and add {fix}"
+        f"Muon with different updates: {theirs}; choose a learning rate for RLRun's values, and add {fix}"
     )
 
 

@@ -1,4 +1,4 @@
-"""An RLRun of supervised fine-tuning: verl's `sft_trainer`, AReaL's `type: sft`."""
+"""Conversion of supervised fine-tuning into an RLRun: verl's `sft_trainer`, AReaL's `type: sft`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlrun.convert.draft import Draft
 from rlrun.convert.tables.verl_sft import DEFAULTS
 
 _QUESTIONS = {"openai/gsm8k": ("question", "answer")}
-"""Columns of prompt and completion of public data sets that are no chats."""
+"""Columns of prompt and completion of public data sets without chat columns."""
 
 
 def compose_verl(draft: Draft, context: Context) -> None:
@@ -60,11 +60,11 @@ def compose_verl(draft: Draft, context: Context) -> None:
 
 
 def _note_defaults(draft: Draft) -> None:
-    """Note the learning rate that no key names: verl's two trainers of supervised runs differ by a factor of 100."""
+    """Add a notice about an unset learning rate: verl's two supervised trainers have defaults that differ by a factor of 100."""
     if not draft.has("optim.lr"):
         draft.notices.append(
-            f"optim.lr is not written: {draft.get('optim.lr')}, the default of verl's "
-            f"{'sft_trainer' if draft.get('optim.lr') == DEFAULTS['optim.lr'] else 'fsdp_sft_trainer'}; add optim.lr=1e-5 for another"
+            f"optim.lr is not set: {draft.get('optim.lr')}, the default of verl's "
+            f"{'sft_trainer' if draft.get('optim.lr') == DEFAULTS['optim.lr'] else 'fsdp_sft_trainer'}, is used; add optim.lr=1e-5"
         )
 
 
@@ -87,7 +87,7 @@ def compose_areal(draft: Draft, context: Context) -> None:
         draft.put("data.completionField", _QUESTIONS[path][1], "train_dataset.path")
     else:
         draft.notices.append(
-            f"train_dataset.path={path}: rows are chats in the column messages; see docs/sft.md for others"
+            f"train_dataset.path={path}: rows must be chats in the column messages; see docs/sft.md for other formats"
         )
     if draft.has("train_dataset.shuffle"):
         draft.put("data.shuffle", draft.flag("train_dataset.shuffle"), "train_dataset.shuffle")
@@ -109,7 +109,7 @@ def _compose_source(path: str) -> dict[str, Any]:
 
 def _compose_sources(draft: Draft, key: str, sources: list[dict[str, Any]]) -> None:
     if not sources:
-        draft.missing.append(f"spec.data.sources: the data: add {key}=FILE")
+        draft.missing.append(f"spec.data.sources: the data is missing; add {key}=FILE")
         sources = [{"path": "data"}]
     draft.put("data.sources", sources, key)
 
@@ -125,7 +125,7 @@ def _compose_columns(draft: Draft) -> None:
     for key in ("data.prompt_dict_keys", "data.response_dict_keys"):
         if draft.has(key):
             draft.missing.append(
-                f"spec.data: {key}={draft.get(key)}: columns inside a column are not read; write them as columns"
+                f"spec.data: {key}={draft.get(key)}: nested columns are not supported; write them as top-level columns"
             )
 
 
@@ -147,9 +147,7 @@ def _verl_gpus(draft: Draft, length: int) -> None:
     gpus = "--nproc_per_node" if draft.has("--nproc_per_node") else "trainer.n_gpus_per_node"
     asked = draft.settings.get("--nproc_per_node")
     if asked is not None and asked.unset and not draft.has("trainer.n_gpus_per_node"):
-        draft.missing.append(
-            f"{asked.key}: {', '.join(asked.unset)} has no value that is known here; add trainer.n_gpus_per_node=N"
-        )
+        draft.missing.append(f"{asked.key}: {', '.join(asked.unset)} has no known value; add trainer.n_gpus_per_node=N")
     draft.put("trainer.replicas", draft.whole(nodes) or 1, nodes)
     draft.put("trainer.gpusPerReplica", draft.whole(gpus) or 8, gpus)
     degree = draft.whole("ulysses_sequence_parallel_size") or 1

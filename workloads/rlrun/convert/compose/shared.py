@@ -1,4 +1,4 @@
-"""Parts that every trainer's files have: the model, the run's name, steps of epochs, environments of data sets."""
+"""Fields that all trainers' files have in common: the model, the run's name, steps from epochs, environments of data sets."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _VISION = re.compile(r"(?i)(?<![a-z])(vl|vlm|omni|internvl|minicpm-?[ov]|glm-?4(\.\d)?v|vision)(?![a-z])")
 _NAME_MAX = 40
 _DEPTH = 3
-"""Parts of an absolute folder that may be searched for two files: `/srv/data`, not `/srv`."""
+"""Minimum depth of an absolute folder that is searched for two files: `/srv/data`, not `/srv`."""
 KNOWN_ROWS = {"openai/gsm8k": 7473, "gsm8k": 7473}
-"""Rows of the training split of public data sets whose size is fixed, by name or folder."""
+"""Rows of the training split of public data sets with a fixed size, by name or folder."""
 ALL_TASKS = 1_000_000
-"""The largest `evaluation.numTasks`: every held-out task."""
+"""Maximum of `evaluation.numTasks`: every held-out task."""
 _PROJECTS: Mapping[str, str | None] = {
     "wandb": "project",
     "tensorboard": None,
     "mlflow": "experiment",
     "trackio": "project",
 }
-"""Trackers among verl's loggers, each with its field for the project."""
+"""Trackers among verl's loggers, with their fields for the project."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """Facts beside the settings."""
+    """Inputs of a conversion in addition to the settings."""
 
     name: str
-    """The run's name where the settings have none."""
+    """Name of the run if the settings have none."""
     rows: int | None = None
-    """Rows of the training data, where the user gave them."""
+    """Rows of the training data, if the user provides them."""
     count: Callable[[str], int | None] = field(default=lambda _path: None)
-    """Rows of a file on this machine; None: it is not there."""
+    """Function that returns the rows of a local file, or None if the file does not exist."""
 
 
 def at_home(path: str) -> str:
-    """A path with the home folder for its `~`."""
+    """Return a path with `~` replaced by the home folder."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def is_on_hub(path: str) -> bool:
-    """True for a repository's name, `org/name`; all else is a folder."""
+    """Return whether a path is the name of a repository, `org/name`; all others are folders."""
     return _HUB_NAME.fullmatch(path) is not None
 
 
 def run_name(text: object, fallback: str) -> str:
-    """A name of an RLRun, as near to `text` as its rules allow."""
+    """Return a valid name of an RLRun that is as close as possible to `text`."""
     for candidate in (str(text or ""), fallback, "run"):
         name = re.sub(r"[^a-z0-9]+", "-", candidate.lower()).strip("-")[:_NAME_MAX].strip("-")
         if name and not name[0].isalpha():
@@ -65,32 +65,34 @@ def run_name(text: object, fallback: str) -> str:
 
 
 def name_run(draft: Draft, key: str, context: Context) -> Field:
-    """`metadata.name`, of a key or else of the file."""
+    """Return `metadata.name` from a key, or otherwise from the file."""
     given = draft.has(key)
     name = Field(run_name(draft.get(key) if given else "", context.name), (key,) if given else ())
-    draft.dropped[key] = "the name of the run is the file's"
+    draft.dropped[key] = "the name of the run comes from the file"
     return name
 
 
 def put_model(draft: Draft, key: str) -> None:
-    """`model.name` or `model.path`; a vision-language model is refused."""
+    """Set `model.name` or `model.path`; a vision-language model is refused."""
     path = draft.get(key)
     if not isinstance(path, str) or not path:
-        draft.missing.append(f"spec.model: the model: add {key}=ORG/NAME or a folder")
+        draft.missing.append(f"spec.model: the model is missing; add {key}=ORG/NAME or a folder")
         draft.put("model.name", "Qwen/Qwen3-0.6B", note="a placeholder")
         return
     if _VISION.search(PurePosixPath(path).name):
-        draft.refused[key] = "a vision-language model: RLRun trains on texts alone"
+        draft.refused[key] = "vision-language models are not supported"
     draft.put("model.name" if is_on_hub(path) else "model.path", at_home(path), key)
 
 
 def put_steps(draft: Draft, context: Context, *, epochs: str, batch: str, files: Sequence[str]) -> int | None:
-    """`maxSteps` of epochs: rows times epochs through batches of prompts. Returns the steps of one epoch, None: unknown."""
+    """Set `maxSteps` from epochs: rows times epochs divided by the prompts per batch. Returns the steps of one epoch, or None."""
     rows = context.rows or _rows_of(files, context)
     size, times = draft.whole(batch) or 1, draft.whole(epochs) or 1
     if rows is None:
-        draft.put("maxSteps", 100, epochs, note="RLRun's default, until the number of rows is known")
-        draft.missing.append(f"spec.maxSteps: {epochs}={times} is so many steps as the data has batches: add --rows N")
+        draft.put("maxSteps", 100, epochs, note="RLRun's default, because the number of rows is unknown")
+        draft.missing.append(
+            f"spec.maxSteps: the number of steps for {epochs}={times} depends on the rows of the data; add --rows N"
+        )
         return None
     per_epoch = max(1, rows // size)
     draft.put("maxSteps", per_epoch * times, epochs, batch, note=f"{times} x {per_epoch} batches of {rows} rows")
@@ -106,27 +108,27 @@ def _rows_of(files: Sequence[str], context: Context) -> int | None:
 
 
 def compose_warmup(draft: Draft, ratio: str, *causes: str) -> None:
-    """`trainer.scheduler.warmupSteps` of a share of all steps."""
+    """Set `trainer.scheduler.warmupSteps` from a fraction of all steps."""
     share = draft.number(ratio) or 0.0
     steps = draft.fields["maxSteps"].value
     if share > 0:
-        # Both trainers cut the product off, as int() does.
+        # Both trainers truncate the product, like int().
         draft.put("trainer.scheduler.warmupSteps", int(share * steps), ratio, *causes, note=f"of {steps} steps")
 
 
 def put_areal_warmup(draft: Draft) -> None:
-    """Set the warm-up of AReaL's two keys, of which the number of steps counts."""
+    """Set the warm-up from AReaL's two keys; the number of steps overrides the fraction."""
     steps, share = "actor.optimizer.warmup_steps", "actor.optimizer.warmup_steps_proportion"
     if (number := draft.whole(steps)) is None:
         compose_warmup(draft, share)
     else:
         draft.put("trainer.scheduler.warmupSteps", max(0, number), steps)
         if draft.has(share):
-            draft.dropped[share] = "warmup_steps goes before"
+            draft.dropped[share] = "warmup_steps overrides it"
 
 
 def put_betas(draft: Draft, key: str) -> None:
-    """Both decays of AdamW, of a key that holds the two."""
+    """Set both decays of AdamW from a key that contains the two."""
     betas = draft.get(key)
     if isinstance(betas, list) and len(betas) == 2:
         draft.put("trainer.optimizer.beta1", betas[0], key)
@@ -134,18 +136,18 @@ def put_betas(draft: Draft, key: str) -> None:
 
 
 def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
-    """Pods and parallelism of an allocation's trainer. Returns the pods.
+    """Set pods and parallelism of an allocation's trainer; returns the number of pods.
 
     Args:
-        draft: the manifest.
-        trainer: its degrees.
-        node: GPUs of a node.
+        draft: draft of the manifest.
+        trainer: parallelism of the trainer.
+        node: number of GPUs per node.
         causes: keys of the allocation.
     """
     pods = max(1, -(-trainer.gpus // node))
     if trainer.gpus % pods:
         draft.missing.append(
-            f"{causes[0]}: {trainer.gpus} GPUs of the trainer do not fill {pods} nodes of {node}; change one of them"
+            f"{causes[0]}: {trainer.gpus} GPUs of the trainer do not divide by {pods} nodes with {node} GPUs; change one of them"
         )
     draft.put("trainer.replicas", pods, *causes)
     draft.put("trainer.gpusPerReplica", trainer.gpus // pods, *causes)
@@ -156,24 +158,24 @@ def put_trainer(draft: Draft, trainer: Part, node: int, *causes: str) -> int:
 
 
 def compose_interval(draft: Draft, part: str, per_epoch: int | None) -> tuple[int, str] | None:
-    """Steps of AReaL's `<part>.freq_steps`, or of `freq_epochs` where an epoch's are known, and the key; None: there is none."""
+    """Return the interval of AReaL's `<part>.freq_steps` or `freq_epochs` in steps, and its key; None if neither is usable."""
     steps, epochs = (draft.whole(f"{part}.freq_{unit}") for unit in ("steps", "epochs"))
     if steps is not None and steps > 0:
         return steps, f"{part}.freq_steps"
     if epochs is not None and epochs > 0 and per_epoch is not None:
         return epochs * per_epoch, f"{part}.freq_epochs"
     if draft.has(f"{part}.freq_epochs"):
-        draft.dropped[f"{part}.freq_epochs"] = "the steps of an epoch are not known; RLRun's default"
+        draft.dropped[f"{part}.freq_epochs"] = "the number of steps per epoch is unknown; RLRun's default is used"
     return None
 
 
 def put_lora(draft: Draft, part: str, *, use: str | None = None) -> None:
-    """`trainer.lora` of `<part>lora_rank`, `lora_alpha` and `target_modules`.
+    """Set `trainer.lora` from `<part>lora_rank`, `lora_alpha` and `target_modules`.
 
     Args:
-        draft: the manifest.
-        part: beginning of the keys.
-        use: key that turns adapters on; None: a rank above 0 does.
+        draft: draft of the manifest.
+        part: prefix of the keys.
+        use: key that enables adapters; None: a rank above 0 enables them.
     """
     rank, alpha, targets = (f"{part}{name}" for name in ("lora_rank", "lora_alpha", "target_modules"))
     size = draft.whole(rank) or 0
@@ -190,16 +192,16 @@ def put_lora(draft: Draft, part: str, *, use: str | None = None) -> None:
 
 
 def file_list(value: object) -> list[str]:
-    """Files of a value that is one path or a list of them."""
+    """Return the files of a value that is one path or a list of paths."""
     items = value if isinstance(value, list) else [value]
     return [at_home(str(item)) for item in items if item]
 
 
 def dataset_environments(train: Sequence[str], held_out: Sequence[str]) -> tuple[list[dict[str, Any]], bool]:
-    """Environments `dataset` of files: one per training file, with the held-out file nearest to it.
+    """Return `dataset` environments of files: one per training file, with the closest held-out file.
 
     Returns:
-        The environments, and whether all held-out files have a place.
+        Environments, and whether every held-out file was assigned.
     """
     left = list(held_out)
     made: list[dict[str, Any]] = []
@@ -215,7 +217,7 @@ def dataset_environments(train: Sequence[str], held_out: Sequence[str]) -> tuple
 
 
 def _join_arguments(train: str, held_out: str) -> dict[str, Any] | None:
-    """The arguments for two files below one folder; None: only a root is above both, or their names do not tell them apart."""
+    """Return the arguments for two files below one folder; None if they only share a root, or their names do not distinguish them."""
     folder = os.path.commonpath([train, held_out])
     depth = len(PurePosixPath(folder).parts) if folder else 0
     if depth < (_DEPTH if folder.startswith("/") else 1) or folder in (train, held_out):
@@ -234,7 +236,7 @@ def _file_label(path: str, made: Sequence[dict[str, Any]]) -> str:
 
 
 def put_trackers(draft: Draft) -> None:
-    """Set the trackers among verl's loggers, each with the project."""
+    """Set the trackers among verl's loggers, with the project."""
     key, project = "trainer.logger", "trainer.project_name"
     loggers = re.findall(r"\w+", str(draft.get(key)))
     for tracker, name in _PROJECTS.items():

@@ -1,4 +1,4 @@
-"""An RLRun of verl's settings for `main_ppo`: GRPO, PPO, DAPO and their kin."""
+"""Conversion of verl's settings for `main_ppo` into an RLRun: GRPO, PPO, DAPO and related algorithms."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _compose_lengths(draft: Draft) -> None:
 
 
 def _template_arguments(draft: Draft) -> None:
-    """Arguments of the chat template, given one by one or as a mapping."""
+    """Set the arguments of the chat template, from single keys or a mapping."""
     causes = [key for key in draft.settings if key.startswith(_TEMPLATE) and draft.has(key)]
     arguments: dict[str, Any] = {}
     for key in causes:
@@ -84,7 +84,7 @@ def _compose_batch(draft: Draft) -> None:
     draft.put("trainer.updatesPerStep", max(1, math.ceil(prompts / mini)), _BATCH, _A + "ppo_mini_batch_size")
     epochs = draft.whole(_A + "ppo_epochs") or 1
     if epochs != 1:
-        draft.notices.append(f"{_A}ppo_epochs={epochs}: each sample is trained once per step here")
+        draft.notices.append(f"{_A}ppo_epochs={epochs}: RLRun trains each sample once per step")
 
 
 def _compose_steps(draft: Draft, context: Context) -> None:
@@ -106,15 +106,15 @@ def _compose_steps(draft: Draft, context: Context) -> None:
 
 
 def _compose_gpus(draft: Draft) -> None:
-    """The same GPUs for trainer and engines, in turn: verl's hybrid engine."""
+    """Set shared GPUs for trainer and engines, like verl's hybrid engine."""
     nodes, gpus = draft.whole(_NODES) or 1, draft.whole(_GPUS) or 8
     for key in (_NODES, _GPUS):
         setting = draft.settings.get(key)
         if setting is not None and setting.unset:
-            draft.missing.append(f"{key}: {', '.join(setting.unset)} has no value that is known here; add {key}=N")
+            draft.missing.append(f"{key}: {', '.join(setting.unset)} has no known value; add {key}=N")
     if (engine := draft.get(_R + "name")) not in (None, "vllm", "???"):
-        draft.notices.append(f"{_R}name={engine}: read as vllm, the engine here")
-    draft.put("placement.colocate", True, note="verl's hybrid engine: trainer and engines have the GPUs in turn")
+        draft.notices.append(f"{_R}name={engine}: replaced by vllm, the engine of RLRun")
+    draft.put("placement.colocate", True, note="verl's hybrid engine: trainer and engines use the GPUs alternately")
     draft.put("trainer.replicas", nodes, _NODES)
     draft.put("trainer.gpusPerReplica", gpus, _GPUS)
     draft.put("inference.gpusPerReplica", gpus, _GPUS)
@@ -154,10 +154,10 @@ def _compose_parallelism(draft: Draft, ranks: int) -> None:
 
 
 def _compose_experts(draft: Draft, wanted: int, ranks: int, key: str) -> None:
-    """Args: ranks: data-parallel and context ranks, among which experts are divided."""
+    """Set expert parallelism. `ranks`: data-parallel and context ranks, among which experts are divided."""
     degree = math.gcd(wanted, ranks)
     if degree > 1:
-        note = "" if degree == wanted else f"{wanted} does not divide the {ranks} ranks beside tensor parallelism"
+        note = "" if degree == wanted else f"{wanted} does not divide the {ranks} ranks without tensor parallelism"
         draft.put("trainer.parallelism.ep", degree, key, note=note)
 
 
@@ -191,7 +191,7 @@ def _compose_environments(draft: Draft) -> None:
     train, held_out = file_list(draft.get("data.train_files")), file_list(draft.get("data.val_files"))
     size = draft.whole(_R + "n") or 1
     if not train:
-        draft.missing.append("spec.environments: the data: add data.train_files=FILE")
+        draft.missing.append("spec.environments: the data is missing; add data.train_files=FILE")
         draft.put("environments", [{"id": "gsm8k", "groupSize": size}], _R + "n", note="a placeholder")
         return
     made, all_placed = dataset_environments(train, held_out)
@@ -206,34 +206,34 @@ def _compose_environments(draft: Draft) -> None:
     causes += ["data.val_files"] if held_out and all_placed else []
     if held_out and not all_placed:
         draft.notices.append(
-            "data.val_files: a file has no place beside a training file; where args.eval_split is missing, one row in eight of "
-            "the training data is held out: put both files into one folder, or write args.eval_split"
+            "data.val_files: a file does not match a training file; without args.eval_split, one row in eight of the training data "
+            "is held out: put both files into one folder, or write args.eval_split"
         )
     causes += [] if shuffles else ["data.shuffle"]
     draft.put("environments", made, *causes, note=f"verl's columns prompt and reward_model.ground_truth{note}")
     if (column := draft.get("data.prompt_key")) != "prompt":
         draft.missing.append(
-            f"spec.environments: data.prompt_key={column}: environment dataset reads the column prompt; rename it"
+            f"spec.environments: data.prompt_key={column}: the dataset environment reads the column prompt; rename the column"
         )
 
 
 def _reward_arguments(draft: Draft) -> tuple[dict[str, Any], list[str], str]:
-    """Arguments of the environments about their reward, the keys that decided them, and a note."""
+    """Return the environments' arguments for the reward, the keys that decided them, and a note."""
     keys = ["custom_reward_function.path", "custom_reward_function.name"]
     if (path := draft.get(keys[0])) is not None:
         reward = f"{PurePath(str(path)).stem}:{draft.get(keys[1]) or 'compute_score'}"
         draft.missing.append(
-            f"spec.environments: args.reward={reward}: put {path} where Python finds it (PYTHONPATH, or the image; docs/environments.md)"
+            f"spec.environments: args.reward={reward}: make {path} importable (PYTHONPATH, or the image; docs/environments.md)"
         )
         if draft.flag(_RM + "enable"):
-            draft.dropped[_RM + "enable"] = f"the reward is {path} alone, which may ask the model's server itself"
+            draft.dropped[_RM + "enable"] = f"the reward is only {path}, which can call the model's server itself"
         return {"reward": reward}, [key for key in keys if draft.has(key)], ""
     if not draft.flag(_RM + "enable"):
         return {"reward": "math"}, [], "; verl's own scores by data_source: math"
     model = at_home(str(draft.get(_RM + "model.path") or "ORG/REWARD-MODEL"))
     draft.missing.append(
         "spec.environments: args.reward_args.base_url: start the reward model's server "
-        f"(vllm serve {shlex.quote(model)} --runner pooling), and write its address in place of http://reward-model:8000"
+        f"(vllm serve {shlex.quote(model)} --runner pooling), and replace http://reward-model:8000 by its address"
     )
     arguments = {"reward": "reward-model", "reward_args": {"base_url": "http://reward-model:8000", "model": model}}
     return (

@@ -1,4 +1,4 @@
-"""verl's asynchronous recipes: engines on GPUs of their own (`rollout.n_gpus_per_node`), and updates while they sample."""
+"""verl's asynchronous recipes: engines on separate GPUs (`rollout.n_gpus_per_node`), and training while they sample."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _MINI, _N, _TP = (
 
 
 def is_apart(draft: Draft) -> bool:
-    """True if trainer and engines have GPUs of their own."""
+    """Return whether trainer and engines use separate GPUs."""
     return draft.has(_GPUS)
 
 
 def put_apart(draft: Draft) -> None:
-    """Replace what the hybrid engine decides: GPUs, staleness, and the batch of a stream of minibatches."""
+    """Replace the fields of the hybrid engine: GPUs, staleness, and the batch of a stream of minibatches."""
     _compose_engines(draft)
     for key in ("param_offload", "optimizer_offload"):
         draft.dropped[f"actor_rollout_ref.actor.fsdp_config.{key}"] = (
-            "memory alone; trainer.optimizer.offload keeps moments in host memory, trainer.cpuOffload masters too"
+            "memory only; trainer.optimizer.offload keeps moments in host memory, trainer.cpuOffload also master weights"
         )
     if not draft.has(_SYNC):
         draft.put(
             "algorithm.maxAsyncLevel",
             1,
             _GPUS,
-            note="one step off policy: the next batch is sampled while one is trained",
+            note="one step off policy: the next batch is sampled during a training step",
         )
         draft.put("algorithm.maxOffPolicySteps", 1, _GPUS, note="one step off policy")
         return

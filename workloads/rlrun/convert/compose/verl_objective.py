@@ -1,4 +1,4 @@
-"""The objective of verl's settings: advantage, loss, aggregation, KL, filters, correction."""
+"""Objective of verl's settings: advantage, loss, aggregation, KL, filters, correction."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _FILTER = "algorithm.filter_groups.enable"
 
 
 _NO_CAP = 100.0
-"""A cap of a ratio that no token reaches: DPPO drops tokens whose probability moved long before."""
+"""A ratio cap that no token reaches: DPPO drops tokens long before, by the change of their probability."""
 
 
 def put_objective(draft: Draft) -> None:
-    """Set `algorithm`."""
+    """Set the fields of `algorithm`."""
     estimator, mode = str(draft.get(_ESTIMATOR)), str(draft.get(_MODE))
     if estimator not in ADVANTAGES:
         draft.refused[_ESTIMATOR] = (
-            f"no such advantage: {NO_ADVANTAGE.get(estimator, 'known: ' + ', '.join(ADVANTAGES))}"
+            f"unsupported advantage: {NO_ADVANTAGE.get(estimator, 'known: ' + ', '.join(ADVANTAGES))}"
         )
         estimator = "grpo"
     if mode not in LOSSES:
-        draft.refused[_MODE] = f"no such loss: {NO_LOSS.get(mode, 'known: ' + ', '.join(LOSSES))}"
+        draft.refused[_MODE] = f"unsupported loss: {NO_LOSS.get(mode, 'known: ' + ', '.join(LOSSES))}"
         mode = "vanilla"
     _choose_preset(draft, estimator, mode)
     _compose_advantage(draft, estimator)
@@ -75,7 +75,7 @@ def _compose_advantage(draft: Draft, estimator: str) -> None:
         causes.append("algorithm.gamma")
     if name == "gae":
         options["lam"] = draft.number("algorithm.lam")
-        options["bootstrap"] = False  # verl's value after the last token is 0, also where the answer was cut
+        options["bootstrap"] = False  # verl's value after the last token is 0, even for a truncated answer
         causes.append("algorithm.lam")
         draft.put("algorithm.critic.lr", draft.number("critic.optim.lr"), "critic.optim.lr")
         draft.put("algorithm.critic.valueClip", draft.number("critic.cliprange_value"), "critic.cliprange_value")
@@ -85,7 +85,7 @@ def _compose_advantage(draft: Draft, estimator: str) -> None:
         draft.put("algorithm.advantage", value, *causes)
     elif draft.has("algorithm.norm_adv_by_std_in_grpo") and name == "grpo":
         draft.dropped["algorithm.norm_adv_by_std_in_grpo"] = (
-            f"what the preset {draft.fields['algorithm.preset'].value} does"
+            f"same as the preset {draft.fields['algorithm.preset'].value}"
         )
 
 
@@ -101,7 +101,7 @@ def _compose_loss(draft: Draft, mode: str) -> None:
     elif name == "dppo":
         options = {"mask_low": low[0], "mask_high": high[0], "kl_tau": 0.0}  # verl's loss has no such term
         if (cap := draft.number(_A + "clip_ratio_c") or 0.0) < _NO_CAP:
-            draft.notices.append(f"{_A}clip_ratio_c={cap:g}: the ratio of loss dppo has no cap here")
+            draft.notices.append(f"{_A}clip_ratio_c={cap:g}: RLRun's loss dppo does not cap the ratio")
     else:
         options = {"eps_low": min(1.0, low[0]), "eps_high": high[0]}
     if name == "ppo":
@@ -115,7 +115,7 @@ _TAU = (("positive", "pos", 1.0), ("negative", "neg", 1.05))
 
 
 def _clip_bound(draft: Draft, side: str) -> tuple[float, list[str]]:
-    """The bound of one side and its keys: `clip_ratio_low|high`, else `clip_ratio`."""
+    """Return the bound of one side and its keys: `clip_ratio_low|high`, otherwise `clip_ratio`."""
     own = _A + f"clip_ratio_{side}"
     key = own if draft.has(own) else _A + "clip_ratio"
     return draft.number(key) or 0.2, [key]
@@ -128,7 +128,7 @@ def _compose_aggregation(draft: Draft, mode: str) -> None:
         draft.put("algorithm.aggregation", "token_mean" if draft.flag(old) else "seq_mean_token_mean", old)
         return
     if not draft.has(key) and mode == "gspo":
-        draft.put("algorithm.aggregation", "seq_mean_token_mean", _MODE, note="as GSPO's loss in verl")
+        draft.put("algorithm.aggregation", "seq_mean_token_mean", _MODE, note="like GSPO's loss in verl")
         return
     if wanted not in AGGREGATIONS:
         draft.refused[key] = f"known: {', '.join(AGGREGATIONS)}"
@@ -156,7 +156,7 @@ def _compose_kl(draft: Draft) -> None:
         _kl_kind(draft, penalty, "algorithm.regularizers.klRewardKind", KL_REWARD_KINDS)
         if str(draft.get(_ESTIMATOR)) not in _PER_TOKEN:
             draft.notices.append(
-                f"{in_reward}=true: the KL reward of later tokens is added to each token's advantage, after the group's mean and "
+                f"{in_reward}=true: RLRun adds the KL reward of later tokens to each token's advantage, after the group's mean and "
                 "standard deviation; verl adds it to the answer's reward before them"
             )
     if has_loss or has_reward:
@@ -164,7 +164,7 @@ def _compose_kl(draft: Draft) -> None:
 
 
 _PER_TOKEN = ("gae", "reinforce_plus_plus")
-"""Estimators whose rewards are of tokens in verl too."""
+"""Estimators whose rewards are per token in verl, too."""
 
 
 def _kl_kind(draft: Draft, key: str, field: str, kinds: Mapping[str, str]) -> None:
@@ -194,10 +194,10 @@ def _compose_correction(draft: Draft, mode: str) -> None:
             note="" if passes else "verl recomputes the log-probs at the start of a step",
         )
     elif draft.flag(bypass):
-        draft.dropped[bypass] = "this loss is of the ratio to the engine anyway"
+        draft.dropped[bypass] = "this loss always uses the ratio to the engine"
     else:
         draft.notices.append(
-            f"{_A}policy_loss.loss_mode={mode}: the ratio is to the engine's log-probs here; verl recomputes them at the start of a step "
+            f"{_A}policy_loss.loss_mode={mode}: RLRun uses the engine's log-probs for the ratio; verl recomputes them at the step's start "
             "unless algorithm.rollout_correction.bypass_mode is true"
         )
     cap = _A + "tis_imp_ratio_cap"
@@ -207,25 +207,25 @@ def _compose_correction(draft: Draft, mode: str) -> None:
     elif corrects:
         _rollout_correction(draft, bypasses=proximal is not None and draft.flag(bypass))
     elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
-        note = "verl corrects only where rollout_correction asks for it"
+        note = "verl corrects only if rollout_correction is set"
         draft.put("algorithm.correction", {"action": "none"}, note=note)
 
 
 def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
-    """Importance weights, rejection, or both, of the ratio of the recomputed policy and the engine.
+    """Set importance weights, rejection, or both, for the ratio of the recomputed policy to the engine.
 
     Args:
-        draft: of the manifest.
-        bypasses: whether the ratio of the loss is to the engine, so that verl applies no further weights.
+        draft: draft of the manifest.
+        bypasses: whether the loss uses the ratio to the engine, so that verl applies no further weights.
     """
     loss = draft.fields["algorithm.loss"].value["name"]
     weighs = draft.get(_IS) in ("token", "sequence")
     if weighs and (bypasses or LOSS_ENTRIES[loss].weighs):
         weighs = False
         draft.dropped[_IS] = (
-            "with bypass_mode the clipped ratio is that to the engine, and verl applies no further weights"
+            "with bypass_mode the clipped ratio is the ratio to the engine, and verl applies no further weights"
             if bypasses
-            else f"loss {loss} weighs by the ratio to the engine itself"
+            else f"the loss {loss} already applies the ratio to the engine as a weight"
         )
     limits = _read_limits(draft, _IS + "_threshold") if weighs else None
     options: dict[str, Any] = {}
@@ -236,18 +236,18 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
         by_sequence = {"level": "sequence", "reduce": "sum"} if draft.get(_IS) == "sequence" else {"level": "token"}
         if low is None:
             options = {"action": "clamp", **by_sequence, "high": high}
-        else:  # IcePop: the ratio inside of the bounds, 0 outside
+        else:  # IcePop: weight = ratio inside of the bounds, 0 outside
             options = {"action": "mask", **by_sequence, "weight": draft.get(_IS), "low": low, "high": high}
     if draft.get(_RS) is not None and (rejection := _read_rejection(draft)) is not None:
         if options.get("action") == "mask":
             draft.refused[_RS] = (
-                "a second rejection beside the bounds of rollout_is_threshold; algorithm.correction has one"
+                "a second rejection in addition to rollout_is_threshold; algorithm.correction supports one"
             )
             return
         causes += [_RS, *(key for key in (_RS + "_threshold", _RS + "_threshold_lower") if draft.has(key))]
         weight = {"weight": draft.get(_IS), "cap": options["high"]} if options else {}
         options = {"action": "mask", **rejection, **weight}
-        draft.notices.append(f"{_RS}: rejected tokens stay in the divisor of the mean here")
+        draft.notices.append(f"{_RS}: in RLRun rejected tokens still count in the divisor of the mean")
     if options:
         draft.put("algorithm.correction", options, *causes)
     elif PRESETS[draft.fields["algorithm.preset"].value].correction is not None:
@@ -255,11 +255,11 @@ def _rollout_correction(draft: Draft, *, bypasses: bool) -> None:
 
 
 def _read_rejection(draft: Draft) -> dict[str, Any] | None:
-    """Level, measure and bounds of `rollout_rs`; None: refused."""
+    """Return level, measure and bounds of `rollout_rs`, or None if it is refused."""
     names = list(dict.fromkeys(part.strip() for part in str(draft.get(_RS)).split(",") if part.strip()))
     name = names[0] if names else ""
     if len(names) != 1:
-        draft.refused[_RS] = f"{len(names)} criteria at once; algorithm.correction has one: keep one of them"
+        draft.refused[_RS] = f"{len(names)} criteria; algorithm.correction supports one: keep one of them"
         return None
     if name not in REJECTIONS:
         draft.refused[_RS] = NO_REJECTION.get(name, f"known: {', '.join(REJECTIONS)}")
@@ -281,7 +281,7 @@ def _read_rejection(draft: Draft) -> dict[str, Any] | None:
             )
             return None
     elif low is not None:
-        draft.refused[threshold] = f"{draft.get(threshold)}: {name} has an upper bound only; write {threshold}={high:g}"
+        draft.refused[threshold] = f"{draft.get(threshold)}: {name} has only an upper bound; write {threshold}={high:g}"
         return None
     found: dict[str, Any] = {"level": level, "measure": measure}
     found |= {"reduce": reduction} if level == "sequence" else {}
@@ -291,7 +291,7 @@ def _read_rejection(draft: Draft) -> dict[str, Any] | None:
 
 
 def _read_limits(draft: Draft, key: str) -> tuple[float | None, float] | None:
-    """Lower (None: not written) and upper bound of a threshold `upper` or `lower_upper`; None: refused."""
+    """Return lower (None: unset) and upper bound of a threshold `upper` or `lower_upper`, or None if it is refused."""
     written = str(draft.get(key)).strip()
     parts = written.split("_") if "_" in written else ["", written]
     try:
@@ -299,6 +299,6 @@ def _read_limits(draft: Draft, key: str) -> tuple[float | None, float] | None:
     except ValueError:
         low, high = None, None
     if high is None or not math.isfinite(high) or high <= 0 or (low is not None and not 0 < low <= high):
-        draft.refused[key] = f"{written} is not a positive number, or two as 0.5_5.0"
+        draft.refused[key] = f"{written} is not a positive number, or two numbers such as 0.5_5.0"
         return None
     return low, high

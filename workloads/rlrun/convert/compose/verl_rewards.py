@@ -1,4 +1,4 @@
-"""Scales of verl's rewards: its own scores by `data_source`, and what follows for penalties and advantages."""
+"""Scales of verl's rewards by `data_source`, and the consequences for penalties and advantages."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from rlrun.convert.compose.shared import file_list
 from rlrun.convert.draft import Draft
 
 _SIGNED = re.compile(r"(?i)(?<![a-z])(dapo|aime)")
-"""Files whose rows have the `data_source` math_dapo or aime..., in their names."""
+"""File names of data whose rows have the `data_source` math_dapo or aime..."""
 _OVERLONG = "reward_model.overlong_buffer."
 _INVARIANT = ("grpo", "reinforce_pp")
 """Advantages that are divided by a standard deviation of the rewards, so that a scale does not matter."""
 
 
 def is_signed(draft: Draft) -> bool:
-    """Return true if verl's rewards are -1 and 1 where those of environment `dataset` are 0 and 1."""
+    """Return whether verl's rewards are -1 and 1 for rows whose rewards in the environment `dataset` are 0 and 1."""
     own = draft.has("custom_reward_function.path") or draft.flag("reward_model.enable")
     files = file_list(draft.get("data.train_files"))
     return not own and any(_SIGNED.search(file.rpartition("/")[2]) for file in files)
 
 
 def put_overlong_penalty(draft: Draft) -> None:
-    """Set the penalty of long answers, on the scale of the rewards here."""
+    """Set the penalty of long answers, on the scale of RLRun's rewards."""
     enabled, length, factor = (_OVERLONG + name for name in ("enable", "len", "penalty_factor"))
     if not draft.flag(enabled):
         return
@@ -31,10 +31,10 @@ def put_overlong_penalty(draft: Draft) -> None:
     penalty = draft.number(factor)
     note = ""
     if is_signed(draft) and penalty is not None:
-        penalty, note = penalty / 2, "half: rewards are 0 and 1 here, -1 and 1 for these rows in verl"
+        penalty, note = penalty / 2, "half: these rows have rewards 0 and 1 in RLRun, -1 and 1 in verl"
         draft.notices.append(
-            f"{factor}={draft.number(factor):g}: {penalty:g} here, because verl's rewards of rows with data_source math_dapo "
-            "and aime... are -1 and 1, those of args.reward: math 0 and 1"
+            f"{factor}={draft.number(factor):g}: {penalty:g} in RLRun, because rows with data_source math_dapo and aime... have "
+            "rewards -1 and 1 in verl, but 0 and 1 with args.reward: math"
         )
     elif not draft.has("custom_reward_function.path"):
         draft.notices.append(
@@ -46,20 +46,20 @@ def put_overlong_penalty(draft: Draft) -> None:
 
 
 def note_scores(draft: Draft) -> None:
-    """Note where verl's own scores are other ones than those of the reward `math`."""
+    """Add a notice if verl's own scores differ from the reward `math`."""
     if draft.has("custom_reward_function.path") or draft.flag("reward_model.enable"):
         return
     draft.notices.append(
-        "rewards: verl chooses its own score by data_source of each row; all rows are compared as mathematics here: "
-        "args.reward_by_source of the environment names others (docs/environments.md)"
+        "rewards: verl chooses a score by data_source of each row; RLRun compares all rows as mathematics: "
+        "args.reward_by_source of the environment selects others (docs/environments.md)"
     )
     advantage = draft.fields.get("algorithm.advantage")
     options = advantage.value.get("options", {}) if advantage is not None else {}
     name = advantage.value["name"] if advantage is not None else draft.fields["algorithm.preset"].value
     if is_signed(draft) and (not str(name).startswith(("dapo", *_INVARIANT)) or options.get("std") == "none"):
         draft.notices.append(
-            "rewards: verl's are -1 and 1 for rows with data_source math_dapo and aime..., 0 and 1 here: advantages are half as "
-            "large, which matters beside a KL term, an entropy bonus or the clipping of gradients"
+            "rewards: rows with data_source math_dapo and aime... have rewards -1 and 1 in verl, 0 and 1 in RLRun: advantages are "
+            "half as large, which matters with a KL term, an entropy bonus or gradient clipping"
         )
     metric = "algorithm.filter_groups.metric"
     if (
@@ -68,5 +68,5 @@ def note_scores(draft: Draft) -> None:
         and draft.get(metric) in ("seq_reward", "seq_final_reward", "score")
     ):
         draft.notices.append(
-            f"{metric}={draft.get(metric)}: groups are compared by the environment's rewards here, before the penalty of long answers"
+            f"{metric}={draft.get(metric)}: RLRun compares groups by the environment's rewards, before the penalty of long answers"
         )

@@ -1,1 +1,1 @@
-"""Readers of other trainers' files: shell scripts, Hydra's YAML and overrides. Each returns settings by dotted key; nothing is run."""
+"""Readers of other trainers' files: shell scripts, Hydra's YAML and overrides. They return settings by dotted key and execute nothing."""

@@ -14,14 +14,14 @@ _KEY = r"[A-Za-z_](?!.*\.\.)[\w./@-]*"
 OVERRIDE = re.compile(rf"(\+\+|\+|~)?({_KEY.replace('.*', '[^=]*')}(?:\[[^=]*\])?)=(.*)", re.DOTALL)
 _DELETED = re.compile(rf"~({_KEY})")
 DELETION = "~"
-"""Beginning of the key of a setting that deletes others."""
+"""Prefix of the key of a setting that deletes others."""
 _INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 _LEVELS = 20
 _WORDS = {"true": True, "false": False, "null": None, "none": None, "~": None}
 
 
 def read_override(word: str, source: str, line: int | None = None, unset: tuple[str, ...] = ()) -> Setting | None:
-    """The setting of one `key=value`, `+key=value`, `~key=value` or `~key`; None: it is none."""
+    """Return the setting of `key=value`, `+key=value`, `~key=value` or `~key`, or None for other words."""
     if (deleted := _DELETED.fullmatch(word)) is not None:
         return Setting(DELETION + deleted[1], None, source, line, unset)
     match = OVERRIDE.fullmatch(word)
@@ -34,7 +34,7 @@ def read_override(word: str, source: str, line: int | None = None, unset: tuple[
 
 
 def without_deleted(settings: Iterable[Setting]) -> tuple[list[Setting], list[tuple[Setting, int]]]:
-    """The settings that no later one deletes, and each deletion with the number of settings that it took away."""
+    """Return the settings that are not deleted later, and each deletion with the number of settings that it removed."""
     kept: list[Setting] = []
     deletions: list[tuple[Setting, int]] = []
     for setting in settings:
@@ -49,7 +49,7 @@ def without_deleted(settings: Iterable[Setting]) -> tuple[list[Setting], list[tu
 
 
 def read_scalar(text: str) -> Any:
-    """A value as Hydra reads it on a command line: a number, a word, a list, a mapping, else the text itself."""
+    """Parse a value like Hydra's command line: a number, a keyword, a list, a mapping, or otherwise the text."""
     bare = text.strip()
     if bare.lower() in _WORDS:
         return _WORDS[bare.lower()]
@@ -67,16 +67,16 @@ def read_scalar(text: str) -> Any:
 
 
 def read_yaml(text: str, source: str) -> list[Setting]:
-    """The settings of a YAML file by dotted key, interpolations resolved within it. Items of lists of mappings are `key[0].name`.
+    """Return the settings of a YAML file by dotted key, with resolved interpolations. Items of lists of mappings have keys `key[0].name`.
 
     Raises:
-        ConfigError: it is not YAML, or no mapping.
+        ConfigError: the text is not YAML, or not a mapping.
     """
     documents, problems = examine_yaml(text, source)
     if problems:
         raise ConfigError(problems)
     if len(documents) != 1 or not isinstance(documents[0].value, dict):
-        raise refuse_file(source, f"holds {len(documents)} YAML documents, expected one mapping")
+        raise refuse_file(source, f"the file contains {len(documents)} YAML documents, expected one mapping")
     lines = documents[0].lines
     flat = [
         (key, ".".join(_spell_key(key)).replace(".[", "["), value)
@@ -102,7 +102,7 @@ def _leaf_settings(value: object, path: tuple[str | int, ...]) -> Iterator[tuple
 
 
 def resolve_references(settings: Iterable[Setting]) -> list[Setting]:
-    """Replace `${other.key}`, `${.sibling}` and `${oc.select:key,default}`; what leads nowhere is noted as unset."""
+    """Resolve `${other.key}`, `${.sibling}` and `${oc.select:key,default}`; unresolved references are recorded as unset."""
     found = list(settings)
     values = {setting.key: setting.value for setting in found}
     return [_resolve_value(setting, values) for setting in found]
@@ -122,7 +122,7 @@ def _resolve_value(setting: Setting, values: Mapping[str, object]) -> Setting:
 
 
 def _look_up(inside: str, key: str, values: Mapping[str, object]) -> tuple[bool, Any]:
-    """Target of an interpolation, and whether there is one."""
+    """Return whether an interpolation has a target, and the target's value."""
     name, default, has_default = inside, None, False
     resolver, colon, rest = inside.partition(":")
     if colon:

@@ -14,13 +14,13 @@ class Setting:
     """One key with its value and origin."""
 
     key: str
-    """Dotted, as the other trainer spells it, without Hydra's `+`."""
+    """Dotted key in the other trainer's spelling, without Hydra's `+`."""
     value: object
-    """A JSON value, after variables and interpolations."""
+    """JSON value after variables and interpolations."""
     source: str
     line: int | None = None
     unset: tuple[str, ...] = ()
-    """Variables and interpolations of the value that nothing sets."""
+    """Variables and interpolations in the value without a known value."""
 
     @property
     def shown(self) -> object:
@@ -29,10 +29,10 @@ class Setting:
 
 
 def refuse_file(source: str, message: str, line: int | None = None, path: str = "") -> ConfigError:
-    """One problem as an error to raise."""
+    """Return an error with one problem, ready to raise."""
     return ConfigError([Problem(source, path, message, line)])
 
 
 def latest_settings(settings: Iterable[Setting]) -> dict[str, Setting]:
-    """Settings by key; a later one replaces an earlier one of the same key."""
+    """Return the settings by key; a later setting replaces an earlier one with the same key."""
     return {setting.key: setting for setting in settings}

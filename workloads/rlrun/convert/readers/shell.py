@@ -1,8 +1,8 @@
-"""Shell scripts that start a training: variables, arrays, conditions, functions and the command. Nothing in them runs.
+"""Shell scripts that start a training: variables, arrays, conditions, functions and the command. Nothing in them is executed.
 
-tree-sitter's grammar of bash makes the syntax tree; the walk over it follows a script as a shell does. If a condition is not known (a
-file, the output of a command), the walk follows every branch: commands in it count only if no other command is certain, and a variable
-that the branches set to different values counts as not set.
+tree-sitter's bash grammar parses the script; the walk over the syntax tree follows it like a shell. If the result of a condition is unknown
+(a file, the output of a command), the walk follows every branch: commands in it count only if no other command is certain, and a variable
+that the branches set to different values counts as unset.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 _SETTING = re.compile(r"(\+\+|\+|~)?[A-Za-z_][\w./@-]*(\[[^=]*\])?=", re.DOTALL)
 _BRACKET = re.compile(r"(\$\{\w+(?:%%?|##?))\]")
-"""A `]` at the start of a pattern, which tree-sitter-bash (0.25) cannot read without quotes."""
+"""A `]` at the start of a pattern, which tree-sitter-bash (0.25) cannot parse without quotes."""
 _LAST_LINE = re.compile(r"\\\s*\Z")
-"""A backslash that joins the last line of a script to none, which a shell permits."""
+"""A line continuation at the end of a script, which shells permit."""
 _STEPS = 30_000
 _CALLS = 20
 _OTHER_PROGRAMS = frozenset(
@@ -72,27 +72,27 @@ class Word:
 
 @dataclass(frozen=True)
 class Command:
-    """A command that starts a program with arguments."""
+    """Command that starts a program with arguments."""
 
     module: str
     """Module of `python -m`, or the program."""
     words: Sequence[Word]
     """Arguments of the module."""
     options: Sequence[Word] = ()
-    """Options with a value of what starts the module: `--nproc_per_node=8` of torchrun."""
+    """Options with a value of the launcher, such as `--nproc_per_node=8` of torchrun."""
     is_certain: bool = True
-    """False if the command is in a branch, loop or function that the script may not reach."""
+    """Whether the script always reaches the command; False inside branches, loops and functions that may not run."""
     texts: Sequence[str] = ()
-    """All words, the program included."""
+    """All words including the program."""
 
     @property
     def has_settings(self) -> bool:
-        """True if an argument is `key=value`."""
+        """Whether an argument has the form `key=value`."""
         return any(_SETTING.match(word.text) for word in self.words)
 
 
 class _ExitError(Exception):
-    """The branch ends the script."""
+    """Signal that the branch ends the script."""
 
 
 @dataclass
@@ -107,22 +107,22 @@ class _Script:
     depth: int = 0
     text: str = ""
     line: int = 0
-    """Lines before the text that is read, of a command in quotes."""
+    """Number of lines before the parsed text, for a command in quotes."""
 
     def line_of(self, node: Node) -> int:
         return self.line + node.start_point[0] + 1
 
 
 def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[Command]:
-    """Return the commands of a script, with all words expanded: the certain ones first, each group in its order.
+    """Return the commands of a script with all words expanded: certain commands first, each group in script order.
 
     Args:
-        text: the script.
-        source: its name in messages.
+        text: content of the script.
+        source: name of the script in messages.
         environment: variables that are set before the script starts.
 
     Raises:
-        ConfigError: the text is not a shell script, or too large; with the line.
+        ConfigError: the text is not a shell script, or is too large; the message contains the line.
     """
     script = _Script(source, Scope({"PWD": "/workspace", **environment}), text=text)
     root = _parse_script(text, source)
@@ -132,7 +132,9 @@ def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[
         for name in [name for name in script.functions if name not in script.called]:
             _call_function(script, name, None)
     except TooLongError:
-        raise refuse_file(source, "a word has more than 200,000 characters; give the settings in a YAML file") from None
+        raise refuse_file(
+            source, "a word has more than 200,000 characters; write the settings into a YAML file"
+        ) from None
     except _ExitError:
         pass
     return sorted(script.commands, key=lambda command: not command.is_certain)
@@ -140,7 +142,7 @@ def read_script(text: str, source: str, environment: Mapping[str, str]) -> list[
 
 def _parse_script(text: str, source: str, line: int = 0) -> Node:
     if (missing := extras.explain_lacking(_PARSERS)) is not None:
-        raise refuse_file(source, f"a shell script cannot be read: {missing}")
+        raise refuse_file(source, f"shell scripts cannot be parsed: {missing}")
     import tree_sitter_bash
     from tree_sitter import Language, Parser
 
@@ -151,14 +153,14 @@ def _parse_script(text: str, source: str, line: int = 0) -> Node:
         first, last = (line + point[0] + 1 for point in (wrong.start_point, wrong.end_point))
         where = f" up to line {last}" if last > first else ""
         shown = source_of(wrong).strip().partition("\n")[0][:60]
-        what = f"{wrong.type!r} is missing" if wrong.is_missing else f"cannot be read as shell{where}: {shown!r}"
-        fix = "write it in another way, or give the command's key=value arguments to rlrun convert"
+        what = f"{wrong.type!r} is missing" if wrong.is_missing else f"shell syntax error{where}: {shown!r}"
+        fix = "rewrite this line, or pass the command's key=value arguments to rlrun convert"
         raise refuse_file(source, f"{what}; {fix}", first)
     return root
 
 
 def _error_in(node: Node) -> Node:
-    """The first error of a tree, the innermost one."""
+    """Return the first, innermost error of a tree."""
     while not node.is_missing:
         inner = next((child for child in node.children if child.has_error or child.is_missing or child.is_error), None)
         if inner is None:
@@ -168,7 +170,7 @@ def _error_in(node: Node) -> Node:
 
 
 def _run_all(script: _Script, nodes: Sequence[Node]) -> bool | None:
-    """Run statements in their order. Returns the success of the last one, None: not known."""
+    """Run statements in order; returns the success of the last one, or None if unknown."""
     success: bool | None = None
     for node in nodes:
         if node.is_named and node.type not in ("comment", "heredoc_body"):
@@ -177,10 +179,12 @@ def _run_all(script: _Script, nodes: Sequence[Node]) -> bool | None:
 
 
 def _run_statement(script: _Script, node: Node) -> bool | None:
-    """Run one statement. Returns its success, None: not known."""
+    """Run one statement; returns its success, or None if unknown."""
     script.steps += 1
     if script.steps > _STEPS:
-        raise refuse_file(script.source, "the script has loops that are too long to read", script.line_of(node))
+        raise refuse_file(
+            script.source, "the loops of the script have too many iterations to follow", script.line_of(node)
+        )
     kind = node.type
     if kind in _STATEMENTS:
         return _STATEMENTS[kind](script, node)
@@ -195,11 +199,11 @@ def _run_statement(script: _Script, node: Node) -> bool | None:
 
 
 def _run_possibly(script: _Script, branches: Sequence[Callable[[], object]], line: int) -> None:
-    """Run branches of which one runs in a shell, and keep the values on which all of them agree.
+    """Run alternative branches, and keep the variables with equal values in all of them.
 
     Args:
         script: state of the walk.
-        branches: the branches; one that does nothing if a shell may run none.
+        branches: alternatives; includes an empty one if a shell may run none of them.
         line: line of the condition.
     """
     was_certain, script.is_certain = script.is_certain, False
@@ -227,7 +231,7 @@ def _run_possibly(script: _Script, branches: Sequence[Callable[[], object]], lin
 
 
 def _merge_arrays(outcomes: Sequence[list[str]], reason: str) -> list[str]:
-    """The items that all outcomes start with, and after them every other item as not known."""
+    """Return the common first items of all outcomes, followed by every other item marked as unknown."""
     same = 0
     while all(len(items) > same and items[same] == outcomes[0][same] for items in outcomes):
         same += 1
@@ -296,7 +300,7 @@ def _run_for(script: _Script, node: Node) -> bool | None:
 
 
 def _run_loop(script: _Script, node: Node) -> bool | None:
-    """A loop of which it is not known how often it runs: its commands are possible, its variables not known."""
+    """Handle a loop with an unknown number of iterations: its commands are possible, its variables unknown."""
     body = node.child_by_field_name("body")
     if body is not None:
         _run_choices(script, node, [[body]], is_complete=False)
@@ -304,7 +308,7 @@ def _run_loop(script: _Script, node: Node) -> bool | None:
 
 
 def _run_list(script: _Script, node: Node) -> bool | None:
-    """`left && right` or `left || right`."""
+    """Run `left && right` or `left || right`."""
     parts = [child for child in node.children if child.is_named]
     sign = next((child.type for child in node.children if not child.is_named), "&&")
     success = _run_statement(script, parts[0]) if parts else None
@@ -377,7 +381,7 @@ def _assign_variable(script: _Script, node: Node) -> bool | None:
         return True
     text = expand_text(value, script.scope)
     if text.unset and not text.text and not adds:
-        script.scope.variables.pop(name, None)  # the output of a command that does not run is not known
+        script.scope.variables.pop(name, None)  # the output of a command is unknown, because commands are not executed
     else:
         script.scope.variables[name] = (before if isinstance(before, str) else " ".join(before)) + text.text
     _note_unsure(script, node, name, is_known=text.is_known or bool(text.text), adds=adds)
@@ -407,14 +411,14 @@ def _run_command(script: _Script, node: Node) -> bool | None:
 
 
 def _refuse_lost_array(script: _Script, node: Node) -> None:
-    """Refuse an array of settings that only branches set which the walk does not take: their keys would be lost."""
+    """Refuse an array of settings that only skipped branches set, because its keys would be lost."""
     name = re.fullmatch(r'"?\$\{(\w+)\[@\]\}"?', source_of(node))
     if name is None or name[1] in script.scope.variables:
         return
     if re.search(rf"(?<!\w){name[1]}=\(", script.text):
         raise refuse_file(
             script.source,
-            f"{name[1]} is set only in branches that the script's arguments choose; keep one of them in the file",
+            f"{name[1]} is set only in branches that depend on the script's arguments; keep only one branch in the file",
             script.line_of(node),
         )
 
@@ -449,7 +453,7 @@ def _run_words(script: _Script, words: list[Word]) -> bool | None:
 
 
 def _quoted_script(texts: Sequence[str]) -> str | None:
-    """The text of `bash -c TEXT`, also behind srun, ssh or docker."""
+    """Return the text of `bash -c TEXT`, including calls through srun, ssh or docker."""
     for at, text in enumerate(texts[:-2]):
         if text in _SHELLS and re.fullmatch(r"-\w*c", texts[at + 1]):
             return texts[at + 2]

@@ -1,4 +1,4 @@
-"""Conditions of the shell: `[ ... ]`, `[[ ... ]]`, `(( ... ))` and `evaluate_test`, decided on the syntax tree."""
+"""Shell conditions `[ ... ]`, `[[ ... ]]`, `(( ... ))` and `test`, evaluated on the syntax tree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONDITIONS = ("unary_expression", "binary_expression", "negation_expression", "
 
 
 def evaluate_test(node: Node, scope: Scope) -> bool | None:
-    """Return the truth of `[ ... ]`, `[[ ... ]]` or `(( ... ))`. None: it depends on files, or on values that are not known."""
+    """Return the truth of `[ ... ]`, `[[ ... ]]` or `(( ... ))`, or None if it depends on files or unknown values."""
     inner = [child for child in node.children if child.is_named]
     if not inner:
         return None
@@ -26,7 +26,7 @@ def evaluate_test(node: Node, scope: Scope) -> bool | None:
 
 
 def test_words(words: list[str]) -> bool | None:
-    """Return the truth of `test WORD...`."""
+    """Return the truth of `test WORD...`, or None if unknown."""
     match words:
         case ["-z", text]:
             return not text
@@ -52,7 +52,7 @@ def _read_truth(node: Node, scope: Scope) -> bool | None:
         inner = _read_truth(node.children[-1], scope)
         return None if inner is None else not inner
     if sign not in ("-z", "-n"):
-        return None  # files
+        return None  # tests of files have no known result
     found = expand_text(node.children[-1], scope)
     return bool(found.text) is (sign == "-n") if found.is_known else None
 

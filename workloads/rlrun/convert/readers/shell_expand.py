@@ -1,4 +1,4 @@
-"""Expansion of shell words: variables, arrays, arithmetic. Commands in `$(...)` never run; their output is unknown."""
+"""Expansion of shell words: variables, arrays, arithmetic. Commands in `$(...)` are never executed; their output is unknown."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPERATIONS: Mapping[str, Callable[[int, int], int]] = {
 }
 NUMBER = re.compile(r"-?\d{1,15}")
 _LONGEST = 200_000
-"""Characters of one word: `a=$a$a` in a loop doubles a value at each turn."""
+"""Maximum characters of one word: `a=$a$a` in a loop doubles a value in each iteration."""
 _ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
 _IN_QUOTES = re.compile(r'\\([$`"\\\n])')
 _PLAIN = re.compile(r"[A-Za-z_]\w*")
@@ -45,44 +45,44 @@ _DEFAULTS = (":-", "-", ":=", "=", ":?", "?", ":+", "+")
 
 
 _MARK = "\ue000"
-"""Stands around the name of a value that is not known, in an item of an array: the other items stay known."""
+"""Delimiter around the name of an unknown value in an array item, so that the other items stay known."""
 
 
 def mark_unknown(text: str, names: Sequence[str]) -> str:
-    """Return a text that carries the names of its values that are not known."""
+    """Append the names of unknown values to a text."""
     return text + "".join(f"{_MARK}{name}{_MARK}" for name in names)
 
 
 def split_marks(text: str) -> tuple[str, tuple[str, ...]]:
-    """Return a text without its marks, and their names."""
+    """Return a text without its marks, and the marked names."""
     parts = text.split(_MARK)
     return "".join(parts[::2]), tuple(parts[1::2])
 
 
 class TooLongError(ValueError):
-    """A word is longer than any command line."""
+    """Error for a word that is longer than any command line."""
 
 
 @dataclass
 class Scope:
-    """Names that a word can refer to."""
+    """Variables and arguments that a word can refer to."""
 
     variables: Variables
     arguments: Sequence[str] | None = None
-    """Arguments of the function that runs. None: those of the script, which are not known."""
+    """Arguments of the running function. None: arguments of the script, which are unknown."""
     unsure: dict[str, int] = field(default_factory=dict)
-    """Variables whose value depends on a command or condition that is not known, with the line."""
+    """Variables whose value depends on an unknown command or condition, with the line."""
 
 
 @dataclass
 class Expansion:
-    """Fields of one word."""
+    """Fields of one expanded word."""
 
     fields: list[str] = field(default_factory=list)
     unset: list[str] = field(default_factory=list)
-    """Names and commands that have no value here."""
+    """Names and commands without a known value."""
     is_known: bool = True
-    """False if a real shell could find another text: a command's output, an argument, a condition that is not known."""
+    """Whether a real shell always gets the same text; False after a command's output, an argument or an unknown condition."""
 
     @property
     def text(self) -> str:
@@ -91,7 +91,7 @@ class Expansion:
 
 
 def expand_word(node: Node, scope: Scope) -> Expansion:
-    """Return the fields of a word; an empty expansion without quotes has none."""
+    """Return the fields of a word; an empty expansion without quotes has no field."""
     word = _Word(scope)
     word.add_node(node, quoted=False)
     return word.end()
@@ -114,13 +114,13 @@ def source_of(node: Node) -> str:
 
 
 def _blanks_before(node: Node) -> str:
-    """Return the blanks between two expansions in quotes: tree-sitter-bash (0.25) gives them to the second one."""
+    """Return the blanks between two expansions in quotes, which tree-sitter-bash (0.25) assigns to the second one."""
     found = _BLANKS.match(source_of(node)) if node.type in _EXPANSIONS else None
     return found[0] if found is not None else ""
 
 
 def list_pieces(node: Node) -> Iterator[Node | str]:
-    """Yield the children of a node, and the text between them, which the grammar leaves out."""
+    """Yield the children of a node and the text between them, which the grammar omits."""
     text, at = node.text or b"", node.start_byte
     for child in node.children:
         if child.start_byte > at:
@@ -234,7 +234,7 @@ class _Word:
         self.current = None
 
     def _value(self, name: str) -> tuple[list[str], bool]:
-        """The value of a name, and whether there is one."""
+        """Return the value of a name, and whether it is set."""
         arguments = self.scope.arguments
         if name in ("@", "*"):
             return list(arguments or ()), True
@@ -259,7 +259,7 @@ class _Word:
         return value
 
     def _parameter(self, node: Node) -> list[str]:
-        """The value of `$name` or `${name...}`."""
+        """Return the value of `$name` or `${name...}`."""
         if node.type == "simple_expansion":
             return self._read(source_of(node).removeprefix(_blanks_before(node))[1:])
         parts = [part for part in list_pieces(node) if isinstance(part, str) or part.type not in ("${", "}")]
@@ -299,7 +299,7 @@ class _Word:
         count = len(self.result.unset)
         value, there = self._value(name)
         there = there and (bool("".join(value)) or not sign.startswith(":"))
-        if name.isdigit():  # arguments that nobody has given
+        if name.isdigit():  # the script has no such argument, so the default is certain
             self.result.is_known = known
         if sign[-1] == "+":
             return [self._inner(rest)] if there else []
@@ -327,7 +327,7 @@ class _Word:
         return found.text
 
     def _edit(self, text: str, sign: str, rest: Sequence[Node | str]) -> str:
-        """`${name<sign>...}` that edits the value: replacement, removal at an end, part, case."""
+        """Apply `${name<sign>...}` to a value: replacement, removal at an end, substring, case."""
         if sign in _REPLACING:
             at = next((i for i, part in enumerate(rest) if not isinstance(part, str) and part.type == "/"), len(rest))
             old, new = self._inner(rest[:at]), self._inner(rest[at + 1 :])
@@ -342,7 +342,7 @@ class _Word:
 
 
 def _arithmetic_of(node: Node) -> Node | None:
-    """Arithmetic behind `:-`, which the grammar reads as the output of a command in parentheses; None: it is one."""
+    """Return arithmetic after `:-`, which the grammar parses as a command substitution, or None for a real substitution."""
     text = source_of(node).removeprefix(_blanks_before(node))
     if not (text.startswith("$((") and text.endswith("))")):
         return None
@@ -355,7 +355,7 @@ def _arithmetic_of(node: Node) -> Node | None:
 
 
 def _is_all(node: Node) -> bool:
-    """True for `$@` and `${name[@]}`, whose items stay apart in quotes."""
+    """Return whether a node is `$@` or `${name[@]}`, whose items stay separate in quotes."""
     return source_of(node) in ("$@", "${@}") or re.fullmatch(r"\$\{\w+\[@\]\}", source_of(node)) is not None
 
 
@@ -364,7 +364,7 @@ def _remove_escapes(text: str) -> str:
 
 
 def _without_end(text: str, sign: str, pattern: str) -> str:
-    """The text without the shortest or longest beginning or end that fits a pattern."""
+    """Remove the shortest or longest prefix or suffix that matches a pattern."""
     shortest_first = range(len(text) + 1) if sign in ("#", "%%") else range(len(text), -1, -1)
     if sign.startswith("#"):
         return next((text[cut:] for cut in shortest_first if fnmatch.fnmatchcase(text[:cut], pattern)), text)
@@ -372,12 +372,12 @@ def _without_end(text: str, sign: str, pattern: str) -> str:
 
 
 def _substring(text: str, numbers: str) -> str:
-    """`${name:start:length}`."""
+    """Return `${name:start:length}`."""
     return "".join(_slice_items(list(text), numbers))
 
 
 def _slice_items(items: list[str], numbers: str) -> list[str]:
-    """The items of `start:length`."""
+    """Return the items of `start:length`."""
     start, _, length = (part.strip() for part in numbers.partition(":"))
     try:
         rest = items[int(start or 0) :]
@@ -387,7 +387,7 @@ def _slice_items(items: list[str], numbers: str) -> list[str]:
 
 
 def compute_arithmetic(node: Node, scope: Scope) -> tuple[int | None, bool]:
-    """Return the value of an arithmetic expression, or None, and whether a real shell computes the same."""
+    """Return the value of an arithmetic expression, or None, and whether a real shell computes the same value."""
     kind = node.type
     if kind == "binary_expression":
         return _compute_pair(node, scope)

@@ -1,4 +1,4 @@
-"""AReaL's keys."""
+"""Table of AReaL's keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIASES: Mapping[str, str] = {
         for name in _FP8
     },
 }
-"""Keys of other releases."""
+"""Renamed keys of other releases."""
 
 DEFAULTS: Mapping[str, object] = {
     "actor.optimizer.lr": 1e-3,
@@ -51,21 +51,21 @@ DEFAULTS: Mapping[str, object] = {
     "train_dataset.batch_size": 1,
     "vllm.gpu_memory_utilization": 0.9,
 }
-"""AReaL's defaults where a field follows from them, whether or not the key is written."""
+"""AReaL's defaults from which fields are derived even if the key is not set."""
 
 DTYPES: Mapping[str, str] = {name: name for name in ("bfloat16", "float16", "float32")}
 
 _PODS = "pods have trainer.resources and inference.resources"
 _FOLDER = "the run's folder is <storage.mountPath>/<name>"
 _TRACKER = "metrics are in metrics.jsonl of the run's folder"
-_REFERENCE = "the reference is sharded and computed as the policy is"
-_CRITIC = "the critic's optimizer and schedule are the policy's, but for its rate"
-_LOADER = "rows are read by number, played as they come"
-_SCALE = "rewards or advantages are divided by their standard deviation, which undoes it"
+_REFERENCE = "the reference is sharded and computed like the policy"
+_CRITIC = "the critic uses the policy's optimizer and schedule, except for the learning rate"
+_LOADER = "rows are read by index and processed in order"
+_SCALE = "rewards or advantages are divided by their standard deviation, which cancels it"
 
 _ACTOR: tuple[Row, ...] = (
     joined_row("actor.path", "model.name or model.path"),
-    value_row("actor.dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
+    value_row("actor.dtype", "model.dtype", "dtype of published weights and of the engine", values=DTYPES),
     value_row("actor.gradient_checkpointing", "trainer.activationCheckpointing", convert="checkpointing"),
     joined_row("actor.mb_spec.max_tokens_per_mb", "trainer.microBatchTokens"),
     value_row(
@@ -93,15 +93,19 @@ _ACTOR: tuple[Row, ...] = (
     joined_row("actor.optimizer.warmup_steps_proportion", "trainer.scheduler.warmupSteps", "no warm-up"),
     joined_row("actor.optimizer.warmup_steps", "trainer.scheduler.warmupSteps", "warmup_steps_proportion decides"),
     dropped_row(
-        "actor.optimizer.muon_tp_mode", "matrices are orthogonalized as a whole", fine=("duplicated", "distributed")
+        "actor.optimizer.muon_tp_mode", "whole matrices are orthogonalized", fine=("duplicated", "distributed")
     ),
     value_row("actor.optimizer.offload", "trainer.optimizer.offload", convert="flag"),
     value_row("actor.fsdp.offload_params", "trainer.cpuOffload", convert="flag"),
-    *dropped_rows("actor.optimizer.", "of loss scaling: bfloat16 needs none", "initial_loss_scale", "min_loss_scale"),
-    *dropped_rows("actor.optimizer.", "of loss scaling: bfloat16 needs none", "loss_scale_window", "hysteresis"),
+    *dropped_rows(
+        "actor.optimizer.", "for loss scaling, which bfloat16 does not need", "initial_loss_scale", "min_loss_scale"
+    ),
+    *dropped_rows(
+        "actor.optimizer.", "for loss scaling, which bfloat16 does not need", "loss_scale_window", "hysteresis"
+    ),
     joined_row("actor.ppo_n_minibatches", "trainer.updatesPerStep"),
-    joined_row("actor.eps_clip", "algorithm.loss", "this loss has no such bound"),
-    joined_row("actor.eps_clip_higher", "algorithm.loss", "this loss has no such bound"),
+    joined_row("actor.eps_clip", "algorithm.loss", "this loss has no such limit"),
+    joined_row("actor.eps_clip_higher", "algorithm.loss", "this loss has no such limit"),
     joined_row("actor.c_clip", "algorithm.loss", "no dual clip"),
     joined_row("actor.behav_imp_weight_cap", "algorithm.loss", "only with use_decoupled_loss"),
     joined_row("actor.behave_imp_weight_mode", "algorithm.loss", "only with use_decoupled_loss"),
@@ -131,21 +135,22 @@ _ACTOR: tuple[Row, ...] = (
     joined_row("actor.sapo_tau_pos", "algorithm.loss", "only with use_sapo_loss"),
     joined_row("actor.sapo_tau_neg", "algorithm.loss", "only with use_sapo_loss"),
     refused_row(
-        "actor.m2_threshold", "M2PO masks tokens by the second moment of the batch's ratios, which no loss here does"
+        "actor.m2_threshold",
+        "M2PO masks tokens by the second moment of the batch's ratios, which no loss of RLRun does",
     ),
     refused_row(
         "actor.self_distillation*",
-        "distillation from the policy's own feedback, which no objective here does",
+        "distillation from the policy's own feedback, which no objective of RLRun does",
         fine=(None,),
     ),
-    joined_row("actor.reward_norm", "algorithm.advantage", "rewards are not normalised"),
+    joined_row("actor.reward_norm", "algorithm.advantage", "rewards are not normalized"),
     joined_row("actor.reward_norm.mean_level", "algorithm.advantage"),
     joined_row("actor.reward_norm.std_level", "algorithm.advantage"),
-    joined_row("actor.reward_norm.mean_leave1out", "algorithm.advantage", "the mean is the whole group's"),
+    joined_row("actor.reward_norm.mean_leave1out", "algorithm.advantage", "the mean is over the whole group"),
     dropped_row("actor.reward_norm.group_size", "the group is environments[].groupSize"),
     dropped_row("actor.reward_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
     dropped_row("actor.reward_norm.eps", "standard deviations are divided by + 1e-6"),
-    joined_row("actor.adv_norm", "algorithm.advantage", "advantages are not normalised"),
+    joined_row("actor.adv_norm", "algorithm.advantage", "advantages are not normalized"),
     joined_row("actor.adv_norm.mean_level", "algorithm.advantage"),
     joined_row("actor.adv_norm.std_level", "algorithm.advantage"),
     refused_row("actor.adv_norm.mean_leave1out", "advantages are divided and shifted by all of the batch"),
@@ -153,7 +158,7 @@ _ACTOR: tuple[Row, ...] = (
     dropped_row("actor.adv_norm.std_unbiased", "standard deviations are unbiased", fine=(True,)),
     dropped_row("actor.adv_norm.eps", "standard deviations are divided by + 1e-6"),
     dropped_row("actor.reward_scaling", _SCALE),
-    dropped_row("actor.reward_bias", "the mean of rewards or advantages is subtracted, which undoes it"),
+    dropped_row("actor.reward_bias", "the mean of rewards or advantages is subtracted, which cancels it"),
     dropped_row("actor.reward_clip", "rewards are not clipped"),
     joined_row("actor.overlong_reward_penalty", "algorithm.filters.overlongPenalty", "no penalty of long answers"),
     joined_row("actor.overlong_tokens", "algorithm.filters.overlongBuffer", "no penalty of long answers"),
@@ -170,16 +175,16 @@ _ACTOR: tuple[Row, ...] = (
     joined_row("actor.lora_rank", "trainer.lora.rank", "no LoRA"),
     joined_row("actor.lora_alpha", "trainer.lora.alpha", "no LoRA"),
     joined_row("actor.target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
-    dropped_row("actor.peft_type", "adapters are LoRA's", fine=("lora",)),
+    dropped_row("actor.peft_type", "adapters are always LoRA", fine=("lora",)),
     value_row(
         "actor.weight_update_mode",
         "weightSync.transport",
         values={"disk": "Filesystem", "xccl": "NCCL", "nccl": "NCCL"},
     ),
-    joined_row("actor.backend", "trainer.parallelism", "allocation_mode goes before"),
-    dropped_row("actor.max_new_tokens", "gconfig.max_new_tokens goes before"),
-    dropped_row("actor.temperature", "gconfig.temperature goes before"),
-    dropped_row("actor.group_size", "gconfig.n_samples goes before"),
+    joined_row("actor.backend", "trainer.parallelism", "allocation_mode overrides it"),
+    dropped_row("actor.max_new_tokens", "gconfig.max_new_tokens overrides it"),
+    dropped_row("actor.temperature", "gconfig.temperature overrides it"),
+    dropped_row("actor.group_size", "gconfig.n_samples overrides it"),
     *dropped_rows("actor.", _TRACKER, "log_agent_stats", "log_agent_stats_keys"),
     *engine_rows("actor"),
 )
@@ -193,7 +198,7 @@ _WHOLE_DISTRIBUTION: Mapping[str, tuple[object, ...]] = {
     "ignore_eos": (False,),
     "use_beam_search": (False,),
 }
-"""Values of options of sampling that change nothing."""
+"""Values of sampling options that change nothing."""
 _ENGINE_KEYS = {row.key for row in engine_rows("actor")} | {"actor.backend"}
 
 _OTHERS: tuple[Row, ...] = (
@@ -250,13 +255,13 @@ _OTHERS: tuple[Row, ...] = (
     joined_row("gconfig.max_tokens", "seqLen"),
     value_row("gconfig.temperature", "sampling.temperature", convert="number"),
     dropped_row("gconfig.greedy", "training always samples", fine=(False,)),
-    dropped_row("gconfig.top_p", "training samples from the whole distribution", fine=(1,)),
-    dropped_row("gconfig.top_k", "training samples from the whole distribution", fine=(-1, 100_000_000)),
-    dropped_row("gconfig.min_new_tokens", "training samples from the whole distribution", fine=(0,)),
-    dropped_row("gconfig.frequency_penalty", "training samples from the whole distribution", fine=(0,)),
+    dropped_row("gconfig.top_p", "training samples from the full distribution", fine=(1,)),
+    dropped_row("gconfig.top_k", "training samples from the full distribution", fine=(-1, 100_000_000)),
+    dropped_row("gconfig.min_new_tokens", "training samples from the full distribution", fine=(0,)),
+    dropped_row("gconfig.frequency_penalty", "training samples from the full distribution", fine=(0,)),
     dropped_row("gconfig.stop", "a reply ends with the model's end token", fine=([], None)),
     dropped_row("gconfig.stop_token_ids", "a reply ends with the model's end token", fine=([], None)),
-    dropped_row("gconfig.lora_name", "versions of an adapter have names of their own"),
+    dropped_row("gconfig.lora_name", "versions of an adapter get their own names"),
     dropped_row("gconfig.skip_special_tokens", "answers are tokens"),
     refused_row("gconfig.ignore_eos", "an answer ends with the model's end token"),
     refused_row("gconfig.use_beam_search", "training samples"),
@@ -264,16 +269,16 @@ _OTHERS: tuple[Row, ...] = (
     value_row("eval_gconfig.top_p", "evaluation.sampling.topP", convert="number"),
     value_row("eval_gconfig.n_samples", "evaluation.samplesPerTask", convert="whole"),
     value_row("eval_gconfig.max_new_tokens", "evaluation.sampling.maxTokens", convert="whole"),
-    joined_row("eval_gconfig", "evaluation.sampling", "evaluation samples as training does"),
+    joined_row("eval_gconfig", "evaluation.sampling", "evaluation samples like training"),
     dropped_row("eval_gconfig.greedy", "evaluation.sampling.temperature: 0 is greedy", fine=(False,)),
     *(
-        dropped_row(f"eval_gconfig.{name}", "evaluation samples from the whole distribution", fine=fine)
+        dropped_row(f"eval_gconfig.{name}", "evaluation samples from the full distribution", fine=fine)
         for name, fine in _WHOLE_DISTRIBUTION.items()
     ),
     *dropped_rows("eval_gconfig.", "seqLen is the bound", "max_tokens", "skip_special_tokens", "lora_name"),
     joined_row("rollout.max_concurrent_rollouts", "orchestrator.maxConcurrency"),
     joined_row("rollout.max_head_offpolicyness", "algorithm.maxAsyncLevel, algorithm.maxOffPolicySteps"),
-    joined_row("rollout.backend", "inference.tensorParallel, inference.replicas", "allocation_mode goes before"),
+    joined_row("rollout.backend", "inference.tensorParallel, inference.replicas", "allocation_mode overrides it"),
     *ROLLOUT,
     joined_row("train_dataset.path", "environments[]"),
     joined_row("train_dataset.batch_size", "orchestrator.batchSize"),
@@ -281,51 +286,60 @@ _OTHERS: tuple[Row, ...] = (
     joined_row("train_dataset.shuffle", "environments[].curriculum", "each epoch has a new order"),
     refused_row(
         "train_dataset.type",
-        "only RL is converted: supervised runs are docs/sft.md, reward models are not trained here",
+        "only RL is supported: for supervised runs see docs/sft.md; reward models are not supported",
         fine=("rl",),
     ),
     *dropped_rows(
         "train_dataset.", _LOADER, "pin_memory", "num_workers", "num_dataset_workers", "drop_last", "setup_timeout"
     ),
     dropped_row("train_dataset.split", "environments read the split train", fine=("train",)),
-    refused_row("train_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
-    dropped_row("valid_dataset", "held-out tasks are the environment's", fine=(None,)),
+    refused_row("train_dataset.dataset_kwargs*", "arguments for Python of AReaL's script", fine=({}, None)),
+    dropped_row("valid_dataset", "held-out tasks come from the environment", fine=(None,)),
     joined_row(
         "valid_dataset.path", "evaluation", "no evaluation between steps, or the environment's own held-out tasks"
     ),
     *dropped_rows(
-        "valid_dataset.", "held-out tasks are the environment's", "batch_size", "shuffle", "pin_memory", "num_workers"
+        "valid_dataset.",
+        "held-out tasks come from the environment",
+        "batch_size",
+        "shuffle",
+        "pin_memory",
+        "num_workers",
     ),
     *dropped_rows(
-        "valid_dataset.", "held-out tasks are the environment's", "num_dataset_workers", "drop_last", "setup_timeout"
+        "valid_dataset.",
+        "held-out tasks come from the environment",
+        "num_dataset_workers",
+        "drop_last",
+        "setup_timeout",
     ),
-    *dropped_rows("valid_dataset.", "held-out tasks are the environment's", "max_length", "split", "type"),
-    refused_row("valid_dataset.dataset_kwargs*", "arguments of Python of AReaL's script", fine=({}, None)),
+    *dropped_rows("valid_dataset.", "held-out tasks come from the environment", "max_length", "split", "type"),
+    refused_row("valid_dataset.dataset_kwargs*", "arguments for Python of AReaL's script", fine=({}, None)),
     joined_row("allocation_mode", "trainer, inference, placement.colocate"),
     joined_row("cluster.n_gpus_per_node", "trainer.replicas, trainer.gpusPerReplica"),
-    joined_row("cluster.n_nodes", "placement.colocate", "pods are as many as the allocation needs"),
-    joined_row("rollout.scheduling_strategy.type", "placement.colocate", "engines have GPUs of their own"),
-    joined_row("rollout.scheduling_strategy.target", "placement.colocate", "engines have GPUs of their own"),
+    joined_row("cluster.n_nodes", "placement.colocate", "the number of pods follows from the allocation"),
+    joined_row("rollout.scheduling_strategy.type", "placement.colocate", "engines use separate GPUs"),
+    joined_row("rollout.scheduling_strategy.target", "placement.colocate", "engines use separate GPUs"),
     dropped_row("sglang.quantization", "engines compute in model.dtype", fine=(None,)),
-    joined_row("total_train_epochs", "maxSteps", "total_train_steps goes before"),
+    joined_row("total_train_epochs", "maxSteps", "total_train_steps overrides it"),
     joined_row("total_train_steps", "maxSteps", "total_train_epochs decides"),
     dropped_row("total_train_n_seqs", "maxSteps bounds a run", fine=(None,)),
     value_row("seed", "seed", convert="whole"),
     joined_row("experiment_name", "metadata.name"),
     dropped_row("trial_name", "each start of a run is an attempt"),
-    dropped_row("tokenizer_path", "the tokenizer is the model's"),
+    dropped_row("tokenizer_path", "the tokenizer comes from the model"),
     dropped_row("async_training", "rollout.max_head_offpolicyness decides", fine=(True,)),
-    dropped_row("enable_offload", "placement.colocate moves what sleeps"),
+    dropped_row("enable_offload", "placement.colocate offloads sleeping roles"),
     dropped_row("dynamic_bs", "a batch is always filled: groups that are dropped are replaced"),
     value_row("vllm.max_model_len", "inference.maxModelLen", convert="whole"),
     joined_row("vllm.gpu_memory_utilization", "inference.gpuMemoryUtilization"),
     value_row("vllm.max_num_seqs", "inference.maxNumSeqs", convert="whole"),
     joined_row(
-        "sglang.mem_fraction_static", "inference.gpuMemoryUtilization", "vllm.gpu_memory_utilization goes before"
+        "sglang.mem_fraction_static", "inference.gpuMemoryUtilization", "vllm.gpu_memory_utilization overrides it"
     ),
-    joined_row("saver.freq_steps", "checkpoint.export.interval", "no exports on the way"),
-    joined_row("saver.freq_epochs", "checkpoint.export.interval", "no exports on the way"),
-    joined_row("saver.freq_secs", "checkpoint.export.interval", "no exports on the way"),
+    joined_row("saver.freq_steps", "checkpoint.export.interval", "no exports during the run"),
+    joined_row("saver.freq_epochs", "checkpoint.export.interval", "no exports during the run"),
+    joined_row("saver.freq_secs", "checkpoint.export.interval", "no exports during the run"),
     joined_row("recover.freq_steps", "checkpoint.interval", "checkpoints every 20 steps"),
     joined_row("recover.freq_epochs", "checkpoint.interval", "checkpoints every 20 steps"),
     joined_row("recover.freq_secs", "checkpoint.interval", "checkpoints every 20 steps"),
@@ -335,11 +349,11 @@ _OTHERS: tuple[Row, ...] = (
     joined_row("evaluator.freq_secs", "evaluation.interval", "no evaluation between steps"),
     *UTILITIES,
     dropped_row("defaults*", "Hydra's list of files"),
-    dropped_row("--config", "not followed: name that file on the command line too", fine=(None,)),
+    dropped_row("--config", "not read: also name that file on the command line", fine=(None,)),
     dropped_row("--*", "an option of AReaL's launcher"),
     *SCRIPT,
-    dropped_row("batch_size", "train_dataset.batch_size goes before"),
-    *dropped_rows("", "gconfig and train_dataset have the bounds", "max_prompt_len", "max_answer_len", "max_seq_len"),
+    dropped_row("batch_size", "train_dataset.batch_size overrides it"),
+    *dropped_rows("", "gconfig and train_dataset set the limits", "max_prompt_len", "max_answer_len", "max_seq_len"),
 )
 
 ROWS: tuple[Row, ...] = (*_ACTOR, *_OTHERS)
@@ -348,4 +362,4 @@ INDIFFERENT = (
     *("cluster.", "launcher.", "scheduler.", "stats_logger.", "perf_tracer.", "memory_profiler.", "saver.", "recover."),
     *("evaluator.", "vllm.", "sglang.", "-"),
 )
-"""Beginnings of keys of which one that is not known changes nothing that is learned."""
+"""Prefixes of keys that never change the training result."""

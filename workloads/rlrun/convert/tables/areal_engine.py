@@ -1,4 +1,4 @@
-"""AReaL's keys that change how a step is computed or started, not what is learned: engines, launcher, storage. Release 1.0.4."""
+"""AReaL's keys for the computation and start of a step, not its result: engines, launcher, storage. Release 1.0.4."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TRACKER = "metrics are in metrics.jsonl of the run's folder; trackers are track
 _PACKED = "micro-batches are packed by tokens"
 _MEMORY = "memory only"
 _SPEED = "speed only; RLRun chooses its own kernels"
-_MEGATRON = "of Megatron, which does not train here: FSDP2 with tensor, context, expert and pipeline parallelism does"
+_MEGATRON = "for Megatron; RLRun trains with FSDP2 with tensor, context, expert and pipeline parallelism"
 _CONTROLLER = "of AReaL's controllers"
 _ENGINE = "vLLM's own default"
-_SGLANG = "of SGLang; vLLM is the engine here"
-_PROXY = "an agent in Python of AReaL's script; write an environment (docs/environments.md)"
+_SGLANG = "for SGLang; the engine of RLRun is vLLM"
+_PROXY = "an agent in the Python of AReaL's script; write an environment (docs/environments.md)"
 _DISCOVERY = "roles find each other by Kubernetes, or on one machine"
 _WIDTH = "RLRun keeps master weights and moments in float32"
 
@@ -45,7 +45,7 @@ _EVERYWHERE = (
 
 
 def engine_rows(part: str) -> tuple[Row, ...]:
-    """Rows of the training engine of a part: `actor`, `critic`, `ref`."""
+    """Return the rows of the training engine of a part: `actor`, `critic`, `ref`."""
     at, meg, archon, fsdp = f"{part}.", f"{part}.megatron.", f"{part}.archon.", f"{part}.fsdp."
     return (
         dropped_row(at + "mb_spec", _PACKED),
@@ -56,18 +56,18 @@ def engine_rows(part: str) -> tuple[Row, ...]:
         ),
         dropped_row(at + "use_kernels", _SPEED),
         refused_row(at + "init_from_scratch", "training starts with the model's weights"),
-        refused_row(at + "is_critic", "a reward model or critic alone is not trained here"),
+        refused_row(at + "is_critic", "training only a reward model or a critic is not supported"),
         dropped_row(at + "disable_dropout", "dropout is off", fine=(True,)),
         dropped_row(at + "grad_reduce_dtype", "gradients are reduced in float32", fine=("float32",)),
         dropped_row(at + "optimizer_dtype", _WIDTH, fine=("float32",)),
-        dropped_row(at + "offload", "placement.colocate moves what sleeps to host memory"),
+        dropped_row(at + "offload", "placement.colocate offloads sleeping roles to host memory"),
         *dropped_rows(at, _SPEED, "enable_tree_training", "tree_training_mode", "packing_algorithm"),
         dropped_row(at + "lora_delta_sync", "engines load the adapter only"),
         *dropped_rows(at, "placement.colocate shares GPUs", "colocated", "colocated_weight_path"),
         dropped_row(at + "_version", _CONTROLLER),
         *dropped_rows(at, _CONTROLLER, "admin_api_key", "log_level", "request_timeout", "setup_timeout"),
         refused_row(
-            at + "*mtp*", "losses of multi-token prediction heads, which are not trained here", fine=(None, False, 0)
+            at + "*mtp*", "losses of multi-token prediction heads, which are not supported", fine=(None, False, 0)
         ),
         refused_row(
             at + "*router_replay",
@@ -98,7 +98,7 @@ def engine_rows(part: str) -> tuple[Row, ...]:
         dropped_row(fsdp + "wrap_policy", "layers are wrapped one by one"),
         dropped_row(fsdp + "wrap_policy.transformer_layer_cls_to_wrap", "layers are wrapped one by one"),
         *dropped_rows(fsdp, _MEMORY, "memory_efficient_load", "per_layer_optim_step", "optim_step_prefetch_layers"),
-        dropped_row(fsdp + "shard_vision_across_sp", "models of texts have no vision encoder"),
+        dropped_row(fsdp + "shard_vision_across_sp", "text models have no vision encoder"),
         *dropped_rows(
             archon, _SPEED, "attn_type", "enable_compile", "ac_mode", "selective_ac_option", "ac_memory_budget"
         ),
@@ -151,15 +151,15 @@ def engine_rows(part: str) -> tuple[Row, ...]:
 
 ROLLOUT: tuple[Row, ...] = (
     dropped_row("rollout.queue_size", "orchestrator.maxConcurrency bounds what is in flight", fine=(None,)),
-    dropped_row("rollout.consumer_batch_size", "train_dataset.batch_size goes before"),
-    *dropped_rows("rollout.", "actor.use_lora goes before", "use_lora", "lora_name"),
+    dropped_row("rollout.consumer_batch_size", "train_dataset.batch_size overrides it"),
+    *dropped_rows("rollout.", "actor.use_lora overrides it", "use_lora", "lora_name"),
     *dropped_rows("rollout.", "traces of rollouts are in the run's folder", "enable_rollout_tracing", "dump_to_file"),
     dropped_row("rollout.check_trajectory_format", "environments are checked at their start"),
-    dropped_row("rollout.tokenizer_path", "the tokenizer is the model's"),
+    dropped_row("rollout.tokenizer_path", "the tokenizer comes from the model"),
     *dropped_rows("rollout.", _CONTROLLER, "setup_timeout", "request_timeout", "request_retries", "pause_grace_period"),
     *dropped_rows("rollout.", _CONTROLLER, "_version", "model", "routing_strategy", "poll_interval", "admin_api_key"),
     refused_row(
-        "rollout.api_url", "answers of a server elsewhere, which no version of the policy gives", fine=(None, "")
+        "rollout.api_url", "responses of an external server, which are not from a policy version", fine=(None, "")
     ),
     dropped_row("rollout.provider_api_key", "only with rollout.api_url", fine=(None, "")),
     dropped_row("rollout.workers_ready_timeout", _CONTROLLER),
@@ -173,7 +173,7 @@ ROLLOUT: tuple[Row, ...] = (
     *dropped_rows("rollout.agent.", _CONTROLLER, "admin_api_key", "subproc_max_workers", "session_timeout_seconds"),
     refused_row(
         "rollout.agent*",
-        "an agent in Python of AReaL's script; write an environment (docs/environments.md)",
+        "an agent in the Python of AReaL's script; write an environment (docs/environments.md)",
         fine=(None,),
     ),
     dropped_row("rollout.return_routed_experts", "experts are chosen again while training", fine=(False,)),
@@ -186,10 +186,10 @@ UTILITIES: tuple[Row, ...] = (
     *dropped_rows("scheduler.", "Kubernetes, or rlrun local, starts the roles", "type", "endpoint", "deploy_mode"),
     refused_row(
         "scheduler.reward_*",
-        "a server of rewards of AReaL's launcher; set args.reward of an environment (docs/environments.md)",
+        "a reward server of AReaL's launcher; set args.reward of an environment (docs/environments.md)",
         fine=(None, {}, "", "http://localhost:30000/classify"),
     ),
-    dropped_row("scheduler.functioncall_service_domain", "args.reward: code runs programs in a sandbox of its own"),
+    dropped_row("scheduler.functioncall_service_domain", "args.reward: code runs programs in a separate sandbox"),
     *dropped_rows("stats_logger.", _TRACKER, "wandb", "swanlab", "tensorboard", "trackio"),
     *dropped_rows(
         "stats_logger.wandb.", _TRACKER, "mode", "wandb_base_url", "wandb_api_key", "entity", "project", "name"
@@ -208,15 +208,15 @@ UTILITIES: tuple[Row, ...] = (
     ),
     *dropped_rows("", "times of phases are in metrics.jsonl", "perf_tracer", "perf_tracer.session_tracer"),
     *dropped_rows(
-        "memory_profiler", "profiling is another command here: trainer --bench", "", ".profile_steps", ".max_entries"
+        "memory_profiler", "profiling is a separate command: trainer --bench", "", ".profile_steps", ".max_entries"
     ),
-    dropped_row("saver.mode", "checkpoint.saveAsync is on by itself"),
+    dropped_row("saver.mode", "checkpoint.saveAsync is on by default"),
     dropped_row("recover.mode", "a run always resumes from its newest checkpoint"),
     *dropped_rows(
         "recover.", "a checkpoint always holds model, optimizer and progress", "no_save_optim", "no_load_optim"
     ),
     dropped_row("evaluator.eval_before_train", "the first version is always evaluated, if there is evaluation"),
-    dropped_row("vllm.model", "the engine's model is the run's"),
+    dropped_row("vllm.model", "the engine uses the run's model"),
     *dropped_rows(
         "vllm.", _ENGINE, "seed", "skip_tokenizer_init", "enforce_eager", "dtype", "distributed_executor_backend"
     ),
@@ -263,12 +263,12 @@ UTILITIES: tuple[Row, ...] = (
     *dropped_rows("launcher.slurm.", _PODS, "additional_bash_cmds", "inference_server_additional_bash_cmds"),
     dropped_row("launcher.slurm.trainer_additional_bash_cmds", _PODS),
 )
-"""Keys of parts other than the training engine."""
+"""Rows of parts other than the training engine."""
 
-_AGENT = "turns are Python of AReaL's script; write an environment (docs/environments.md)"
-_ROWS = "rows are made by Python of AReaL's script; write them as chats first (docs/sft.md)"
+_AGENT = "turns are computed in Python of AReaL's script; write an environment (docs/environments.md)"
+_ROWS = "rows are created in Python of AReaL's script; first write them as chats (docs/sft.md)"
 _ONE_TURN = "areal.workflow.rlvr.RLVRWorkflow"
-"""The workflow of one answer per prompt, which environments `gsm8k` and `dataset` have."""
+"""Value for the workflow with one answer per prompt, like the environments `gsm8k` and `dataset`."""
 
 SCRIPT: tuple[Row, ...] = (
     refused_row("max_turns", _AGENT, fine=(None, 1)),
@@ -286,4 +286,4 @@ SCRIPT: tuple[Row, ...] = (
     *(refused_row(name, _ROWS, fine=(None, {})) for name in ("swe", "swe.*")),
     dropped_row("post_exit_hook", "no command follows a run", fine=(None, "")),
 )
-"""Keys of the classes that AReaL's example scripts add to its configuration: agents, and data of supervised runs."""
+"""Keys that AReaL's example scripts add to its configuration: agents, and data of supervised runs."""

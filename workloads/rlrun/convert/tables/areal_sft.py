@@ -1,4 +1,4 @@
-"""AReaL's keys of supervised fine-tuning: those of the training engine, and nothing is sampled."""
+"""Table of AReaL's keys of supervised fine-tuning: the training engine without sampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlrun.convert.tables import areal
 from rlrun.convert.tables.row import Row, dropped_row, joined_row
 
 ALIASES: Mapping[str, str] = {**areal.ALIASES, "model.": "actor."}
-"""Until 0.5 the block of the training engine was called `model`."""
+"""Renamed keys: until release 0.5 the block of the training engine was called `model`."""
 DEFAULTS: Mapping[str, object] = {
     **{
         key: default
@@ -25,16 +25,16 @@ DEFAULTS: Mapping[str, object] = {
 _DATA: tuple[Row, ...] = (
     joined_row("train_dataset.path", "data.sources"),
     joined_row("train_dataset.batch_size", "data.batchSize"),
-    joined_row("train_dataset.max_length", "seqLen", "no bound"),
+    joined_row("train_dataset.max_length", "seqLen", "no limit"),
     joined_row("train_dataset.shuffle", "data.shuffle", "each epoch has a new order"),
     dropped_row("train_dataset.type", "task: SFT", fine=("sft",)),
     joined_row("train_dataset.split", "data.sources", "the split train"),
     joined_row("valid_dataset.path", "data.validation", "no held-out loss"),
     joined_row("valid_dataset.split", "data.validation", "the split test"),
-    joined_row("evaluator.freq_steps", "data.validation", "a held-out loss every 50 steps, if there is one"),
-    joined_row("evaluator.freq_epochs", "data.validation", "a held-out loss every 50 steps, if there is one"),
+    joined_row("evaluator.freq_steps", "data.validation", "held-out loss every 50 steps, if configured"),
+    joined_row("evaluator.freq_epochs", "data.validation", "held-out loss every 50 steps, if configured"),
     joined_row("total_train_epochs", "data.epochs, maxSteps"),
-    joined_row("cluster.n_nodes", "trainer.replicas", "the allocation goes before"),
+    joined_row("cluster.n_nodes", "trainer.replicas", "the allocation overrides it"),
 )
 _NOT_HERE = (
     *(

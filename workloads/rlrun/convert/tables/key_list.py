@@ -1,4 +1,4 @@
-"""Rows from a list of keys: `[how] reason`, then `block: key key=VALUE ...`, a value being one with which the key changes nothing."""
+"""Rows from a text file: `[how] reason`, followed by `block: key key=VALUE ...`; VALUE is a value with which the key changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def read_rows(name: str) -> tuple[Row, ...]:
     """Return the rows of a list next to this module.
 
     Raises:
-        ValueError: a line has another form.
+        ValueError: a line has another format.
     """
     rows: list[Row] = []
     how, note = "", ""

@@ -1,4 +1,4 @@
-"""Names of layers that have an adapter."""
+"""Names of layers that can have an adapter."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ MEGATRON_MODULES: Mapping[str, tuple[str, ...]] = {
     "linear_fc1": ("gate_proj", "up_proj"),
     "linear_fc2": ("down_proj",),
 }
-"""Megatron's names of layers, and those of transformers."""
+"""Megatron's layer names -> names in transformers."""
 ALL_LINEAR = ("all-linear", "all")
-"""Other trainers' names for all linear layers, RLRun's default."""
+"""Other trainers' names for all linear layers, which is RLRun's default."""

@@ -1,4 +1,4 @@
-"""Trainers whose files are called by their name: their most used keys and our fields."""
+"""Trainers that are recognized but not converted: their most used keys and the corresponding fields."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from rlrun.config.loading.problems import ConfigError, Problem
 
 @dataclass(frozen=True)
 class Counterpart:
-    """A key of another trainer and the field here."""
+    """Key of another trainer and the corresponding field."""
 
     key: str
     field: str
-    """Below `spec`."""
+    """Field below `spec`."""
     note: str
 
 
 @dataclass(frozen=True)
 class OtherTrainer:
-    """A trainer whose files are not converted."""
+    """Trainer whose files are not converted."""
 
     name: str
     marks: tuple[str, ...]
-    """Beginnings of keys that no converted trainer has."""
+    """Prefixes of keys that no converted trainer has."""
     commands: tuple[str, ...]
-    """Beginnings of words of its commands, a file's name without its folder."""
+    """Prefixes of words in its commands; for files without their folder."""
     keys: tuple[Counterpart, ...]
 
     def refusal(self, source: str, line: int | None = None) -> ConfigError:
-        """Return the name and the table as an error to raise."""
-        said = f"a file of {self.name}, which is not converted; write a manifest (rlrun init) with these fields:"
+        """Return an error with the trainer's name and its table."""
+        said = f"files of {self.name} are not supported; write a manifest (rlrun init) with these fields:"
         rows = [
             Problem(source, one.key, f"spec.{one.field}{f' ({one.note})' if one.note else ''}") for one in self.keys
         ]
@@ -75,7 +75,7 @@ def trainer_of_command(words: Sequence[str]) -> OtherTrainer | None:
 
 
 def _is_marked(word: str, beginnings: Sequence[str]) -> bool:
-    """True if a word is a beginning, an option with a value, or goes on behind a beginning that ends with `.` or names a file."""
+    """Return whether a word matches a prefix: equal, an option with a value, or longer after `.` or `_grpo`."""
     return any(
         word == one or word.startswith(f"{one}=") or (word.startswith(one) and one.endswith((".", "_grpo")))
         for one in beginnings

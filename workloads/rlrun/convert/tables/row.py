@@ -1,4 +1,4 @@
-"""One row of a table: a key, its field here, and the meaning or the reason."""
+"""One row of a table: a key, its field in RLRun, and the meaning or the reason."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ How = Literal["value", "joined", "drop", "refuse"]
 
 @dataclass(frozen=True)
 class Row:
-    """Fate of a key."""
+    """Mapping of one key."""
 
     key: str
-    """Dotted; `*` stands for any text."""
+    """Dotted key; `*` matches any text."""
     to: str
-    """Fields of the manifest below `spec`, by commas; empty: none."""
+    """Fields of the manifest below `spec`, separated by commas; empty: none."""
     how: How
-    """`value_row`: the converted value is the field's. `joined_row`: decides fields with others. `dropped_row`, `refused_row`: none."""
+    """`value_row`: one field with the converted value. `joined_row`: shared fields. `dropped_row`, `refused_row`: none."""
     note: str = ""
     """Meaning of the field, or the reason why there is none."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Their value to ours; others stay as they are."""
+    """Their values -> RLRun's values; other values stay unchanged."""
     convert: str = ""
-    """Name of a conversion of `rlrun.convert.conversions`."""
+    """Name of a conversion in `rlrun.convert.conversions`."""
     fine: tuple[object, ...] = ()
-    """Values with which `dropped_row` and `refused_row` change nothing: they say what RLRun does anyway."""
+    """Values with which `dropped_row` and `refused_row` change nothing, because they match RLRun's behavior."""
 
     def fits(self, key: str) -> bool:
-        """True if this row is about `key`."""
+        """Return whether this row matches `key`."""
         return _key_pattern(self.key).fullmatch(key) is not None
 
     def is_fine(self, value: object) -> bool:
-        """True if the value says what RLRun does anyway."""
+        """Return whether the value matches RLRun's behavior."""
         return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in self.fine)
 
 
@@ -55,30 +55,30 @@ def value_row(
     convert: str = "",
     fine: tuple[object, ...] = (),
 ) -> Row:
-    """A key whose value becomes one field's."""
+    """Return the row of a key whose value becomes the value of one field."""
     return Row(key, to, "value", note, values or {}, convert, fine)
 
 
 def joined_row(key: str, to: str, note: str = "", *, fine: tuple[object, ...] = ()) -> Row:
-    """A key that decides fields together with others; `note` says why it decides nothing where it does not."""
+    """Return the row of a key that decides fields together with others; `note` is the reason if it decides nothing."""
     return Row(key, to, "joined", note, fine=fine)
 
 
 def dropped_row(key: str, note: str, *, fine: tuple[object, ...] = ()) -> Row:
-    """A key without a field, with the reason."""
+    """Return the row of a key without a field; `note` is the reason."""
     return Row(key, "", "drop", note, fine=fine)
 
 
 def dropped_rows(start: str, note: str, *names: str) -> tuple[Row, ...]:
-    """Keys without a field that share a beginning and the reason, one row each."""
+    """Return the rows of keys without a field that share a prefix and the reason."""
     return tuple(dropped_row(start + name, note) for name in names)
 
 
 def refused_row(key: str, note: str, *, fine: tuple[object, ...] = (None, False)) -> Row:
-    """A key whose value, unless it is one of `fine`, makes the run another one than RLRun can do."""
+    """Return the row of a key that RLRun does not support, except with a value in `fine`."""
     return Row(key, "", "refuse", note, fine=fine)
 
 
 def row_of(key: str, rows: Iterable[Row]) -> Row | None:
-    """The first row about a key."""
+    """Return the first row that matches a key, or None."""
     return next((row for row in rows if row.fits(key)), None)

@@ -1,4 +1,4 @@
-"""verl's keys: actor, rollout, reference, trainer. `verl_data` has data, critic and rewards."""
+"""Table of verl's keys: actor, rollout, reference, trainer. `verl_data` contains data, critic and rewards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ALIASES: Mapping[str, str] = {
     "actor_rollout_ref.model.lora.target_modules": "actor_rollout_ref.model.target_modules",
     "actor_rollout_ref.model.lora.exclude_modules": "actor_rollout_ref.model.exclude_modules",
 }
-"""Beginnings of keys of other releases, and what they are called here."""
+"""Renamed prefixes of keys of other releases."""
 
 DEFAULTS: Mapping[str, object] = {
     "algorithm.adv_estimator": "gae",
@@ -79,7 +79,7 @@ DEFAULTS: Mapping[str, object] = {
     "trainer.test_freq": -1,
     "trainer.val_max_samples": -1,
 }
-"""verl's defaults where a field follows from them, whether or not the key is written."""
+"""verl's defaults from which fields are derived even if the key is not set."""
 
 ADVANTAGES: Mapping[str, tuple[str, str]] = {
     "gae": ("ppo", "gae"),
@@ -91,12 +91,12 @@ ADVANTAGES: Mapping[str, tuple[str, str]] = {
     "reinforce_plus_plus": ("reinforce_pp", "reinforce_pp"),
     "reinforce_plus_plus_baseline": ("reinforce_pp_baseline", "reinforce_pp_baseline"),
 }
-"""verl's estimators: preset and advantage."""
+"""verl's estimators -> preset and advantage."""
 NO_ADVANTAGE: Mapping[str, str] = {
     "remax": "its baseline is the reward of one greedy answer per prompt, which RLRun does not sample; nearest: rloo",
     "grpo_passk": "only the best answer of a group learns, against the second best; nearest: grpo",
     "gpg": "rewards are weighted by the share of groups that differ; nearest: grpo",
-    "gdpo": "several rewards are normalised one by one; nearest: grpo",
+    "gdpo": "several rewards are normalized one by one; nearest: grpo",
 }
 LOSSES: Mapping[str, tuple[str, str | None, str | None]] = {
     "vanilla": ("ppo", None, "recompute"),
@@ -105,7 +105,7 @@ LOSSES: Mapping[str, tuple[str, str | None, str | None]] = {
     "sapo": ("sapo", "sapo", "recompute"),
     "dppo_tv": ("dppo", "dppo", None),
 }
-"""verl's loss modes: loss, preset (none: the advantage's), proximal policy (none: the loss's)."""
+"""verl's loss modes -> loss, preset (None: of the advantage), proximal policy (None: of the loss)."""
 NO_LOSS: Mapping[str, str] = {
     "geo_mean": "GMPO's geometric mean of clipped ratios; nearest: gspo",
     "clip_cov": "tokens are chosen by the covariance of log-prob and advantage; nearest: vanilla",
@@ -141,15 +141,15 @@ KL_KINDS: Mapping[str, str] = {
     "low_var_kl+": "k3+",
     "k3+": "k3+",
 }
-"""verl's estimates in the loss; a `+` has the gradient of k2, which k2 has itself."""
-_NO_GRADIENT = "its expected gradient is 0, so that it holds the policy nowhere; take mse, low_var_kl+ or algorithm.use_kl_in_reward"
+"""verl's KL estimators in the loss. A `+` uses the gradient of k2, so it changes nothing for k2."""
+_NO_GRADIENT = "its expected gradient is 0, so it does not constrain the policy; use mse, low_var_kl+ or algorithm.use_kl_in_reward"
 NO_KL_KIND: Mapping[str, str] = {"kl": _NO_GRADIENT, "k1": _NO_GRADIENT}
 KL_REWARD_KINDS: Mapping[str, str] = {
     name + suffix: kind
     for name, kind in {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}.items()
     for suffix in ("", "+")
 }
-"""verl's estimates in the reward, where no gradient goes through them."""
+"""verl's KL estimators in the reward, without a gradient."""
 REJECTIONS: Mapping[str, tuple[str, str, str]] = {
     "token_k1": ("token", "k1", "mean"),
     "token_k2": ("token", "k2", "mean"),
@@ -166,23 +166,23 @@ REJECTIONS: Mapping[str, tuple[str, str, str]] = {
     "sequence": ("sequence", "ratio", "sum"),
     "geometric": ("sequence", "ratio", "mean"),
 }
-"""verl's `rollout_rs`: level, measure and reduction of a correction. The last three are of releases until 2025-11."""
+"""verl's `rollout_rs` -> level, measure and reduction of a correction. The last three are from releases until 2025-11."""
 NO_REJECTION: Mapping[str, str] = {
-    "binary_kl": "KPop's divergence of two probabilities, which no correction here measures; nearest: token_k3",
+    "binary_kl": "KPop's divergence of two probabilities, which no correction of RLRun measures; nearest: token_k3",
 }
 
 _A, _R, _M = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
-_SPEED = "speed alone; RLRun chooses its own kernels"
-_MEMORY = "memory alone: placement.colocate moves parameters and optimizer states to host memory while engines run"
+_SPEED = "speed only; RLRun chooses its own kernels"
+_MEMORY = "memory only: placement.colocate moves parameters and optimizer states to host memory while engines run"
 _NO_REFERENCE = "only with a KL term in the loss, which this run does not have"
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
-_PROFILE = "profiling is another command here: trainer --bench"
+_PROFILE = "profiling is a separate command: trainer --bench"
 _ENGINE = "vLLM's own default"
 
 _ACTOR: tuple[Row, ...] = (
-    dropped_row("*_target_", "the class that verl makes; no setting"),
+    dropped_row("*_target_", "a class of verl, not a setting"),
     dropped_row("*profiler*", _PROFILE),
-    dropped_row("*nccl_timeout", "progress.deadlineSeconds is the limit here"),
+    dropped_row("*nccl_timeout", "progress.deadlineSeconds is the limit in RLRun"),
     dropped_row(_A + "strategy", "FSDP2 trains, with tensor, context, expert and pipeline parallelism"),
     dropped_row(_A + "model_engine", "FSDP2 trains, with tensor, context, expert and pipeline parallelism"),
     dropped_row("model_engine", "FSDP2 trains, with tensor, context, expert and pipeline parallelism"),
@@ -193,7 +193,7 @@ _ACTOR: tuple[Row, ...] = (
     joined_row(
         _A + "optim.lr_warmup_steps_ratio",
         "trainer.scheduler.warmupSteps",
-        "no warm-up, or lr_warmup_steps goes before",
+        "no warm-up, or lr_warmup_steps overrides it",
     ),
     value_row(
         _A + "optim.lr_scheduler_type",
@@ -215,15 +215,15 @@ _ACTOR: tuple[Row, ...] = (
     joined_row(_A + "ppo_micro_batch_size_per_gpu", "trainer.microBatchTokens", "microBatchTokens is set by tokens"),
     joined_row(_A + "use_dynamic_bsz", "trainer.microBatchTokens", "micro-batches are always packed by tokens"),
     joined_row(_A + "ppo_max_token_len_per_gpu", "trainer.microBatchTokens", "only with use_dynamic_bsz"),
-    joined_row(_A + "clip_ratio", "algorithm.loss", "clip_ratio_low and clip_ratio_high go before"),
-    joined_row(_A + "clip_ratio_low", "algorithm.loss", "this loss has no such bound"),
-    joined_row(_A + "clip_ratio_high", "algorithm.loss", "this loss has no such bound"),
-    joined_row(_A + "clip_ratio_c", "algorithm.loss", "this loss has no such bound"),
+    joined_row(_A + "clip_ratio", "algorithm.loss", "clip_ratio_low and clip_ratio_high override it"),
+    joined_row(_A + "clip_ratio_low", "algorithm.loss", "this loss has no such limit"),
+    joined_row(_A + "clip_ratio_high", "algorithm.loss", "this loss has no such limit"),
+    joined_row(_A + "clip_ratio_c", "algorithm.loss", "this loss has no such limit"),
     joined_row(_A + "policy_loss.loss_mode", "algorithm.loss"),
-    joined_row(_A + "tau_pos", "algorithm.loss", "of loss sapo"),
-    joined_row(_A + "tau_neg", "algorithm.loss", "of loss sapo"),
+    joined_row(_A + "tau_pos", "algorithm.loss", "only for the loss sapo"),
+    joined_row(_A + "tau_neg", "algorithm.loss", "only for the loss sapo"),
     joined_row(_A + "loss_agg_mode", "algorithm.aggregation"),
-    joined_row(_A + "use_token_level_loss", "algorithm.aggregation", "loss_agg_mode goes before"),
+    joined_row(_A + "use_token_level_loss", "algorithm.aggregation", "loss_agg_mode overrides it"),
     joined_row(_A + "loss_scale_factor", "algorithm.aggregationLength", "only with seq-mean-token-sum-norm"),
     joined_row(_A + "entropy_coeff", "algorithm.regularizers.entropy", "no entropy bonus"),
     joined_row(_A + "use_kl_loss", "algorithm.regularizers.kl", "no KL term in the loss"),
@@ -244,35 +244,35 @@ _ACTOR: tuple[Row, ...] = (
         "set schedule: Interleaved1F1B and stagesPerRank in trainer.parallelism",
         fine=(None, 1),
     ),
-    dropped_row(_A + "megatron.expert_tensor_parallel_size", "experts are divided by ep alone", fine=(None, 1)),
+    dropped_row(_A + "megatron.expert_tensor_parallel_size", "experts are divided only by ep", fine=(None, 1)),
     value_row(_A + "use_torch_compile", "trainer.compile", "compile every decoder layer", convert="flag"),
-    dropped_row(_A + "checkpoint.async_save", "checkpoint.saveAsync is on by itself"),
+    dropped_row(_A + "checkpoint.async_save", "checkpoint.saveAsync is on by default"),
     dropped_row(_A + "shuffle", "a step's batch is always divided at random"),
     dropped_row(_A + "use_remove_padding", "rows are always packed without padding"),
     dropped_row(_A + "use_fused_kernels", _SPEED),
-    dropped_row(_A + "data_loader_seed", "seed is the run's"),
+    dropped_row(_A + "data_loader_seed", "the run's seed is used"),
 )
 
 _REFERENCE: tuple[Row, ...] = (
     refused_row(
         "actor_rollout_ref.ref.model*",
-        "another reference model than the run's start: algorithm.reference.model names it",
+        "a different reference model; set algorithm.reference.model",
     ),
-    dropped_row("actor_rollout_ref.hybrid_engine", "trainer and engines share GPUs by placement.colocate"),
+    dropped_row("actor_rollout_ref.hybrid_engine", "placement.colocate lets trainer and engines share GPUs"),
 )
 
 _ROLLOUT: tuple[Row, ...] = (
     joined_row(_R + "n", "environments[].groupSize, orchestrator.batchSize"),
     value_row(_R + "temperature", "sampling.temperature", convert="number"),
-    dropped_row(_R + "top_p", "training samples from the whole distribution", fine=(1,)),
-    dropped_row(_R + "top_k", "training samples from the whole distribution", fine=(-1, 0)),
-    dropped_row(_R + "min_p", "training samples from the whole distribution", fine=(0,)),
-    dropped_row(_R + "repetition_penalty", "training samples from the whole distribution", fine=(1,)),
+    dropped_row(_R + "top_p", "training samples from the full distribution", fine=(1,)),
+    dropped_row(_R + "top_k", "training samples from the full distribution", fine=(-1, 0)),
+    dropped_row(_R + "min_p", "training samples from the full distribution", fine=(0,)),
+    dropped_row(_R + "repetition_penalty", "training samples from the full distribution", fine=(1,)),
     dropped_row(_R + "do_sample", "training always samples", fine=(True,)),
-    joined_row(_R + "response_length", "sampling.maxTokens", "data.max_response_length goes before"),
-    dropped_row(_R + "prompt_length", "data.max_prompt_length goes before"),
+    joined_row(_R + "response_length", "sampling.maxTokens", "data.max_response_length overrides it"),
+    dropped_row(_R + "prompt_length", "data.max_prompt_length overrides it"),
     dropped_row(_R + "name", "vLLM is the engine; it reads the same models"),
-    dropped_row(_R + "mode", "engines are servers of their own"),
+    dropped_row(_R + "mode", "engines are separate servers"),
     joined_row(_R + "tensor_model_parallel_size", "inference.tensorParallel, inference.dataParallel"),
     dropped_row(_R + "data_parallel_size", "inference.dataParallel follows from the GPUs of a pod"),
     dropped_row(_R + "expert_parallel_size", _ENGINE, fine=(1,)),
@@ -281,7 +281,7 @@ _ROLLOUT: tuple[Row, ...] = (
     value_row(_R + "max_num_seqs", "inference.maxNumSeqs", convert="whole"),
     joined_row(_R + "max_model_len", "inference.maxModelLen", "seqLen is enough"),
     joined_row(_R + "max_num_batched_tokens", "inference.extraArgs", _ENGINE),
-    value_row(_R + "dtype", "model.dtype", "of published weights and the engine", values=DTYPES),
+    value_row(_R + "dtype", "model.dtype", "dtype of published weights and of the engine", values=DTYPES),
     value_row(_R + "seed", "seed", convert="whole"),
     joined_row(_R + "val_kwargs.temperature", "evaluation.sampling.temperature", "no evaluation"),
     joined_row(_R + "val_kwargs.top_p", "evaluation.sampling.topP", "no evaluation, or greedy"),
@@ -293,7 +293,7 @@ _ROLLOUT: tuple[Row, ...] = (
         "tools and interactions are Python classes of verl; write an environment (docs/environments.md)",
     ),
     dropped_row(_R + "calculate_log_probs", "every token always has the engine's log-prob"),
-    dropped_row(_R + "enforce_eager", "set by RLRun itself"),
+    dropped_row(_R + "enforce_eager", "set by RLRun"),
     dropped_row(_R + "free_cache_engine", "engines sleep while a step is trained (placement.colocate)"),
     dropped_row(_R + "load_format", "engines load the published version"),
     dropped_row(_R + "quantization", _ENGINE, fine=(None,)),
@@ -313,31 +313,33 @@ _MODEL: tuple[Row, ...] = (
     joined_row(_M + "target_modules", "trainer.lora.targets", "no LoRA, or all linear layers"),
     dropped_row(_M + "exclude_modules", "targets names what has an adapter", fine=(None,)),
     refused_row(_M + "custom_chat_template", "the chat template is the model's; change it in the model's folder"),
-    refused_row(_M + "external_lib", "a module that is imported for its effects; models are those of transformers"),
+    refused_row(
+        _M + "external_lib", "a module that is imported for side effects; RLRun uses the models of transformers"
+    ),
     dropped_row(_M + "use_remove_padding", "rows are always packed without padding"),
     dropped_row(_M + "use_rmpad", "rows are always packed without padding"),
 )
 
 _TRAINER: tuple[Row, ...] = (
     joined_row("trainer.total_training_steps", "maxSteps", "total_epochs decides"),
-    joined_row("trainer.total_epochs", "maxSteps", "total_training_steps goes before"),
+    joined_row("trainer.total_epochs", "maxSteps", "total_training_steps overrides it"),
     joined_row("trainer.nnodes", "trainer.replicas"),
     joined_row("trainer.n_gpus_per_node", "trainer.gpusPerReplica, inference.gpusPerReplica"),
     joined_row("rollout.nnodes", "inference.replicas", "engines have the trainer's GPUs"),
     joined_row("rollout.n_gpus_per_node", "inference.replicas", "engines have the trainer's GPUs"),
-    joined_row("rollout.total_rollout_steps", "maxSteps", "total_training_steps goes before"),
+    joined_row("rollout.total_rollout_steps", "maxSteps", "total_training_steps overrides it"),
     joined_row("async_training.trigger_parameter_sync_step", "orchestrator.batchSize, trainer.updatesPerStep"),
     joined_row("async_training.require_batches", "orchestrator.batchSize, trainer.updatesPerStep", "one minibatch"),
     joined_row("async_training.staleness_threshold", "algorithm.maxAsyncLevel, algorithm.maxOffPolicySteps"),
     dropped_row(
-        "async_training.partial_rollout", "rollouts go on over an update of the weights; each token has its version"
+        "async_training.partial_rollout", "rollouts continue during a weight update; each token has its version"
     ),
     value_row("trainer.save_freq", "checkpoint.interval", convert="positive"),
     value_row("trainer.max_actor_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),
     joined_row("trainer.test_freq", "evaluation.interval", "no evaluation between steps"),
     joined_row("data.val_max_samples", "evaluation.numTasks", "all held-out tasks, or no evaluation"),
     joined_row("trainer.val_max_samples", "evaluation.numTasks", "all held-out tasks, or no evaluation"),
-    dropped_row("trainer.val_before_train", "the first version is always evaluated, where there is evaluation"),
+    dropped_row("trainer.val_before_train", "the first version is always evaluated, if there is evaluation"),
     refused_row("trainer.val_only", "a run that only evaluates is task: Eval; see docs/evaluation.md"),
     value_row(
         "trainer.resume_mode",
@@ -348,7 +350,7 @@ _TRAINER: tuple[Row, ...] = (
     ),
     dropped_row(
         "trainer.resume_from_path",
-        "checkpoint.resume.fromRun names a run of RLRun; verl's checkpoints are of another form",
+        "checkpoint.resume.fromRun names a run of RLRun; verl's checkpoints have another format",
     ),
     joined_row("trainer.experiment_name", "metadata.name"),
     joined_row("trainer.project_name", "tracking", _TRACKER),
@@ -357,15 +359,15 @@ _TRAINER: tuple[Row, ...] = (
     *dropped_rows(
         "trainer.", "the run's folder is <storage.mountPath>/<name>", "default_local_dir", "default_hdfs_dir"
     ),
-    dropped_row("trainer.critic_warmup", "critic and policy learn from the first step on", fine=(0,)),
+    dropped_row("trainer.critic_warmup", "critic and policy train from the first step", fine=(0,)),
     dropped_row("trainer.balance_batch", "batches are always balanced"),
-    dropped_row("trainer.device", "GPUs where gpusPerReplica is above 0", fine=("cuda",)),
+    dropped_row("trainer.device", "GPUs are used if gpusPerReplica is above 0", fine=("cuda",)),
     dropped_row("defaults*", "Hydra's list of files; verl's defaults are assumed"),
-    *dropped_rows("hydra.", "of Hydra itself", "run.dir", "searchpath", "job.chdir", "output_subdir", "sweep.dir"),
+    *dropped_rows("hydra.", "for Hydra itself", "run.dir", "searchpath", "job.chdir", "output_subdir", "sweep.dir"),
     dropped_row("--*", "an option of Hydra; verl's defaults are assumed"),
 )
 
 ROWS: tuple[Row, ...] = (*_ACTOR, *_REFERENCE, *_ROLLOUT, *_MODEL, *DATA_ROWS, *_TRAINER, *read_rows("verl_keys.txt"))
 
 INDIFFERENT = ("ray_kwargs.", "ray_init.", "transfer_queue.", "global_profiler.", "hydra.", "-", _R + "engine_kwargs.")
-"""Beginnings of keys of which one that is not known changes nothing that is learned."""
+"""Prefixes of keys that never change the training result."""

@@ -1,12 +1,12 @@
-"""verl's keys: data, algorithm, critic, rewards."""
+"""Table of verl's keys: data, algorithm, critic, rewards."""
 
 from __future__ import annotations
 
 from rlrun.convert.tables.row import Row, dropped_row, dropped_rows, joined_row, refused_row, value_row
 
 _C = "critic."
-_CRITIC = "the critic is trained as the policy is"
-_PARQUET = "of verl's loader; rows are read by number, tokenised as they are played"
+_CRITIC = "the critic is trained like the policy"
+_PARQUET = "for verl's loader; rows are read by index and tokenized on demand"
 
 _DATA: tuple[Row, ...] = (
     joined_row("data.train_files", "environments[].args"),
@@ -17,23 +17,25 @@ _DATA: tuple[Row, ...] = (
         "minibatches and async_training decide",
     ),
     dropped_row("data.gen_batch_size", "groups that are filtered out are replaced one by one (filters.zeroVariance)"),
-    dropped_row("data.val_batch_size", "evaluation asks all its tasks at once"),
+    dropped_row("data.val_batch_size", "evaluation runs all its tasks at once"),
     joined_row("data.max_prompt_length", "seqLen"),
     joined_row("data.max_response_length", "sampling.maxTokens, seqLen"),
-    joined_row("data.prompt_key", "environments[].args", "environment dataset reads the column prompt"),
+    joined_row("data.prompt_key", "environments[].args", "the dataset environment reads the column prompt"),
     joined_row("data.shuffle", "environments[].curriculum", "each epoch has a new order"),
     value_row("data.seed", "seed", convert="whole"),
     dropped_row(
         "data.filter_overlong_prompts*",
-        "tasks whose prompt leaves no room for a reply below seqLen are left out (metric unplayable/<environment>/too_long)",
+        "tasks whose prompt leaves no space for a reply below seqLen are skipped (metric unplayable/<environment>/too_long)",
     ),
     dropped_row(
         "data.truncation",
-        "prompts are never cut: one that leaves no room below seqLen is left out; replies are cut at seqLen",
+        "prompts are never truncated: one that leaves no space below seqLen is skipped; replies are truncated at seqLen",
     ),
     *(
         dropped_row(
-            f"data.{name}_key", f"no {name} of a row is read: environment dataset refuses rows with some", fine=(None,)
+            f"data.{name}_key",
+            f"no {name} of a row is read: the dataset environment refuses rows with it",
+            fine=(None,),
         )
         for name in ("image", "video", "audio")
     ),
@@ -69,11 +71,11 @@ _ALGORITHM: tuple[Row, ...] = (
     joined_row("algorithm.rollout_correction.rollout_rs_threshold_lower", "algorithm.correction", "no rejection"),
     refused_row(
         "algorithm.rollout_correction.rollout_is_batch_normalize",
-        "weights divided by their mean over the batch, which no correction here does",
+        "weights divided by their mean over the batch, which no correction of RLRun does",
     ),
     refused_row(
         "algorithm.rollout_correction.rollout_token_veto_threshold",
-        "a second rejection beside rollout_rs; one of the two: rollout_rs=seq_max_k2",
+        "a second rejection in addition to rollout_rs; use one of the two: rollout_rs=seq_max_k2",
     ),
     refused_row(
         "algorithm.rollout_correction.loss_type",
@@ -88,7 +90,7 @@ _ALGORITHM: tuple[Row, ...] = (
     *dropped_rows("algorithm.kl_ctrl.", "the weight of the KL term is fixed", "horizon", "target_kl"),
     dropped_row(
         "algorithm.filter_groups.max_num_gen_batches",
-        "sampling goes on until the batch is full, and fails after 64 batches of filtered rollouts",
+        "sampling continues until the batch is full, and fails after 64 batches of filtered rollouts",
     ),
     *dropped_rows(
         "algorithm.", "only with rollout_is", "rollout_is_threshold", "rollout_is_threshold_lower", "rollout_is_level"
@@ -102,12 +104,12 @@ _ALGORITHM: tuple[Row, ...] = (
 _CRITIC_ROWS: tuple[Row, ...] = (
     joined_row(_C + "optim.lr", "algorithm.critic.lr", "no critic: the advantage is not gae"),
     joined_row(_C + "cliprange_value", "algorithm.critic.valueClip", "no critic: the advantage is not gae"),
-    joined_row(_C + "model.path", "algorithm.critic", "the critic's body begins as the policy's"),
+    joined_row(_C + "model.path", "algorithm.critic", "the critic starts from the policy's weights"),
 )
 
 _REWARDS: tuple[Row, ...] = (
     joined_row("reward_model.enable", "environments[].args", "no reward model", fine=(None, False)),
-    joined_row("reward_model.model.path", "environments[].args", "of a reward model that is not enabled"),
+    joined_row("reward_model.model.path", "environments[].args", "the reward model is not enabled"),
     joined_row(
         "reward_model.overlong_buffer.enable", "algorithm.filters.overlongPenalty", "no penalty of long answers"
     ),
@@ -125,11 +127,11 @@ _REWARDS: tuple[Row, ...] = (
     ),
     refused_row(
         "reward_model.reward_manager",
-        "environment dataset scores one answer at a time: write the reward function for one answer, and name the manager naive",
+        "the dataset environment scores one answer at a time: write the reward function for one answer, and name the manager naive",
         fine=(None, "naive", "dapo", "prime", "limited", "rate_limited", "remote"),
     ),
-    joined_row("custom_reward_function.path", "environments[].args", "no function of one's own"),
-    joined_row("custom_reward_function.name", "environments[].args", "no function of one's own"),
+    joined_row("custom_reward_function.path", "environments[].args", "no custom function"),
+    joined_row("custom_reward_function.name", "environments[].args", "no custom function"),
 )
 
 ROWS: tuple[Row, ...] = (*_DATA, *_ALGORITHM, *_CRITIC_ROWS, *_REWARDS)

@@ -1,4 +1,4 @@
-"""verl's programs whose settings are converted. Others have the same keys, and Python that may change what is learned."""
+"""Programs of verl whose settings are converted. Other programs have the same keys, but Python code that can change the training."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ CONFIGURATIONS = frozenset(
         "one_step_off_ppo_megatron_trainer",
     }
 )
-"""Hydra's files of these programs, which hold verl's defaults."""
+"""Hydra files of these programs, which contain verl's defaults."""
 _FILE = re.compile(r"(?:\./)?((?:verl|recipe)/[\w/.-]+)\.py")
 
 
 def unknown_program(module: str, texts: Sequence[str]) -> str | None:
-    """Return the program of verl that a command starts, or None if it is converted, or of another project.
+    """Return the program of verl that a command starts if it is not supported, otherwise None.
 
     Args:
         module: module of `python -m`, or the program.
@@ -51,7 +51,7 @@ def unknown_program(module: str, texts: Sequence[str]) -> str | None:
 
 
 def program_name(module: str, texts: Sequence[str]) -> str:
-    """Return the dotted name of the module that a command starts, or an empty text if it starts none of verl's.
+    """Return the dotted name of the verl module that a command starts, or an empty text.
 
     Args:
         module: module of `python -m`, or the program.

@@ -1,4 +1,4 @@
-"""verl's keys of supervised fine-tuning (`sft_trainer`, `fsdp_sft_trainer`)."""
+"""Table of verl's keys of supervised fine-tuning (`sft_trainer`, `fsdp_sft_trainer`)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ALIASES: Mapping[str, str] = {
     "model.lora.target_modules": "model.target_modules",
     "model.lora.exclude_modules": "model.exclude_modules",
 }
-"""Keys of other releases."""
+"""Renamed keys of other releases."""
 
 DEFAULTS: Mapping[str, object] = {
     "data.train_batch_size": 256,
@@ -38,7 +38,7 @@ DEFAULTS: Mapping[str, object] = {
     "trainer.nnodes": 1,
     "trainer.n_gpus_per_node": 1,
 }
-"""Defaults of `sft_trainer` (sft_trainer_engine.yaml) where a field follows from them, whether or not the key is written."""
+"""Defaults of `sft_trainer` (sft_trainer_engine.yaml) from which fields are derived even if the key is not set."""
 FSDP_DEFAULTS: Mapping[str, object] = {
     **DEFAULTS,
     "data.prompt_key": "question",
@@ -49,7 +49,7 @@ FSDP_DEFAULTS: Mapping[str, object] = {
     "optim.warmup_steps_ratio": 0.1,
     "trainer.n_gpus_per_node": 8,
 }
-"""Defaults of the earlier `fsdp_sft_trainer` (sft_trainer.yaml), which differ."""
+"""Defaults of the earlier `fsdp_sft_trainer` (sft_trainer.yaml) that differ."""
 _FSDP_PROGRAM = "verl.trainer.fsdp_sft_trainer"
 _FSDP_KEYS = (
     *(
@@ -65,11 +65,11 @@ _FSDP_KEYS = (
 
 
 def defaults_of(keys: Collection[str], program: str) -> Mapping[str, object]:
-    """Return the defaults of the trainer that a command or its keys are of.
+    """Return the defaults for a command or its keys.
 
     Args:
-        keys: keys as they are written.
-        program: module that the command starts; empty: not known.
+        keys: keys of the settings.
+        program: module that the command starts, or an empty text if unknown.
     """
     is_earlier = program == _FSDP_PROGRAM or (
         not program and any(key == own or key.startswith(f"{own}.") for key in keys for own in _FSDP_KEYS)
@@ -80,7 +80,7 @@ def defaults_of(keys: Collection[str], program: str) -> Mapping[str, object]:
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 
 ROWS: tuple[Row, ...] = (
-    dropped_row("*_target_", "the class that verl makes; no setting"),
+    dropped_row("*_target_", "a class of verl, not a setting"),
     joined_row("data.train_files", "data.sources"),
     joined_row("data.val_files", "data.validation", "no held-out loss"),
     joined_row("data.train_batch_size", "data.batchSize"),
@@ -131,8 +131,8 @@ ROWS: tuple[Row, ...] = (
     joined_row("trainer.total_training_steps", "maxSteps", "total_epochs decides"),
     joined_row("trainer.nnodes", "trainer.replicas"),
     joined_row("trainer.n_gpus_per_node", "trainer.gpusPerReplica"),
-    joined_row("--nproc_per_node", "trainer.gpusPerReplica", "trainer.n_gpus_per_node goes before"),
-    joined_row("--nnodes", "trainer.replicas", "trainer.nnodes goes before"),
+    joined_row("--nproc_per_node", "trainer.gpusPerReplica", "trainer.n_gpus_per_node overrides it"),
+    joined_row("--nnodes", "trainer.replicas", "trainer.nnodes overrides it"),
     value_row("trainer.seed", "seed", convert="whole"),
     value_row("trainer.save_freq", "checkpoint.interval", convert="positive"),
     value_row("trainer.max_ckpt_to_keep", "checkpoint.keepLast", convert="positive"),

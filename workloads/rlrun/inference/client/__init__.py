@@ -1,1 +1,1 @@
-"""The orchestrator's side of an engine: requests, checked answers, load."""
+"""The orchestrator's client of an engine: requests, validated responses and load metrics."""

@@ -1,7 +1,7 @@
-"""Checked answers of an engine to token requests: every token has a log-prob and a policy version, or the answer is an error.
+"""Validated responses of an engine to token requests: every token has a log-prob and a policy version, otherwise the response is an error.
 
-Two forms: packed columns of our own route (`rlrun.protocol.messages.packed`), and the JSON of vLLM's own one. Knows neither vLLM nor
-torch.
+Two formats: packed columns of RLRun's route (`rlrun.protocol.messages.packed`), and the JSON of vLLM's own route. This module imports
+neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import numpy as np
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integer_column
 
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -9999.0, 1e-3
-"""-9999 stands for minus infinity in vLLM's answers: a token that could not have been sampled. Above 0 is rounding."""
+"""Valid range of log-probs. vLLM reports -9999 for minus infinity, a token that cannot be sampled. Values above 0 come from rounding."""
 
 Span = Mapping[str, Any]
-"""Tokens of one policy version, `{version, start, end}`, as an engine wrote it."""
+"""Tokens of one policy version: `{version, start, end}`, as the engine sends it."""
 
 
 class EngineError(Exception):
-    """The server refused, failed, or answered something that must not be trained on."""
+    """Error for a request that the server refused, failed, or answered with data that must not be used for training."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -32,28 +32,28 @@ class EngineError(Exception):
 
 
 class EngineUnavailableError(EngineError):
-    """No answer: connection refused or broken, or a deadline passed."""
+    """Error for a missing response: the connection was refused or broke, or the deadline passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled continuation; the three columns have one entry per token. Of an engine they are `array`s: 4 bytes an entry."""
+    """One sampled continuation of T tokens. The three columns have length T; engines return `array`s with 4 bytes per entry."""
 
     token_ids: Sequence[int]
     logprobs: Sequence[float]
-    """Natural logarithms, after temperature and top-p: of what was sampled from."""
+    """`[T]` natural logarithms of the distribution that was sampled from, after temperature and top-p."""
     versions: Sequence[int]
-    """The policy version that sampled the token."""
+    """`[T]` policy versions that sampled the tokens."""
     finish_reason: str
 
 
 class ParsedReply(NamedTuple):
-    """A reply as the engine's parsers take it apart.
+    """Reply after parsing by the engine.
 
     Attributes:
-        content: the text without calls and thoughts.
-        calls: (name, arguments as JSON) in order.
-        reasoning: the thoughts; None: there are none.
+        content: text without tool calls and reasoning.
+        calls: pairs (function name, arguments as JSON) in order.
+        reasoning: text of the reasoning, or None.
     """
 
     content: str
@@ -63,7 +63,7 @@ class ParsedReply(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """A policy version that the engine holds as an adapter of this name."""
+    """Policy version that the engine serves as a LoRA adapter with this name."""
 
     name: str
     version: int
@@ -79,7 +79,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """Choice in vLLM's JSON; one type per field keeps the decoder from building a dictionary per token."""
+    """Choice in vLLM's JSON. Typed fields keep the decoder from building one dictionary per token."""
 
     index: int
     token_ids: list[int]
@@ -97,12 +97,12 @@ _STOCK = msgspec.json.Decoder(_Answer)
 
 
 def parse_stock(text: bytes, n: int, adapter: Adapter | None = None) -> list[Completion]:
-    """Completions of an answer of `/inference/v1/generate`; raises `EngineError` unless every token is accounted for.
+    """Parse a response of `/inference/v1/generate`. Raises `EngineError` unless every token has a log-prob and a version.
 
     Args:
-        text: the JSON document.
-        n: how many continuations were asked for.
-        adapter: the one that was asked for; its version is that of all tokens. Default: the engine says it per token.
+        text: JSON document.
+        n: number of requested continuations.
+        adapter: requested adapter, whose version applies to all tokens. Default: the engine reports the version per token.
     """
     try:
         answer = _STOCK.decode(text)
@@ -113,11 +113,12 @@ def parse_stock(text: bytes, n: int, adapter: Adapter | None = None) -> list[Com
 
 
 def parse_packed(data: bytes, n: int, adapter: Adapter | None = None) -> list[Completion]:
-    """The same of an answer of `/rlrun/generate`.
+    """Parse a response of `/rlrun/generate`. Raises `EngineError` unless every token has a log-prob and a version.
 
     Args:
-        data: `{model, choices: [{tokens, finish_reason, weight_versions}]}`, then of each choice its token ids and its log-probs.
-        n: see `parse_stock`.
+        data: packed document with the head `{model, choices: [{tokens, finish_reason, weight_versions}]}` and two columns per choice: token
+            ids and log-probs.
+        n: number of requested continuations.
         adapter: see `parse_stock`.
     """
     try:
@@ -154,7 +155,7 @@ def _stock_completion(choice: _Choice, adapter: Adapter | None) -> Completion:
     try:
         token_ids = integer_column(choice.token_ids)
     except OverflowError:
-        raise EngineError("the engine's answer lacks a field: a token id is no 32-bit integer") from None
+        raise EngineError("the engine's answer lacks a field: a token id is not a 32-bit integer") from None
     logprobs = array(FLOATS, [entry.logprob for entry in entries])
     return _check_completion(token_ids, logprobs, choice.weight_versions or [], choice.finish_reason, adapter)
 
@@ -166,9 +167,9 @@ def _check_completion(
     finish: object,
     adapter: Adapter | None,
 ) -> Completion:
-    """A completion that may be trained on."""
+    """Validate the columns and return a completion that can be used for training."""
     values = np.frombuffer(logprobs, np.float32)
-    # NaN compares as false.
+    # A comparison with NaN is false, so this also refuses NaN.
     if not bool(((values > LOWEST_LOGPROB) & (values <= HIGHEST_LOGPROB)).all()):
         raise EngineError("a sampled token has no finite log-prob")
     if not isinstance(finish, str) or finish in ("abort", "error"):
@@ -179,7 +180,7 @@ def _check_completion(
 
 
 def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
-    """One version per token from spans `{version, start, end}` that cover `[0, length)` without gap or overlap."""
+    """Expand spans `{version, start, end}`, which must cover `[0, length)` without gap or overlap, into one version per token."""
     versions = integer_column([])
     try:
         for span in spans:
@@ -187,7 +188,7 @@ def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
             if start != len(versions) or not start < end <= length:
                 raise EngineError(f"version spans do not cover the tokens: {list(spans)}")
             if not (isinstance(label, str) and label.isascii() and label.isdigit()):
-                raise EngineError(f"tokens were sampled by weights of no known version ({label!r})")
+                raise EngineError(f"tokens were sampled by weights of an unknown version ({label!r})")
             versions.extend(integer_column([int(label)]) * (end - start))
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise EngineError(f"the engine's answer lacks a field: {error!r}") from None

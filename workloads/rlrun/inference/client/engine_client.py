@@ -1,7 +1,7 @@
-"""The orchestrator's side of an inference server: generation with log-probs and versions, hand-over, readiness.
+"""The orchestrator's client of one inference server: generation with log-probs and versions, weight hand-over, readiness.
 
-Every call has a deadline. Cancelling a task that waits in `generate` closes its connection, and the engine then aborts
-the request. Knows nothing of vLLM or torch.
+Every call has a deadline. If a task in `generate` is cancelled, its connection closes and the engine aborts the request. This module
+imports neither vLLM nor torch.
 """
 
 from __future__ import annotations
@@ -48,32 +48,32 @@ from rlrun.runtime.json_types import Json
 __all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]
 
 IDLE_SECONDS = 30
-"""Idle connections are dropped before the server drops them (75 s), so that no request is written to a closing one."""
+"""Idle connections are closed before the server closes them (after 75 s), so that no request is written to a closing connection."""
 
 OK = 200
 _GONE = (404, 410)
-"""Answers of vLLM's route and of ours to a request for an adapter that the server does not hold."""
+"""Statuses of vLLM's route and of RLRun's route for an adapter that the server does not have."""
 _COPIED = 16
-"""Bytes of packed columns that are read in the time of one of JSON."""
+"""Packed bytes that are decoded in the same time as one byte of JSON."""
 _NO_ROUTE = (403, 404, 405)
-"""Answers of a server that has no packed route: vLLM's own, a proxy's, or a guard's that does not list it."""
+"""Statuses of a server without the packed route: plain vLLM, a proxy, or a guard that does not list the route."""
 PACKED_TOKENS, STOCK_TOKENS = 1 << 19, 1 << 16
-"""Most tokens that one answer may have, unless one continuation alone may have more: 4 MB packed, 6 MB as JSON."""
+"""Maximum tokens of one response, unless a single continuation may be longer: 4 MB packed, 6 MB as JSON."""
 ANSWER_BYTES = 1 << 20
-"""Most bytes of any answer, in addition to those of the tokens that it was asked for."""
+"""Maximum bytes of any response, in addition to the bytes of its tokens."""
 METRICS_BYTES = 16 << 20
 PACKED_TOKEN_BYTES, STOCK_TOKEN_BYTES = 128, 1 << 10
-"""Most bytes of one token: 8 packed, about 90 as JSON, and its own version span."""
+"""Maximum bytes of one token, including a version span of its own. Typical values: 8 bytes packed, 90 bytes as JSON."""
 REPLY_TOKEN_BYTES = 1 << 10
-"""Most bytes of the text of one token in a parsed reply, which contains it up to three times."""
+"""Maximum bytes per token of a parsed reply, which contains the text up to three times."""
 _HEADERS = {"content-type": "application/json"}, {"content-type": MEDIA_TYPE}
 KNOWN_ADAPTERS = 32
-"""Versions whose adapter's name is remembered."""
+"""Number of versions whose adapter names are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Answer of `/rlrun/ready`."""
+    """Response of `/rlrun/ready`."""
 
     ready: bool
     reason: str | None
@@ -81,7 +81,7 @@ class Readiness:
 
 
 class _Head(TypedDict, total=False):
-    """A request for tokens without its prompt."""
+    """Body of a token request without the prompt."""
 
     cache_salt: str
     model: str
@@ -116,7 +116,7 @@ class EngineClient:
         self._closed = False
         self._adapters: dict[str, str] = {}
         self._packs = True
-        """True while the server may have the packed route; one that had none is asked again after the next hand-over."""
+        """Whether the server may have the packed route. After a refusal it is tried again after the next hand-over."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,7 +127,7 @@ class EngineClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections for good; requests in flight are aborted in the engine, later ones find it unavailable."""
+        """Close all connections permanently: the engine aborts requests in flight, and later calls raise `EngineUnavailableError`."""
         self._closed = True
         if self._session is not None:
             await self._session.close()
@@ -149,12 +149,12 @@ class EngineClient:
     ) -> list[Completion]:
         """Sample `n` continuations of a prompt.
 
-        `parameters` are further sampling parameters by vLLM's names; texts of `stop` among them have the engine detokenize.
-        `cache_salt` must name the policy version that the request is meant for: the engine shares cached prefixes only
-        between requests with equal salts, and a prefix computed under older weights is not one of the newer policy.
-        Where versions are adapters, the request names the one that holds this version, and keeps it to its end.
-        What one answer could hold of so many long continuations is bounded: more of them are asked for in several requests at once.
-        Raises `EngineError`, also for an answer without a log-prob or an integer version for each token.
+        `parameters` are further sampling parameters with vLLM's names; texts in `stop` make the engine detokenize.
+        `cache_salt` must name the requested policy version: the engine shares cached prefixes only between requests with equal
+        salts, and a prefix that was computed with older weights is invalid for the newer policy.
+        If versions are adapters, the request names the adapter of this version and uses it until it ends.
+        The size of a response is limited: a request with more tokens is split into several concurrent requests.
+        Raises `EngineError`, also for a response without a log-prob or an integer version for each token.
         """
         sampling: Json = {
             "max_tokens": max_tokens,
@@ -173,7 +173,7 @@ class EngineClient:
         if parameters:
             sampling |= parameters
             if "min_tokens" in sampling:
-                # A turn may have less room than the longest reply; the engine refuses more than that.
+                # A later turn may have less space left than `min_tokens`; the engine refuses min_tokens > max_tokens.
                 sampling["min_tokens"] = min(sampling["min_tokens"], max_tokens)
         if request_id is not None:
             head["request_id"] = request_id
@@ -187,7 +187,7 @@ class EngineClient:
         return await self._in_parts(prompt, head, n, max(1, STOCK_TOKENS // max_tokens), packed=False)
 
     async def _in_parts(self, prompt: array[int], head: _Head, n: int, most: int, *, packed: bool) -> list[Completion]:
-        """`n` continuations, at most so many of them in one request."""
+        """Request `n` continuations, at most `most` of them per request."""
         if n <= most:
             return await self._generate(prompt, _request_part(head, 0, n), packed=packed)
         try:
@@ -205,11 +205,11 @@ class EngineClient:
         raise error
 
     async def _generate(self, prompt: array[int], head: _Head, *, packed: bool) -> list[Completion]:
-        """One request, packed or as vLLM's own route takes it.
+        """Send one request, packed or in the format of vLLM's own route.
 
         Raises:
-            _NoRouteError: the server has no route for packed requests.
-            EngineError: as `generate`.
+            _NoRouteError: the server does not have the packed route.
+            EngineError: see `generate`.
         """
         n, name = head["sampling_params"]["n"], head.get("model")
         adapter = None if name is None else Adapter(name, int(head["cache_salt"]))
@@ -224,7 +224,7 @@ class EngineClient:
         if packed and status in _NO_ROUTE:
             raise _NoRouteError
         if adapter is not None and status in _GONE:
-            # No fault of the request: the server has restarted, and gets its adapter with the next hand-over.
+            # Not an error of the request: the server has restarted and gets the adapter with the next hand-over.
             raise EngineError(f"{self.base_url} no longer holds {name}")
         if status != OK:
             raise self._refused(path, status, data)
@@ -233,7 +233,7 @@ class EngineClient:
         else:
             found = await compute(len(data), partial(parse_stock, data, n, adapter))
         if (most := max(len(completion.token_ids) for completion in found)) > longest:
-            raise EngineError(f"{self.base_url}{path} answered {most} tokens to a request for at most {longest}")
+            raise EngineError(f"{self.base_url}{path} returned {most} tokens, but the request allows {longest}")
         return found
 
     async def parse(
@@ -242,15 +242,15 @@ class EngineClient:
         tools: Sequence[Mapping[str, object]],
         template_arguments: Mapping[str, object] | None = None,
     ) -> ParsedReply:
-        """A reply taken apart by the engine's parser.
+        """Parse a reply with the engine's tool-call and reasoning parsers.
 
-        `template_arguments` are those of the reply's prompt: whether a reply begins with thoughts depends on them.
-        Raises `EngineError`. Needs no weights, and no version.
+        `template_arguments` are the arguments of the chat template for the reply's prompt; they decide whether a reply starts with
+        reasoning. Needs neither weights nor a version. Raises `EngineError`.
         """
         arguments = {"chat_template_kwargs": dict(template_arguments)} if template_arguments else {}
         body = {
             "generate_response": {"choices": [{"index": 0, "token_ids": list(token_ids), "finish_reason": "stop"}]},
-            # Parsers look at the functions; what was said before is only demanded by the request's form.
+            # Parsers read only the functions, but the request's schema requires messages.
             "chat_request": {"messages": [{"role": "user", "content": ""}], "tools": list(tools), **arguments},
         }
         limit = ANSWER_BYTES + len(token_ids) * REPLY_TOKEN_BYTES
@@ -259,54 +259,54 @@ class EngineClient:
             message = answer["choices"][0]["message"]
             functions = [call["function"] for call in message.get("tool_calls") or ()]
             calls = [(str(function["name"]), str(function["arguments"])) for function in functions]
-            # vLLM has renamed the field; a proxy in front of an older one may send the old name.
+            # vLLM renamed the field; an older vLLM behind a proxy may send the old name.
             thoughts = message.get("reasoning") or message.get("reasoning_content")
             return ParsedReply(message.get("content") or "", calls, thoughts or None)
         except (KeyError, TypeError, IndexError) as error:
             raise EngineError(f"the engine's answer lacks a field: {error!r}") from None
 
     async def update_weights(self, path: str, version: int, *, force: bool = False) -> dict[str, float]:
-        """Load a published folder as `version`; seconds per phase, empty if the server held it already."""
+        """Load a published folder as `version`. Returns seconds per phase, empty if the server already had the version."""
         return await self._change(ENGINE_UPDATE_WEIGHTS, version, {"path": path, "version": version, "force": force})
 
     async def reload_weights(self, version: int, *, force: bool = False) -> dict[str, float]:
-        """Load the model that the server was started with as `version`; seconds per phase."""
+        """Load the model that the server was started with as `version`. Returns seconds per phase."""
         return await self._change(ENGINE_RELOAD_WEIGHTS, version, {"version": version, "force": force})
 
     async def receive_weights(self, trainer_url: str, version: int, *, force: bool = False) -> dict[str, float]:
-        """Have `version` sent from the memory of the trainer at `trainer_url`; seconds per phase."""
+        """Receive `version` from the memory of the trainer at `trainer_url`. Returns seconds per phase."""
         body = {"trainer_url": trainer_url, "version": version, "force": force}
         return await self._change(ENGINE_RECEIVE_WEIGHTS, version, body)
 
     async def sleep(self) -> None:
-        """Have the engine give its GPUs' memory up, until the next hand-over; one that sleeps already sleeps on."""
+        """Free the engine's GPU memory until the next hand-over; a sleeping engine stays asleep."""
         answer = await self._json("POST", ENGINE_SLEEP, self._update_timeout, {})
         if not isinstance(answer, dict) or answer.get("asleep") is not True:
-            raise EngineError(f"{self.base_url}{ENGINE_SLEEP} answered something else than sleep")
+            raise EngineError(f"{self.base_url}{ENGINE_SLEEP} returned an unexpected body; expected the state of sleep")
 
     async def ready(self) -> Readiness:
-        """Readiness of the server for requests; a server that does not answer raises `EngineUnavailableError`."""
+        """Return the readiness for requests. Raises `EngineUnavailableError` if the server does not respond."""
         answer = await self._json("GET", ENGINE_READY, self._control_timeout, accept=(200, 503))
         if not isinstance(answer, dict) or not isinstance(answer.get("ready"), bool):
-            raise EngineError(f"{self.base_url}{ENGINE_READY} answered something else than readiness", 503)
+            raise EngineError(f"{self.base_url}{ENGINE_READY} returned an unexpected body; expected the readiness", 503)
         return Readiness(answer["ready"], answer.get("reason"), answer.get("weight_version"))
 
     async def status(self) -> dict[str, object]:
-        """Weight version, path, liveness and fault, as the server reports them."""
+        """Return weight version, path, liveness and fault, as the server reports them."""
         answer = await self._json("GET", ENGINE_STATUS, self._control_timeout)
         if not isinstance(answer, dict):
-            raise EngineError(f"{self.base_url}{ENGINE_STATUS} answered something else than a status")
+            raise EngineError(f"{self.base_url}{ENGINE_STATUS} returned an unexpected body; expected the status")
         return dict(answer)
 
     async def metrics(self) -> EngineMetrics:
-        """Requests running and waiting, and the use of the KV cache."""
+        """Return the numbers of running and waiting requests, and the use of the KV cache."""
         _, data = await self._request("GET", ENGINE_METRICS, self._control_timeout, limit=METRICS_BYTES)
         return parse_metrics(data.decode(errors="replace"))
 
     async def _change(self, path: str, version: int, body: Mapping[str, object]) -> dict[str, float]:
         answer = await self._json("POST", path, self._update_timeout, body)
         if not isinstance(answer, dict) or not isinstance(answer.get("seconds"), dict):
-            raise EngineError(f"{self.base_url}{path} answered something else than an update")
+            raise EngineError(f"{self.base_url}{path} returned an unexpected body; expected the result of an update")
         self._packs = True
         self._adapters.pop(str(version), None)
         if answer.get("model") is not None:
@@ -316,10 +316,10 @@ class EngineClient:
         return dict(answer["seconds"])
 
     async def _whole(self, path: str, response: aiohttp.ClientResponse, limit: int) -> bytes:
-        """Return the body, which is put together outside of the event loop if it is large.
+        """Read the body; a large body is joined outside of the event loop.
 
         Raises:
-            EngineError: it has more than `limit` bytes; the rest is not read.
+            EngineError: the body has more than `limit` bytes; the rest is not read.
         """
         blocks, size = [], 0
         while block := await response.content.readany():
@@ -327,7 +327,7 @@ class EngineClient:
             size += len(block)
             if size > limit:
                 response.close()
-                raise EngineError(f"{self.base_url}{path} answered more than the {limit} bytes that the request allows")
+                raise EngineError(f"{self.base_url}{path} returned more than the {limit} bytes that the request allows")
         return await compute(size // _COPIED, partial(b"".join, blocks))
 
     async def _json(
@@ -346,20 +346,20 @@ class EngineClient:
         try:
             return json.loads(data)
         except ValueError:
-            raise EngineError(f"{self.base_url}{path} answered {status} without JSON", status) from None
+            raise EngineError(f"{self.base_url}{path} returned {status} without JSON", status) from None
 
     def _refused(self, path: str, status: int, data: bytes) -> EngineError:
-        return EngineError(f"{self.base_url}{path} answered {status}: {_error_message(data)}", status)
+        return EngineError(f"{self.base_url}{path} returned {status}: {_error_message(data)}", status)
 
     async def _request(
         self, method: str, path: str, timeout: float, body: bytes | None = None, limit: int = ANSWER_BYTES
     ) -> tuple[int, bytes]:
         if self._closed:
-            raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed")
+            raise EngineUnavailableError(f"{self.base_url}{path}: the client of this engine is closed")
         if self._session is None:
-            # No limit: the dispatcher decides how many requests are in flight, a second queue here would hide them.
+            # No limit: the dispatcher decides how many requests are in flight; a second queue here would hide them.
             connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS)
-            # Each part that a request does not need costs it CPU: with short replies a request is most of a rollout.
+            # Unneeded headers and cookies cost CPU time per request, which dominates the cost of short rollouts.
             self._session = aiohttp.ClientSession(
                 connector=connector,
                 headers=self._headers,
@@ -377,17 +377,17 @@ class EngineClient:
         except (aiohttp.ClientError, ConnectionError) as error:
             raise EngineUnavailableError(f"{self.base_url}{path}: {error or type(error).__name__}") from error
         except TimeoutError as error:
-            raise EngineUnavailableError(f"{self.base_url}{path}: no answer within {timeout:g} s") from error
+            raise EngineUnavailableError(f"{self.base_url}{path}: no response within {timeout:g} s") from error
         except RuntimeError as error:
             if not self._closed:
                 raise
-            # aiohttp's word where the session was closed under a request that it was about to repeat.
-            raise EngineUnavailableError(f"{self.base_url}{path}: the connection to this engine is closed") from error
+            # aiohttp raises RuntimeError if the session is closed while it retries a request.
+            raise EngineUnavailableError(f"{self.base_url}{path}: the client of this engine is closed") from error
 
 
 @lru_cache(1024)
 def _parse_url(text: str) -> URL:
-    """Parsed once: there are few, and each is asked a thousand times a second."""
+    """Parse a URL; cached, because few URLs are requested up to a thousand times per second."""
     return URL(text)
 
 
@@ -397,7 +397,7 @@ def _stock_body(prompt: array[int], head: _Head) -> bytes:
 
 
 def _request_part(head: _Head, first: int, n: int) -> _Head:
-    """The request for `n` continuations of a group, from the one of this index on; each part has a seed and a name of its own."""
+    """Return the request for `n` continuations of a group, starting at index `first`, with its own seed and request id."""
     part: _Head = {**head, "sampling_params": head["sampling_params"] | {"n": n}}
     if "seed" in part["sampling_params"]:
         part["sampling_params"]["seed"] += first
@@ -407,12 +407,12 @@ def _request_part(head: _Head, first: int, n: int) -> _Head:
 
 
 def _error_message(data: bytes) -> str:
-    """The message of an error body of ours, of vLLM's or of FastAPI's."""
+    """Return the message of an error body of RLRun, vLLM or FastAPI."""
     text = data.decode(errors="replace")
     try:
         body = json.loads(text)
     except ValueError:
-        return text.strip()[:500] or "nothing"
+        return text.strip()[:500] or "empty body"
     if isinstance(body, dict):
         error = body.get("error", body)
         if isinstance(error, dict) and isinstance(error.get("message"), str):

@@ -1,4 +1,4 @@
-"""Load of an inference server, read from its Prometheus metrics. Pure; knows nothing of vLLM but the names."""
+"""Load of an inference server, parsed from vLLM's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ _LOAD = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class EngineMetrics:
-    """Load of one server, summed over its engines."""
+    """Load of one server, summed over its data-parallel engines."""
 
     running: int
     waiting: int
     kv_usage: float
-    """Fraction of the KV cache in use, of the fullest engine."""
+    """Fraction (0 to 1) of the KV cache in use, of the engine with the highest use."""
     preemptions: int | None = None
-    """Sequences put off since the server's start because the KV cache was full; None: it does not say."""
+    """Preempted sequences since the server's start (KV cache full); None if the server does not report it."""
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Load from vLLM's Prometheus text; a missing metric is an `EngineError`, not an idle engine. Preemptions may be missing."""
+    """Parse vLLM's Prometheus text. A missing load metric raises `EngineError` instead of reporting an idle engine."""
     values: dict[str, list[float]] = {}
     try:
         for line in text.splitlines():
@@ -43,4 +43,4 @@ def parse_metrics(text: str) -> EngineMetrics:
     except KeyError as error:
         raise EngineError(f"/metrics lacks {error}") from None
     except (ValueError, OverflowError) as error:
-        raise EngineError(f"/metrics has a value that is no number: {error}") from None
+        raise EngineError(f"/metrics has a value that is not a number: {error}") from None

@@ -1,1 +1,1 @@
-"""The engine's routes under `/rlrun`, and bounds on its connections."""
+"""The engine's routes below `/rlrun`, and limits for its connections."""

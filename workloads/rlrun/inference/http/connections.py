@@ -1,7 +1,7 @@
-"""Connections to an engine: what those without a request may cost it is bounded.
+"""Limits for HTTP connections to an engine that do not send a complete request.
 
-A client that reaches the port needs no key to open a connection. uvicorn limits the time between two requests, but not that until the
-first one, nor headers that never end, and each connection costs a descriptor. The other roles' servers have the same bounds by
+A client that reaches the port can open connections without a key. uvicorn limits the time between two requests, but not the time before the
+first request nor endless headers, and each connection uses a file descriptor. The other roles' servers have the same limits from
 `runtime.site`.
 """
 
@@ -16,32 +16,32 @@ from rlrun.runtime.site import MAX_SILENT, SILENT_SECONDS
 
 
 class Connection(HttpToolsProtocol):
-    """One client's connection."""
+    """HTTP connection of one client."""
 
     silent: ClassVar[dict[Connection, asyncio.TimerHandle]] = {}
-    """Connections of this process whose next request's headers are not complete, those that began to wait first before the others."""
+    """Connections of this process that wait for complete request headers, ordered by the start of the wait."""
     most_silent: ClassVar[int] = MAX_SILENT
-    """Most such connections; one more costs the first of them."""
+    """Maximum number of waiting connections; another one closes the oldest."""
     silent_seconds: ClassVar[float] = SILENT_SECONDS
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take it."""
+        """Start the timer of a new connection."""
         super().connection_made(transport)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it."""
+        """Stop the timer of a closed connection."""
         self._done()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; those that begin another request have the same time for its headers."""
+        """Process received bytes; the first bytes of another request restart the timer for its headers."""
         if self not in self.silent and (self.cycle is None or self.cycle.response_complete):
             self._wait()
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        """Begin to answer."""
+        """Stop the timer when the headers are complete."""
         self._done()
         super().on_headers_complete()
 

@@ -1,6 +1,7 @@
-"""Tokens in, tokens out, as packed columns (`rlrun.protocol.messages.packed`): the route `/rlrun/generate` of an engine.
+"""Route `/rlrun/generate` of an engine: tokens in and out as packed columns (`rlrun.protocol.messages.packed`).
 
-vLLM's own route builds an object and 90 bytes of JSON per token, seconds of its event loop for a group of long rollouts; this one copies.
+vLLM's own route builds an object and 90 bytes of JSON per token, which takes seconds of its event loop for a group of long rollouts; this
+route only copies arrays.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, Column, PackedE
 
 CLIENT_GONE = 499
 GONE = 410
-"""The adapter is not held. Never 403, 404 or 405: they say that there is no such route."""
+"""Status for an unknown adapter. Never 403, 404 or 405: clients read them as a missing route."""
 _T = TypeVar("_T")
 
 
 class Sampling(BaseModel):
-    """Sampling parameters; the names are vLLM's."""
+    """Sampling parameters with vLLM's names."""
 
     model_config = ConfigDict(extra="forbid")
     n: int = Field(1, ge=1, le=4096)
@@ -46,7 +47,7 @@ class Sampling(BaseModel):
 
 
 class Head(BaseModel):
-    """The head of a request; its one column is the prompt."""
+    """Head of a packed request; its single column is the prompt."""
 
     model_config = ConfigDict(extra="forbid")
     tokens: int = Field(ge=1)
@@ -54,18 +55,18 @@ class Head(BaseModel):
     cache_salt: str | None = Field(None, min_length=1, max_length=1024)
     request_id: str | None = Field(None, min_length=1, max_length=256)
     model: str | None = None
-    """Name of an adapter; default: the served model."""
+    """Name of an adapter. Default: the served model."""
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """One continuation.
+    """One continuation of T tokens.
 
     Attributes:
-        token_ids: `[T]`, 32-bit integers.
-        logprobs: `[T]`, 32-bit floats.
-        versions: (label, start, end) of the weights that sampled each run of tokens.
-        finish_reason: why it ended.
+        token_ids: `[T]` int32.
+        logprobs: `[T]` float32.
+        versions: triples (label, start, end): the weights that sampled the tokens `start` to `end`.
+        finish_reason: vLLM's reason for the end.
     """
 
     token_ids: array[int]
@@ -75,11 +76,11 @@ class SampledTokens:
 
 
 class GenerateError(Exception):
-    """The request cannot be answered.
+    """Error for a request that cannot be answered.
 
     Args:
-        message: why.
-        status: of HTTP.
+        message: cause.
+        status: HTTP status.
     """
 
     def __init__(self, message: str, status: int) -> None:
@@ -91,20 +92,20 @@ class TokenEngine(Protocol):
     """Engine that samples tokens."""
 
     async def sample(self, head: Head, prompt: array[int]) -> tuple[str, list[SampledTokens]]:
-        """Name of the model, and `n` continuations in order; cancelled when the client goes away.
+        """Return the name of the model, and `n` continuations in order. Cancelled if the client disconnects.
 
         Raises:
-            GenerateError: it cannot.
+            GenerateError: the request is invalid, or the engine failed.
         """
 
 
 def generate_router(engine: TokenEngine) -> APIRouter:
-    """The route, answered by `engine`."""
+    """Return a router whose route samples from `engine`."""
     router = APIRouter()
 
     @router.post(ENGINE_GENERATE_PACKED)
     async def generate(request: Request) -> Response:
-        """Packed request, packed answer."""
+        """Answer a packed request with a packed response."""
         try:
             head, prompt = _read_request(await request.body())
             _check_owner(request, head.model)
@@ -120,7 +121,7 @@ def generate_router(engine: TokenEngine) -> APIRouter:
 
 
 def _check_owner(request: Request, model: str | None) -> None:
-    """A guest asks its own adapters alone; whether there are others it does not learn."""
+    """Refuse adapters of other runs for a guest, with the same message as for unknown adapters."""
     guest = request.scope.get(GUEST)
     if guest is not None and not request.app.state.rlrun.handover.holds_for(guest, model):
         raise GenerateError(f"run {guest} has no model {model} here", GONE)
@@ -133,7 +134,7 @@ def _read_request(data: bytes) -> tuple[Head, array[int]]:
         prompt = reader.column(INTEGERS, head.tokens)
         reader.end()
     except PackedError as error:
-        raise GenerateError(f"the request is no packed document: {error}", 400) from None
+        raise GenerateError(f"the body is not a packed document: {error}", 400) from None
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False)
         message = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in found)
@@ -157,7 +158,7 @@ def _packed_answer(model: str, sampled: Sequence[SampledTokens]) -> bytes:
 
 
 async def unless_gone(request: Request, work: Callable[[], Coroutine[object, object, _T]]) -> _T | None:
-    """The result of `work`, which is cancelled when the client goes away; None then. Call after the body was read."""
+    """Return the result of `work`, or cancel it and return None if the client disconnects. Call it after the body was read."""
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -1,6 +1,6 @@
-"""The routes under `/rlrun`: readiness, status, the three ways to change weights, and sleep.
+"""Routes below `/rlrun`: readiness, status, three ways to change weights, and sleep.
 
-Weights are changed only for an orchestrator that speaks the same version of this protocol: see `engine_protocol`.
+Routes that change weights require an orchestrator with the same version of this protocol, see `engine_protocol`.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from rlrun.protocol.messages.engine_protocol import HEADER, OWN, REFUSED, explai
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """State behind the routes; `app.state.rlrun` holds it."""
+    """State of the routes, stored in `app.state.rlrun`."""
 
     handover: Handover
     heartbeat: Heartbeat
 
     @property
     def engine_alive(self) -> bool:
-        """True if the engine answered lately, or is inside an update, which has a deadline of its own."""
+        """Whether the engine responded recently or is in an update, which has its own deadline."""
         return self.heartbeat.alive or self.handover.busy
 
     def reason(self) -> str | None:
-        """Reason why this replica is not ready; None when it is. Once synced it stays ready while an update is running."""
+        """Return why this replica is not ready, or None. A replica with weights stays ready during an update."""
         if not self.engine_alive:
-            return f"the engine does not answer{': ' + self.heartbeat.error if self.heartbeat.error else ''}"
+            return f"the engine does not respond{': ' + self.heartbeat.error if self.heartbeat.error else ''}"
         if self.handover.served is None:
-            return self.handover.fault or "no weights were handed over since the start"
+            return self.handover.fault or "no weights were loaded since the start"
         return None if self.handover.busy else self.handover.fault
 
 
@@ -73,10 +73,10 @@ def _control(request: Request) -> Control:
 
 
 def _handover(request: Request) -> Handover:
-    """The engine's, for one who is understood.
+    """Return the hand-over for a compatible orchestrator.
 
     Raises:
-        HandoverError: the orchestrator is of a release with another version of these routes.
+        HandoverError: the orchestrator's release has another version of these routes.
     """
     problem = explain_mismatch(OWN, of_header(request.headers.get(HEADER)))
     if problem is not None:
@@ -85,7 +85,7 @@ def _handover(request: Request) -> Handover:
 
 
 def _version(handover: Handover) -> int | None:
-    """The version that the engine holds for certain."""
+    """Return the version of the engine's weights, or None if it is unknown."""
     return handover.served.version if handover.served is not None and handover.fault is None else None
 
 
@@ -100,7 +100,7 @@ def _failed(error: HandoverError) -> JSONResponse:
 
 @router.api_route("/ready", methods=["GET", "HEAD"])
 async def ready(request: Request) -> JSONResponse:
-    """200 when this replica may get requests, else 503 with the reason."""
+    """Return 200 if this replica can receive requests, otherwise 503 with the reason."""
     control = _control(request)
     reason = control.reason()
     body = {"ready": reason is None, "reason": reason, "weight_version": _version(control.handover)}
@@ -109,7 +109,7 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.api_route("/status", methods=["GET", "HEAD"])
 async def status(request: Request) -> JSONResponse:
-    """State of the engine without a call to the engine, so it answers even when that hangs."""
+    """Return the state of the engine without calling it, so the route works even if the engine hangs."""
     control = _control(request)
     served = control.handover.served
     body: dict[str, object] = {
@@ -128,12 +128,14 @@ async def status(request: Request) -> JSONResponse:
 
 @router.post("/update_weights")
 async def update_weights(request: Request, body: UpdateRequest) -> JSONResponse:
-    """Load a published folder; requests in flight continue on the new weights. A guest loads from its own folder alone."""
+    """Load a published folder; requests in flight continue with the new weights. A guest can load only from its own folder."""
     guest = request.scope.get(GUEST)
     try:
         handover = _handover(request)
         if guest is not None and not handover.is_of(body.path, guest):
-            raise HandoverError(403, f"path ({body.path}) is not in the folder of run {guest}, whose key this is")
+            raise HandoverError(
+                403, f"path ({body.path}) is outside of the folder of run {guest}, to which this key belongs"
+            )
         return _done(await handover.update(body.path, body.version, force=body.force))
     except HandoverError as error:
         return _failed(error)
@@ -150,7 +152,7 @@ async def reload_weights(request: Request, body: ReloadRequest) -> JSONResponse:
 
 @router.post("/receive_weights")
 async def receive_weights(request: Request, body: ReceiveRequest) -> JSONResponse:
-    """Receive a version from the trainer's memory; requests in flight continue on the new weights."""
+    """Receive a version from the trainer's memory; requests in flight continue with the new weights."""
     try:
         return _done(await _handover(request).receive(body.trainer_url, body.version, force=body.force))
     except HandoverError as error:
@@ -159,7 +161,7 @@ async def receive_weights(request: Request, body: ReceiveRequest) -> JSONRespons
 
 @router.post("/sleep")
 async def sleep(request: Request) -> JSONResponse:
-    """Give the GPUs' memory up, until the next hand-over."""
+    """Free the GPU memory until the next hand-over."""
     try:
         seconds = await _handover(request).sleep()
     except HandoverError as error:

@@ -1,4 +1,4 @@
-"""vLLM's engine behind the route for packed tokens: its engine client is called, not its HTTP handlers."""
+"""vLLM's engine behind the route for packed tokens. It calls vLLM's engine client, not its HTTP handlers."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class VLLMTokens:
-    """vLLM's engine as a `TokenEngine`.
+    """Adapter of vLLM's engine to `TokenEngine`.
 
     Args:
         engine: vLLM's engine client.
-        served_model: name that requests without an adapter may give, and that answers them.
-        adapters: adapters by name, as vLLM's registry holds them.
+        served_model: name of the base model, used for requests without an adapter.
+        adapters: adapters by name, from vLLM's registry.
     """
 
     def __init__(self, engine: EngineClient, *, served_model: str, adapters: Mapping[str, LoRARequest]) -> None:
@@ -41,22 +41,22 @@ class VLLMTokens:
                 raise GenerateError(f"the model {head.model} does not exist", GONE)
         final = None
         try:
-            # Flat: no object per token in this process.
+            # Flat log-probs: no Python object per token in this process.
             sampling = SamplingParams(
                 **head.sampling_params.model_dump(),
                 logprobs=0,
                 flat_logprobs=True,
-                detokenize=bool(head.sampling_params.stop),  # texts to stop at are found only in text
+                detokenize=bool(head.sampling_params.stop),  # stop strings can only be found in text
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             inputs = tokens_input(prompt.tolist(), cache_salt=head.cache_salt)
             request_id = f"rlrun-{head.request_id or random_uuid()}"
             async for output in self._engine.generate(inputs, sampling, request_id, lora_request=adapter):
                 final = output
-        except ValueError as error:  # vLLM's word for what is wrong with a request, such as its length
+        except ValueError as error:  # vLLM raises ValueError for an invalid request, such as a prompt that is too long
             raise GenerateError(str(error), 400) from None
         if final is None:
-            raise GenerateError("the engine ended the request without an answer", 500)
+            raise GenerateError("the engine ended the request without a result", 500)
         outputs = sorted(final.outputs, key=lambda output: output.index)
         return head.model or self._served_model, [_of_vllm(output) for output in outputs]
 

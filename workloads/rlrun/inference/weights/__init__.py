@@ -1,1 +1,1 @@
-"""New weights in a running engine: checks, transfer, adapters, and sleep."""
+"""Replacement of the weights in a running engine: checks, transfer, adapters and sleep."""

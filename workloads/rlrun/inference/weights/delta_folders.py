@@ -1,7 +1,7 @@
-"""An engine's side of versions that are on the volume as what differs: the whole version, put together in the machine's shared memory.
+"""Assembly of a version that is published as a difference: the engine builds the whole version in the machine's shared memory.
 
-From the version that lies there, with all differences since; else from the newest whole version on the volume, with all since. Either way
-every bucket has the trainer's checksum before anything of the engine is touched. See `rlrun.protocol.messages.delta_files` for the files.
+The base is the version in shared memory with all later differences; otherwise the newest whole version on the volume with all later
+differences. Every bucket must have the trainer's checksum before the engine is changed. File format: `rlrun.protocol.messages.delta_files`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class _Link:
-    """A folder of what differs."""
+    """Folder with one difference."""
 
     folder: Path
     files: DeltaFiles
 
     def content(self, bucket: Bucket, place: tuple[str, int]) -> Bytes:
-        """Bytes of one bucket."""
+        """Return the bytes of one bucket."""
         size = self.files.sizes[bucket.index]
         if not size:
             return np.empty(0, np.uint8)
@@ -44,16 +44,16 @@ class _Link:
             file.seek(place[1])
             found: Bytes = np.frombuffer(file.read(size), np.uint8)
         if len(found) != size:
-            raise DamagedError(f"{self.folder / place[0]} was not written whole")
+            raise DamagedError(f"{self.folder / place[0]} is incomplete")
         return found
 
 
 class Rebuilder:
-    """Puts versions together.
+    """Builder of whole versions from differences.
 
     Args:
-        expected: the served model's tensors; None: unknown.
-        staging: where; default: the machine's shared memory.
+        expected: tensors of the served model, or None if unknown.
+        staging: target of the versions. Default: the machine's shared memory.
     """
 
     def __init__(self, *, expected: Shapes | None, staging: Staging | None = None) -> None:
@@ -61,23 +61,23 @@ class Rebuilder:
         self._lock = threading.Lock()
 
     def make(self, folder: Path) -> Path:
-        """The folder in shared memory with the version of a published folder; stays until the next one is made from it.
+        """Build the version of a published folder and return its folder in shared memory, which stays until the next call.
 
         Args:
-            folder: of what differs.
+            folder: published folder with a difference.
 
         Raises:
-            RefusedError: it cannot be made; the engine is untouched.
+            RefusedError: the version cannot be built; the engine is unchanged.
         """
-        with self._lock:  # one that ran too long may still be at it
+        with self._lock:  # a call that timed out may still be running
             try:
                 return self._make(folder)
             except (DamagedError, NoRoomError, FolderError, OSError, ValueError) as error:
                 self._staging.drop_all()
-                raise RefusedError(f"the version in {folder} cannot be put together: {error}") from None
+                raise RefusedError(f"the version in {folder} cannot be built: {error}") from None
 
     def close(self) -> None:
-        """Leave nothing in shared memory."""
+        """Delete everything in shared memory."""
         self._staging.close()
 
     def _make(self, folder: Path) -> Path:
@@ -94,7 +94,7 @@ class Rebuilder:
                 return self._from_memory(chain)
             except DamagedError as error:
                 logger.warning(
-                    f"version {target.version} cannot be made from what is in memory: {error}; it is read whole"
+                    f"version {target.version} cannot be built from memory: {error}; reading the whole version from the volume"
                 )
                 chain = _delta_chain(folder, None)
         return self._from_volume(chain)
@@ -109,15 +109,16 @@ class Rebuilder:
         return self._all(links, folder, one)
 
     def _from_volume(self, chain: Sequence[_Link]) -> Path:
-        """Read the newest whole version, and apply what is newer."""
+        """Read the newest whole version and apply all later differences."""
         root, target = chain[0].folder.parent, chain[0].files
+        # Choose the newest version in the chain that is also published whole; only the links after it have to be applied.
         whole, links = (target.whole, []) if target.whole else (None, list(chain))
         for count, link in enumerate(chain, start=1):
             if whole is None and link.files.whole_base is not None:
                 whole, links = link.files.whole_base, list(chain[:count])
         if whole is None or not (root / whole / COMPLETE).is_file():
             raise RefusedError(
-                f"version {target.version} is in {chain[0].folder} as what differs, and no whole version before it is left on the volume",
+                f"{chain[0].folder} contains only differences of version {target.version}, and its whole base no longer exists",
                 gone=True,
             )
         stored = StoredTensors(root / whole)
@@ -137,7 +138,7 @@ class Rebuilder:
         *,
         target: DeltaFiles | None = None,
     ) -> Path:
-        """Make the files of all buckets; `links` are what differs, the newest first."""
+        """Build the files of all buckets. `links` are the differences, newest first; `act` builds one bucket."""
         files = target or links[0].files
         buckets, oldest_first = files.buckets(), [(link, link.files.places()) for link in reversed(links)]
 
@@ -152,11 +153,12 @@ class Rebuilder:
 
 
 def _delta_chain(folder: Path, held: int | None) -> list[_Link]:
-    """What differs, the newest first, as far back as it has to be read: to what makes a version from the held one (its checksum); if
-    none is, to a whole version; else to the oldest that is there.
+    """Return the differences from the newest back to one whose base is the version `held` (its checksum).
+
+    Without such a base the chain ends at a whole version, or at the oldest difference that exists.
 
     Raises:
-        ValueError: the newest is damaged; older ones end the chain then.
+        ValueError: the newest difference is damaged. A damaged older one only ends the chain.
     """
     chain = [_Link(folder, read_manifest(folder))]
     while (newest := chain[-1].files).base != held and newest.before is not None:

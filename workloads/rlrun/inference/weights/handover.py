@@ -1,15 +1,15 @@
-"""The weight hand-over: pause, reload, name the version, resume, as one operation inside the server.
+"""Weight hand-over: pause, reload, set the version and resume, as one operation inside the server.
 
-One call instead of four from the orchestrator: an orchestrator that is killed between pause and resume cannot leave
-the engine paused. Invariants:
+One call instead of four from the orchestrator: an orchestrator that is killed between pause and resume cannot leave the engine paused.
+Invariants:
 
-- While weights are being changed the engine labels its output `UNKNOWN_VERSION`, and names the new version only after
-  the reload succeeded. Whatever fails, no token is ever reported with a version that did not sample it.
-- A paused engine looks alive and answers nobody, so it is resumed on every path but one: after a reload that broke
-  half-way. One forward pass through half-loaded layers kills vLLM's engine, and it cannot load again either. Then
-  `on_broken` is called, and the server ends itself to be replaced by a fresh one.
-- A prefix cached under older weights is never used under newer ones: clients salt the cache with the version, and an
-  update that does not raise the version (a run that fell back) drops the cache here.
+- During an update the engine labels its output `UNKNOWN_VERSION`, and gets the new version only after a successful reload. After any
+  failure, no token is reported with a version that did not sample it.
+- A paused engine looks alive but serves no request, so it is resumed on every path except one: after a reload that failed half-way. One
+  forward pass through half-loaded layers kills vLLM's engine, and it cannot load again. In this case `on_broken` is called, and the
+  server ends so that it is replaced.
+- A prefix that was cached with older weights is never used with newer weights: clients salt the cache with the version, and an update
+  that does not increase the version (after a fallback of the run) resets the cache.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from rlrun.protocol.messages.delta_files import is_delta
 ResultT = TypeVar("ResultT")
 UNKNOWN_VERSION = "unknown"
 LOAD = "load_version"
-"""Method of vLLM's workers (`loading.Loading`)."""
+"""Method of vLLM's workers, see `loading.Loading`."""
 RESUME_TIMEOUT_SECONDS = 30.0
 RESUME_RETRY_SECONDS = 0.2
 
 
 class Rebuilds(Protocol):
-    """Puts versions together from what differs (`delta_folders.Rebuilder`, which needs numpy)."""
+    """Builder of versions from differences (implemented by `delta_folders.Rebuilder`, which needs numpy)."""
 
     def make(self, folder: Path) -> Path:
-        """The folder with the whole version of a published folder."""
+        """Return the folder with the whole version of a published difference."""
         ...
 
     def close(self) -> None:
-        """Leave nothing in shared memory."""
+        """Delete everything in shared memory."""
         ...
 
 
@@ -68,7 +68,7 @@ class Engine(Protocol):
 
 
 class HandoverError(Exception):
-    """A refused or failed update, as an HTTP status and a message for people."""
+    """Refused or failed update, with an HTTP status and a message for people."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -78,39 +78,39 @@ class HandoverError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The weights in the engine: their policy version and where they came from."""
+    """Policy version and source of the engine's weights."""
 
     version: int
     path: str
     model: str | None = None
-    """The name that requests ask for these weights with; None: the served model's."""
+    """Model name that selects these weights in requests. None: name of the served model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished update: seconds per phase; `changed` is False when the engine held these weights already."""
+    """Result of an update: seconds per phase. `changed` is False if the engine already had these weights."""
 
     version: int
     changed: bool
     seconds: dict[str, float] = field(default_factory=dict)
     model: str | None = None
-    """See `Served`."""
+    """See `Served.model`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Source of weights, and the way they get into the engine."""
+    """Source of new weights, and the function that loads them."""
 
     name: str
-    """The folder, or the trainer's address."""
+    """Folder, or address of the trainer."""
     load: Callable[[], Awaitable[Any]]
-    """Whatever it raises leaves the weights unknown."""
+    """Load the weights. After an exception the engine's weights are unknown."""
     prepare: Callable[[], Awaitable[None]] | None = None
-    """Preparation before loading, once it is certain that they are loaded; raises `HandoverError`, and the engine is untouched."""
+    """Optional preparation before the engine is paused, called only if the weights will be loaded. Raises `HandoverError`."""
 
 
 class Handover:
-    """The one writer of the engine's weights and of its version label."""
+    """Only writer of the engine's weights and version label."""
 
     def __init__(
         self,
@@ -125,10 +125,19 @@ class Handover:
         sleeper: Sleeper | None = None,
         rebuilder: Rebuilds | None = None,
     ) -> None:
-        """`expected` are the base model's tensors (None: unknown), `timeout` is the deadline of one update in seconds,
-        `on_broken` is called once the engine is beyond repair, `receiver` takes versions from the trainer's memory, and
-        `sleeper` gives the engine's GPUs to the trainer, and `rebuilder` puts versions together from what differs, each where the engine
-        was started for that."""
+        """Create the hand-over of one engine.
+
+        Args:
+            engine: vLLM's engine client.
+            base_model: folder or name of the model that the server was started with.
+            weights_dir: root folder of published weights.
+            expected: tensors of the base model, or None if unknown.
+            timeout: deadline of one update in seconds.
+            on_broken: callback after a failure that the engine cannot recover from.
+            receiver: receiver of versions from the trainer's memory, if enabled.
+            sleeper: sleep control of an engine that shares its GPUs with the trainer.
+            rebuilder: builder of versions from differences, if enabled.
+        """
         self._engine = engine
         self._base_model = base_model
         self._weights_dir = weights_dir
@@ -142,27 +151,27 @@ class Handover:
         self._running: set[asyncio.Task[object]] = set()
         self.served: Served | None = None
         self.fault: str | None = None
-        """Reason why the engine's weights are unknown; None when they are as `served` says."""
+        """Reason why the engine's weights are unknown; None if they match `served`."""
 
     @property
     def busy(self) -> bool:
-        """True while an update is running: the engine then answers late, and that is no fault."""
+        """Whether an update is running; the engine then responds late without being faulty."""
         return self._lock.locked()
 
     @property
     def asleep(self) -> bool:
-        """True if the engine has given its memory up, or is about to, and answers no requests."""
+        """Whether the engine has freed its memory, or is about to, and refuses requests."""
         return self._sleeper is not None and self._sleeper.asleep
 
     async def sleep(self) -> float:
-        """Give the engine's memory up until the next update; returns seconds. Raises `HandoverError`."""
+        """Free the engine's memory until the next update; returns the seconds. Raises `HandoverError`."""
         return await self._to_its_end(self._fall_asleep())
 
     async def _fall_asleep(self) -> float:
         async with self._lock:
             sleeper, began = self._sleeper, time.monotonic()
             if sleeper is None:
-                raise HandoverError(400, "this engine has its GPUs for itself; set placement.colocate to share them")
+                raise HandoverError(400, "this engine does not share its GPUs; set placement.colocate to share them")
             if sleeper.asleep:
                 return 0.0
             try:
@@ -175,10 +184,10 @@ class Handover:
             return round(time.monotonic() - began, 4)
 
     def _reason(self, error: Exception) -> str:
-        return f"no answer within {self._timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
+        return f"no response within {self._timeout:g} s" if isinstance(error, TimeoutError) else last_line(error)
 
     async def update(self, path: str, version: int, *, force: bool = False) -> Outcome:
-        """Load the folder `path` as `version`. Raises `HandoverError` (400, 409: engine untouched; 500: see `fault`)."""
+        """Load the folder `path` as `version`. Raises `HandoverError`: 400 and 409 leave the engine unchanged; for 500 see `fault`."""
 
         async def resolve() -> Source:
             try:
@@ -198,11 +207,13 @@ class Handover:
         return await self._exclusive(resolve, version, force)
 
     async def receive(self, trainer_url: str, version: int, *, force: bool = False) -> Outcome:
-        """Receive `version` from the memory of the trainer at `trainer_url`. Raises `HandoverError`; 400, 404 (the trainer
-        no longer has it) and 409 leave the engine untouched."""
+        """Receive `version` from the memory of the trainer at `trainer_url`. Raises `HandoverError`: 400, 404 (the trainer no longer
+        has it) and 409 leave the engine unchanged."""
         receiver = self._receiver
         if receiver is None:
-            raise HandoverError(400, "this server takes folders; set weightSync.transport: NCCL to receive weights")
+            raise HandoverError(
+                400, "this server loads only folders; set weightSync.transport: NCCL to receive weights"
+            )
 
         async def resolve() -> Source:
             return self._prepared(
@@ -212,26 +223,26 @@ class Handover:
         return await self._exclusive(resolve, version, force)
 
     def close(self) -> None:
-        """Leave nothing of a transfer behind; the server ends."""
+        """Delete all data of transfers; called at the end of the server."""
         if self._receiver is not None:
             self._receiver.close()
         if self._rebuilder is not None:
             self._rebuilder.close()
 
     def _rebuilt(self, folder: Path) -> Source:
-        """A version that is put together in shared memory from what differs."""
+        """Return a version that is built in shared memory from differences."""
         rebuilder = self._rebuilder
         if rebuilder is None:
             raise HandoverError(
                 400,
-                f"{folder} is what differs from another version; set weightSync.deltas: Auto for the engines as well",
+                f"{folder} contains only differences from another version; also set weightSync.deltas: Auto for the engines",
             )
         return self._prepared(str(folder), lambda: asyncio.to_thread(rebuilder.make, folder), "whole version")
 
     def _prepared(
         self, name: str, get: Callable[[], Awaitable[Path]], what: str, after: Callable[[], None] = lambda: None
     ) -> Source:
-        """A source whose folder is made before the engine is touched, by `get`; `after` is called when it is loaded."""
+        """Return a source whose folder `get` creates before the engine is paused; `after` is called after loading."""
         made: list[Path] = []
 
         async def prepare() -> None:
@@ -255,19 +266,19 @@ class Handover:
         return Source(path, lambda: self._engine.collective_rpc(LOAD, kwargs={"weights_path": path}))
 
     def _check(self, path: str) -> Path:
-        """The resolved folder; raises `FolderError` for one that cannot be loaded."""
+        """Return the resolved folder; raises `FolderError` if it cannot be loaded."""
         return check_weights(path, self._weights_dir, self._expected)
 
     def is_of(self, path: str, run: str) -> bool:
-        """True if a guest of this name may have the folder `path` loaded: an engine of one run alone has no guests."""
+        """Return whether guest `run` can load the folder `path`; an engine of a single run has no guests."""
         return False
 
     def holds_for(self, run: str, model: str | None) -> bool:
-        """True if a guest of this name may ask `model`."""
+        """Return whether guest `run` can send requests to `model`."""
         return False
 
     def _held(self, source: str) -> Served | None:
-        """Served weights that those from `source` would follow."""
+        """Return the served weights that weights from `source` would replace."""
         return self.served
 
     async def _exclusive(self, resolve: Callable[[], Awaitable[Source]], version: int, force: bool) -> Outcome:
@@ -275,7 +286,7 @@ class Handover:
         return await self._to_its_end(self._locked(resolve, version, force))
 
     async def _to_its_end(self, work: Coroutine[object, object, ResultT]) -> ResultT:
-        """Run `work` to its end, even if the caller goes away."""
+        """Run `work` to completion, even if the caller is cancelled."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
@@ -290,9 +301,10 @@ class Handover:
                 return Outcome(version, changed=False, model=held.model)
             if held is not None and version < held.version and not force:
                 raise HandoverError(
-                    409, f"version {version} is older than {held.version}, which is served; send force: true to go back"
+                    409,
+                    f"version {version} is older than the served version {held.version}; send force: true to load it anyway",
                 )
-            # Nothing is cached under the salt of a version that was not served before.
+            # The salt of a new version has no cached prefixes yet, so the cache can stay.
             fresh = held is not None and version > held.version
             return await self._load(source, version, keep_cache=fresh)
 
@@ -301,6 +313,7 @@ class Handover:
             await source.prepare()
         marks = [time.monotonic()]
         phase, loading = "pausing the engine", False
+        # Everything before `loading` leaves the old weights intact; a failure after it makes them unknown.
         try:
             async with asyncio.timeout(self._timeout):
                 await self._engine.pause_generation(mode="keep", clear_cache=False)
@@ -308,6 +321,7 @@ class Handover:
                 marks.append(time.monotonic())
                 phase, loading = f"loading {source.name}", True
                 self.fault = f"version {version} is being loaded"
+                # Label all output as unknown before the first tensor changes; the new label follows after the last.
                 await self._engine.update_weight_version(UNKNOWN_VERSION)
                 sleeping = self._sleeper if self.asleep else None
                 if sleeping is not None:
@@ -333,6 +347,7 @@ class Handover:
         await self._resume()
         reach("engine.resumed")
         marks.append(time.monotonic())
+        # `zip` stops at the marks that exist.
         names = ("pause", "reload", "resume")
         seconds = {name: round(b - a, 4) for name, a, b in zip(names, marks, marks[1:], strict=False)}
         seconds["total"] = round(marks[-1] - marks[0], 4)
@@ -345,7 +360,7 @@ class Handover:
         raise HandoverError(500, fault) from None
 
     async def _resume(self) -> None:
-        """Resume, trying again while the engine still finishes what it was asked before (a reload that ran too long)."""
+        """Resume the engine. Retries while the engine still processes an earlier call, such as a reload that exceeded its deadline."""
         deadline = time.monotonic() + RESUME_TIMEOUT_SECONDS
         while True:
             try:
@@ -359,6 +374,6 @@ class Handover:
 
 
 def last_line(error: BaseException) -> str:
-    """Informative part of an engine's error: remote errors carry a whole traceback."""
+    """Return the last line of an engine's error, because remote errors contain a whole traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""The groups in which an engine's server receives versions from the trainer's roots. Imports torch; see `receive` for the rest."""
+"""Communication groups in which an engine's server receives versions from the trainer's root ranks. Imports torch; see `receive`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from rlrun.transport import links
 
 _CHECKSUM_THREADS = 4
 _WAITING = 8
-"""Most buckets of a root that have come as differences and are not applied yet."""
+"""Maximum received differences per root that are not applied yet."""
 
 
 class Incoming:
-    """The groups of one session; used by one thread at a time, but for `abort`.
+    """Groups of one session. Only `abort` may be called from another thread.
 
     Args:
         engine: name of this engine among the members.
-        host: of the trainer.
-        offer: that says how to join.
-        joining: of the offer.
+        host: host of the trainer.
+        offer: offer with the session and the number of roots.
+        joining: members, backend and store port from the offer.
     """
 
     def __init__(self, engine: str, host: str, offer: TransferOffer, joining: Joining) -> None:
@@ -42,9 +42,7 @@ class Incoming:
 
         store = links.connect_store(host, joining.store_port)
         try:
-            for root in range(
-                self._roots
-            ):  # in the same order on all engines, so that none waits for another's next group
+            for root in range(self._roots):  # same order on all engines: a different order would deadlock
                 self._links[root] = links.join(
                     joining.backend,
                     store,
@@ -61,31 +59,32 @@ class Incoming:
         )
 
     def receive(self, offer: TransferOffer, folder: Path, base: Path | None = None) -> None:
-        """Receive all buckets into their files and compare them with the trainer's checksums.
+        """Receive all buckets into files and compare them with the trainer's checksums.
 
         Args:
-            offer: of this session.
-            folder: in shared memory, of `Staging.open` or `Staging.follow`.
-            base: of `Staging.follow`, where differences come.
+            offer: offer of this session.
+            folder: target folder in shared memory, from `Staging.open` or `Staging.follow`.
+            base: folder of the base version from `Staging.follow`, if the trainer sends differences.
 
         Raises:
-            DamagedError: a bucket is another one than the trainer has.
+            DamagedError: a bucket differs from the trainer's.
             RuntimeError: a group broke, or `abort` was called.
-            NoRoomError: the memory is used up.
+            NoRoomError: the shared memory is full.
         """
         buckets = offer.buckets()
         if len(offer.checksums) != len(buckets):
-            raise DamagedError(f"the trainer has checksums of {len(offer.checksums)} buckets, and sends {len(buckets)}")
+            raise DamagedError(f"the trainer sends {len(buckets)} buckets, but checksums for {len(offer.checksums)}")
         with ThreadPoolExecutor(_CHECKSUM_THREADS) as checks:
 
             def take(root: int) -> None:
                 pending: list[Future[None]] = []
                 for bucket in (one for one in buckets if one.root == root):
                     if self._stopped.is_set():
-                        raise RuntimeError("the transfer was given up")
+                        raise RuntimeError("the transfer was aborted")
                     check = self._take(offer, bucket, folder / file_name(bucket, len(buckets)), base)
                     if check is not None:
                         pending.append(checks.submit(check))
+                    # Differences live outside of the mapped files, so the number of unapplied ones is limited.
                     if base is not None and len(pending) > _WAITING:
                         pending[-_WAITING - 1].result()
                 for one in pending:
@@ -94,7 +93,7 @@ class Incoming:
             self._each_root(take)
 
     def _take(self, offer: TransferOffer, bucket: Bucket, target: Path, base: Path | None) -> Callable[[], None] | None:
-        """Receive what is sent of one bucket; returns what is left to do without the group."""
+        """Receive one bucket; returns the remaining work (checksum, difference), which does not need the group."""
         link, expected = self._links[bucket.root], offer.checksums[bucket.index]
         size = bucket.size if offer.difference is None else offer.difference.sizes[bucket.index]
         source = None if base is None else base / target.name
@@ -113,27 +112,27 @@ class Incoming:
         return partial(replace_bucket, source, target, bucket, [delta.numpy()], expected)
 
     def meet(self) -> bool:
-        """Tell the roots that all is received; returns whether the groups can be used again."""
+        """Confirm to the roots that everything was received; returns whether the groups can be used again."""
         try:
             self._each_root(lambda root: self._links[root].meet())
-        except RuntimeError:  # another engine failed: what came is whole
+        except RuntimeError:  # another engine failed; this version is complete
             return False
         return True
 
     def abort(self) -> None:
-        """Leave the groups, now or when their next bucket has come."""
+        """Leave the groups, at the latest after the current bucket."""
         self._stopped.set()
         for link in list(self._links.values()):
             link.close()
 
     def _each_root(self, act: Callable[[int], None]) -> None:
-        """Do the same for all roots at once. When one fails the groups are left, and the first error is raised when all have ended."""
+        """Run `act` for all roots in parallel. After a failure the groups are left, and the first error is raised when all have ended."""
         failures: list[Exception] = []
 
         def guarded(root: int) -> None:
             try:
                 act(root)
-            except Exception as error:  # whatever it is, the others would wait
+            except Exception as error:  # after any error the other roots would wait forever
                 failures.append(error)
                 self.abort()
 
@@ -144,14 +143,14 @@ class Incoming:
 
 
 class Fetching:
-    """One transfer, in a thread of its own.
+    """One transfer, which runs in its own thread.
 
     Args:
-        engine: this engine's name.
-        host: of the trainer.
-        offer: what comes.
-        incoming: the groups that the engine is in.
-        staging: where it is put together.
+        engine: name of this engine.
+        host: host of the trainer.
+        offer: the trainer's offer.
+        incoming: groups of the previous transfer, if they can be used again.
+        staging: shared memory for the version.
     """
 
     def __init__(self, engine: str, host: str, offer: TransferOffer, incoming: Groups | None, staging: Staging) -> None:
@@ -159,7 +158,7 @@ class Fetching:
         self._incoming = incoming if isinstance(incoming, Incoming) else None
 
     def run(self) -> tuple[Path, Incoming | None]:
-        """The folder, and the groups where they can be used again."""
+        """Return the folder of the version, and the groups if they can be used again."""
         offer = self._offer
         try:
             base, folder = self._folders()
@@ -167,23 +166,23 @@ class Fetching:
                 self.abort()
                 self._incoming = Incoming(self._engine, self._host, offer, offer.joining)
             if self._incoming is None or self._incoming.session != offer.session:
-                raise RuntimeError("the trainer takes this engine for one of another session")
+                raise RuntimeError("the trainer's session is not the session of this engine")
             self._incoming.receive(offer, folder, base)
             self._staging.settle(folder, version_checksum(offer.checksums))
-            logger.info(f"version {offer.version} has come: {offer.about()}")
+            logger.info(f"received version {offer.version}: {offer.about()}")
         except BaseException:
             self._staging.drop_all()
             raise
         return folder, self._incoming if self._incoming.meet() else None
 
     def _folders(self) -> tuple[Path | None, Path]:
-        """Folder of the version that differences come from, and of the one that comes."""
+        """Return the folder of the base version for differences (or None), and the folder of the new version."""
         offer, buckets = self._offer, self._offer.buckets()
         if offer.difference is None:
             return None, self._staging.open(offer.version, buckets)
         whole = self._staging.whole
         if whole is None or whole.checksum != offer.difference.base or len(offer.difference.sizes) != len(buckets):
-            raise RuntimeError("the trainer sends differences from a version that this engine does not have")
+            raise RuntimeError("the trainer sends differences to a version that this engine does not have")
         return self._staging.follow(offer.version, buckets)
 
     def abort(self) -> None:

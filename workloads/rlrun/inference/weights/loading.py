@@ -1,11 +1,11 @@
-"""A worker's part of a hand-over: load a version into the model that is served, and see that all of it came.
+"""A worker's part of a hand-over: load a version into the served model, and check that every parameter got values.
 
-vLLM loads in place layer by layer: a layer's parameters have no memory meanwhile, what their loaders are called with is kept, and once all
-of it is there the layer is filled and copied over the old one. Code of a model that writes to a parameter itself, past its loader, writes
-to nothing: the old values stay, or what happens to be in memory, and vLLM goes on (GPT-OSS: experts and sinks). Such layers get memory
-on the host before anything is loaded. They are found when the first version is loaded, which is then loaded again.
+vLLM reloads in place, layer by layer: a layer's parameters have no memory (meta tensors) while vLLM collects the calls of their loaders.
+When all of them have arrived, the layer is filled and copied over the old one. Model code that writes to a parameter directly, without its
+loader, writes to nothing: the parameter keeps the old values or uninitialized memory, without an error (GPT-OSS: experts and sinks). Such
+layers get host memory before loading. They are detected at the first load, which is then repeated.
 
-Needs vLLM; depends on its internal names, which are those of the pinned release.
+Needs vLLM and depends on private names of the pinned release.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 
 class LostTensorsError(RuntimeError):
-    """Parameters that vLLM did not take from a version."""
+    """Error for parameters that got no values from a version."""
 
 
 class Loading:
@@ -29,7 +29,7 @@ class Loading:
         """Load the folder's tensors into the served model.
 
         Raises:
-            LostTensorsError: a parameter did not get any values; the model is then of no version.
+            LostTensorsError: a parameter got no values; the model is then a mixture of versions.
         """
         from vllm.config import set_current_vllm_config
 
@@ -39,20 +39,21 @@ class Loading:
 
 
 def load_version(runner: Any, vllm_config: Any, weights_path: str) -> None:
-    """See `Loading.load_version`.
+    """Load a version, see `Loading.load_version`.
 
     Args:
         runner: vLLM's model runner.
-        vllm_config: of the worker; afterwards its model is the folder, as after vLLM's own reload.
+        vllm_config: configuration of the worker. Afterwards its model is the folder, as after vLLM's own reload.
         weights_path: folder of the version.
     """
     model, config = runner.get_model(), vllm_config.model_config
     config.model, config.model_weights, config.revision = weights_path, "", None
     lost = _load_once(model, vllm_config)
+    # The first load detects layers that are written without loaders; with memory for them, the second load is complete.
     if lost:
         written = {name.rpartition(".")[0] for name in lost}
         logger.info(
-            "{} layers are written to past their loaders; they get memory before a version is loaded", len(written)
+            "{} layers are written without their loaders; they get memory before a version is loaded", len(written)
         )
         model._rlrun_written = getattr(model, "_rlrun_written", frozenset()) | written
         lost = _load_once(model, vllm_config)
@@ -60,9 +61,7 @@ def load_version(runner: Any, vllm_config: Any, weights_path: str) -> None:
         getattr(runner, f"reset_{part}")()
     if lost:
         names = ", ".join(lost[:3])
-        raise LostTensorsError(
-            f"vLLM's {type(model).__name__} took no values for {len(lost)} of its parameters: {names}"
-        )
+        raise LostTensorsError(f"{len(lost)} parameters of vLLM's {type(model).__name__} got no values: {names}")
 
 
 def _load_once(model: Any, vllm_config: Any) -> list[str]:
@@ -77,7 +76,7 @@ def _load_once(model: Any, vllm_config: Any) -> list[str]:
     for layer in written.values():
         _give_memory(layer)
     model.load_weights(loader.get_all_weights(config, model))
-    # What an online quantization makes of parameters has no names of the checkpoint.
+    # Parameters that an online quantization creates have no counterpart in the checkpoint, so they cannot be checked.
     lost = [] if config.quantization is not None else sorted(_lost_parameters(model, written))
     for layer in written.values():
         _finish_layer(layer)
@@ -87,7 +86,7 @@ def _load_once(model: Any, vllm_config: Any) -> list[str]:
 
 
 def _forget_kernels(model: nn.Module) -> None:
-    """Let mixtures of experts be packed again: on a CPU vLLM packs them with their first values only, and then reads others as packed."""
+    """Repack mixtures of experts after the load: on CPU vLLM packs them only once and would read the new values as packed."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
@@ -99,7 +98,7 @@ def _forget_kernels(model: nn.Module) -> None:
 
 
 def _pack_heads(model: nn.Module) -> None:
-    """Pack heads that are tied to the embedding: on a CPU vLLM computes with a packed copy, and the head itself is given nothing."""
+    """Repack heads that are tied to the embedding: on CPU vLLM computes with a packed copy, which a reload does not update."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.platforms import current_platform
 
@@ -111,9 +110,9 @@ def _pack_heads(model: nn.Module) -> None:
 
 
 def _give_memory(layer: nn.Module) -> None:
-    """Let parameters be written to as at the start: real, with their own loaders, and without any values.
+    """Give parameters real memory and their original loaders, as at the start, filled with NaN to detect missing values.
 
-    On the host: a GPU that serves has no room for a second model.
+    The memory is on the host, because a GPU in use has no space for a second model.
     """
     from vllm.model_executor.model_loader.reload import layerwise, meta
 
@@ -128,7 +127,7 @@ def _give_memory(layer: nn.Module) -> None:
 
 
 def _finish_layer(layer: nn.Module) -> None:
-    """Bring a layer that was written to into the form that is computed with, where the served one has its memory."""
+    """Process a layer that was written directly into its compute format, in the memory of the served layer."""
     from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
     from vllm.model_executor.model_loader.reload import layerwise
 
@@ -146,7 +145,7 @@ def _finish_layer(layer: nn.Module) -> None:
 
 
 def _loading_parameters(layer: nn.Module) -> dict[str, Tensor]:
-    """Parameters that vLLM takes the memory of while it loads, of numbers that can be none (NaN)."""
+    """Return the floating-point parameters (with a NaN value) whose memory vLLM removes while it loads."""
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
     return {
@@ -157,17 +156,19 @@ def _loading_parameters(layer: nn.Module) -> dict[str, Tensor]:
 
 
 def _lost_parameters(model: nn.Module, written: dict[str, nn.Module]) -> Iterator[str]:
-    """Names of parameters that got no values, with all tensors loaded and nothing finished."""
+    """Yield the names of parameters without values, after all tensors are loaded and before layers are finished."""
     from vllm.model_executor.layers.attention import is_deferred_attention_layer
     from vllm.model_executor.model_loader.reload import layerwise
     from vllm.model_executor.model_loader.reload.meta import SKIP_TENSORS
 
+    # Layers with memory of their own: NaN that is still there marks a parameter without values.
     for prefix, layer in written.items():
         yield from (
             f"{prefix}.{name}"
             for name, one in _loading_parameters(layer).items()
             if one.numel() and bool(one.isnan().all())
         )
+    # Other layers: compare vLLM's collected loader calls with the served parameters.
     pending = {}
     loaded = {_storage_address(one) for one in model.parameters() if not one.is_meta}
     for prefix, layer in model.named_modules():

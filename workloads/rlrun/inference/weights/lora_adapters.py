@@ -1,15 +1,15 @@
-"""The hand-over of adapters: a new version is loaded beside the older ones, and the engine is never paused.
+"""Hand-over of LoRA adapters: a new version is loaded in addition to the older ones, and the engine is never paused.
 
-vLLM pauses, reloads and labels the engine as a whole. An adapter needs none of that: it is loaded between two engine steps, requests name
-the one they want, and one in flight keeps its own to the end. Invariants:
+vLLM pauses, reloads and labels the engine as a whole. An adapter is loaded between two engine steps; each request names its adapter and
+keeps it until it ends. Invariants:
 
-- A name is never used twice. vLLM compares adapters by name and caches prefixes by name and path, so no request ever meets another
-  adapter's keys or weights.
-- An adapter is unloaded only when no request needs it. vLLM forgets the least recently used one when it has too many and reads it from disk
-  again in the middle of a step, where a folder that retention has deleted ends the engine; so a version is refused before that.
-- Adapters of several runs (`trainer.sharedWith`) are beside each other as versions of one are. Each run has versions of its own, and a
-  load for one run unloads none of another's, unless the engine is full of those of runs that have left.
-- The engine's own label stays what it is after the start, which is no version: what the bare model answers is never trained on.
+- A name is never reused. vLLM compares adapters by name and caches prefixes by name and path, so a request never uses the keys or weights
+  of another adapter.
+- An adapter is unloaded only if no request needs it. With too many adapters vLLM evicts the least recently used one and later reads it from
+  disk in the middle of a step; if retention has deleted the folder, the engine dies. Therefore a version is refused before that limit.
+- Adapters of several runs (`trainer.sharedWith`) coexist like versions of one run. Each run has its own versions, and a load for one run
+  does not unload adapters of another run, unless the engine is full of adapters of runs that have left.
+- The engine's own label stays at its initial value, which is not a version: output of the base model is never used for training.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ class _Loaded:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterServer:
-    """The server's side of adapters: what they are called, and how many the engine takes."""
+    """Adapter registry and limits of one server."""
 
     served_name: str
-    """Name of the model; adapters of its run are named after it and their folder."""
+    """Name of the model; adapters are named after it and their folder."""
     registry: MutableMapping[str, Any]
-    """The names that vLLM's server accepts, each with its request object."""
+    """Model names that vLLM's server accepts, with their request objects."""
     in_use: Callable[[], set[str]]
-    """Names that requests in flight have."""
+    """Return the adapter names of requests in flight."""
     make_request: Callable[[str, int, str], Any]
-    """vLLM's request object from name, number and path."""
+    """Create vLLM's request object from name, number and path."""
     max_rank: int
-    """Highest rank that the engine takes."""
+    """Maximum rank that the engine supports."""
     runs: int = 1
-    """Runs that have adapters here at the same time. With more than one, `weights_dir` is the folder of all runs' folders."""
+    """Number of runs with adapters at the same time. If it is greater than 1, `weights_dir` contains the folders of all runs."""
 
 
 class AdapterHandover(Handover):
-    """The one writer of the engine's adapters."""
+    """Only writer of the engine's adapters."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class AdapterHandover(Handover):
         on_broken: Callable[[], None],
         sleeper: Sleeper | None = None,
     ) -> None:
-        """As `Handover`, with the server that the adapters are for."""
+        """Create the hand-over; see `Handover`. `server` is the registry of the adapters."""
         super().__init__(
             engine,
             base_model=base_model,
@@ -89,22 +89,24 @@ class AdapterHandover(Handover):
         self._loras = engine
         self._server = server
         self._loaded: dict[str, _Loaded] = {}
-        """Every adapter that the engine may hold, by name, in the order of loading."""
+        """Every adapter that the engine may have loaded, by name, in the order of loading."""
         self._newest: dict[str, Served] = {}
-        """Newest adapter of each run, which it serves."""
+        """Newest adapter of each run."""
         self._previous: dict[str, str | None] = {}
-        """The adapter before, of each run."""
+        """Previous adapter of each run."""
         self._count = 0
 
     async def reload_base(self, version: int, *, force: bool = False) -> Outcome:
-        """Refused: every version is an adapter, the first one too."""
-        raise HandoverError(400, "this server's versions are adapters of the model it started with; hand one over")
+        """Raise `HandoverError`: every version is an adapter, also the first."""
+        raise HandoverError(
+            400, "this server loads only adapters of its base model; send the folder of an adapter to update_weights"
+        )
 
     def _check(self, path: str) -> Path:
         return check_adapter(path, self._weights_dir, self._expected, self._server.max_rank)
 
     def is_of(self, path: str, run: str) -> bool:
-        """True if a published folder is in the guest's own folder."""
+        """Return whether a published folder is below the guest's own folder."""
         if self._server.runs == 1:
             return False
         try:
@@ -113,7 +115,7 @@ class AdapterHandover(Handover):
             return False
 
     def holds_for(self, run: str, model: str | None) -> bool:
-        """True if an adapter of this name is held, and is the guest's."""
+        """Return whether an adapter with this name is loaded and belongs to the guest."""
         loaded = None if model is None else self._loaded.get(model)
         return loaded is not None and loaded.run == run
 
@@ -130,9 +132,8 @@ class AdapterHandover(Handover):
         await self._wake()
         await self._unload_unused(run)
         if len(self._loaded) >= MAX_LOADED_LORAS * self._server.runs:
-            for left in [
-                other for other in self._newest if other != run
-            ]:  # the one whose last hand-over is longest ago first
+            # The order of `_newest` puts the run with the oldest hand-over first.
+            for left in [other for other in self._newest if other != run]:
                 self._forget(left)
                 await self._unload_unused(left)
                 if len(self._loaded) < MAX_LOADED_LORAS * self._server.runs:
@@ -140,8 +141,10 @@ class AdapterHandover(Handover):
         mine = sum(loaded.run == run for loaded in self._loaded.values())
         if mine >= MAX_LOADED_LORAS:
             raise HandoverError(
-                503, f"requests in flight need {mine} adapters; version {version} has to wait for one of them"
+                503,
+                f"requests in flight use {mine} adapters, which is the maximum; retry version {version} after one of them ends",
             )
+        # Register the adapter before the call: if the call times out but the engine still loads it, it is unloaded later.
         self._count += 1
         name = f"{run}-{Path(folder).name}"
         if name in self._server.registry:
@@ -151,18 +154,18 @@ class AdapterHandover(Handover):
         try:
             async with asyncio.timeout(self._timeout):
                 await self._loras.add_lora(request)
-        except Exception as error:  # should the engine load it after all, the next hand-over unloads it
+        except Exception as error:  # if the engine still loads it, the next hand-over unloads it
             reason = self._reason(error)
             raise HandoverError(500, f"update to version {version} failed while loading {folder}: {reason}") from None
         self._server.registry[name] = request
-        before = self._newest.pop(run, None)  # and in again, as the latest
+        before = self._newest.pop(run, None)  # inserted again below, as the last entry
         self._previous[run] = before.model if before is not None else None
         self.served = self._newest[run] = Served(version, folder, name)
         seconds = round(time.monotonic() - began, 4)
         return Outcome(version, changed=True, seconds={"load": seconds, "total": seconds}, model=name)
 
     async def _wake(self) -> None:
-        """Wake with the adapters' model, which was kept: it is served again before the adapter is there, and gets no request."""
+        """Wake a sleeping engine with its kept base model, before the adapter is loaded; no request uses it until then."""
         if self._sleeper is None or not self._sleeper.asleep:
             return
         try:
@@ -171,14 +174,14 @@ class AdapterHandover(Handover):
                 reach("turn.engine_half_awake")
                 await self._sleeper.wake_cache()
         except Exception as error:
-            self._break(f"the engine could not be woken, so the server stops: {self._reason(error)}")
+            self._break(f"the engine could not wake up, so the server stops: {self._reason(error)}")
 
     def _forget(self, run: str) -> None:
         self._newest.pop(run)
         self._previous.pop(run)
 
     async def _unload_unused(self, run: str) -> None:
-        """Unload of one run all but the newest, what requests in flight need, and the one before: a request may be on its way to it."""
+        """Unload adapters of a run, except the newest, the previous (requests may be on their way to it), and those in use."""
         newest = self._newest.get(run)
         kept = {self._previous.get(run), newest.model if newest is not None else None, *self._server.in_use()}
         mine = [name for name, loaded in self._loaded.items() if loaded.run == run]

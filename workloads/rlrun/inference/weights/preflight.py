@@ -1,7 +1,7 @@
-"""Checks of a model or a weight folder before the engine is touched, without torch.
+"""Checks of a model or a weight folder before the engine is changed, without torch.
 
-vLLM only warns when a checkpoint lacks tensors, and an engine whose reload broke half-way is lost. A safetensors file
-holds names, shapes and its own length in its header, so a folder is judged whole before it is loaded.
+vLLM only warns about missing tensors in a checkpoint, and an engine whose reload failed half-way is lost. The header of a safetensors file
+contains names, shapes and the file's length, so a folder can be checked completely before it is loaded.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 class FolderError(ValueError):
-    """A folder that cannot be loaded; the message names the path and what is missing."""
+    """Error for a folder that cannot be loaded; the message contains the path and the missing part."""
 
 
 def _file_shapes(file: Path) -> Shapes:
-    """Names and shapes of one file from its header, which also says whether the file is whole."""
+    """Return the names and shapes in one file's header; a truncated file raises `FolderError`."""
     try:
         with safe_open(file, framework="numpy") as tensors:
             return {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise FolderError(f"{file} is not a safetensors file or was not written whole: {error}") from None
+        raise FolderError(f"{file} is not a complete safetensors file: {error}") from None
 
 
 def tensor_shapes(folder: Path) -> Shapes:
-    """Names and shapes of all tensors in a folder's safetensors files; raises `FolderError`."""
+    """Return names and shapes of all tensors in a folder's safetensors files; raises `FolderError`."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise FolderError(f"{folder} holds no *.safetensors file")
+        raise FolderError(f"{folder} contains no *.safetensors file")
     if (folder / INDEX).is_file():
         try:
             index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
@@ -51,9 +51,9 @@ def tensor_shapes(folder: Path) -> Shapes:
         except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError):
             files_of_it = False
         if not files_of_it:
-            raise FolderError(f"{folder / INDEX} is not a safetensors index of files beside it")
+            raise FolderError(f"{folder / INDEX} is not a valid safetensors index of files in the same folder")
         if missing := [name for name in named if not (folder / name).is_file()]:
-            raise FolderError(f"{folder} lacks {missing[0]}, which {INDEX} names")
+            raise FolderError(f"{folder} lacks {missing[0]}, which {INDEX} lists")
         files = [folder / name for name in named]
     shapes: Shapes = {}
     for file in files:
@@ -62,14 +62,14 @@ def tensor_shapes(folder: Path) -> Shapes:
 
 
 def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
-    """The resolved folder of a weight update, or `FolderError`.
+    """Check the folder of a weight update and return its resolved path; raises `FolderError`.
 
-    `expected` are the tensors of the model that the server started with (None: unknown): exactly these must be there,
-    because the engine keeps the old values of a tensor that it is not given and breaks on one that it does not know.
+    `expected` are the tensors of the model that the server was started with (None: unknown). The folder must contain exactly these: the
+    engine keeps the old values of a missing tensor and fails on an unknown one.
     """
     folder = _published_folder(path, weights_dir)
     if (folder / MANIFEST).is_file():
-        return folder  # it is judged when it is put together
+        return folder  # a difference is checked when the whole version is built
     shapes = tensor_shapes(folder)
     for name, shape in (expected or {}).items():
         if name not in shapes:
@@ -77,12 +77,12 @@ def check_weights(path: str, weights_dir: str, expected: Shapes | None) -> Path:
         if shapes[name] != shape:
             raise FolderError(f"{folder}: tensor {name} has shape {shapes[name]}, the served model {shape}")
     if expected is not None and (unknown := sorted(set(shapes) - set(expected))):
-        raise FolderError(f"{folder} holds the tensor {unknown[0]}, which the served model does not have")
+        raise FolderError(f"{folder} contains the tensor {unknown[0]}, which the served model does not have")
     return folder
 
 
 def problem_of_tensors(tensors: Sequence[TensorInfo], expected: Shapes | None) -> str | None:
-    """Reason why what the trainer sends cannot be loaded: exactly the served model's tensors must come (None: unknown)."""
+    """Return why the trainer's tensors cannot be loaded, or None: they must be exactly the tensors of the served model (if known)."""
     if expected is None:
         return None
     coming = {tensor.name: tuple(tensor.shape) for tensor in tensors}
@@ -95,7 +95,7 @@ def problem_of_tensors(tensors: Sequence[TensorInfo], expected: Shapes | None) -
 
 
 def _published_folder(path: str, weights_dir: str) -> Path:
-    """The resolved folder, which is below `weights_dir` and whole."""
+    """Return the resolved folder; it must be below `weights_dir` and complete."""
     folder, root = resolve_folder(path, weights_dir), resolve_folder("", weights_dir)
     if folder == root or not folder.is_relative_to(root):
         raise FolderError(f"{path} is not below the weights folder {root}")
@@ -103,25 +103,25 @@ def _published_folder(path: str, weights_dir: str) -> Path:
         if not folder.is_dir():
             raise FolderError(f"{folder} does not exist or is not a folder")
         if not (folder / COMPLETE).is_file():
-            raise FolderError(f"{folder} holds no {COMPLETE} file: it is still being written, or its writer died")
-    except OSError as error:  # a name that no file can have, or a volume that refuses
+            raise FolderError(f"{folder} has no {COMPLETE} file: it is still being written, or its writer died")
+    except OSError as error:  # an invalid file name, or a failing volume
         raise FolderError(f"{folder} cannot be read: {error.strerror}") from None
     return folder
 
 
 def resolve_folder(path: str, weights_dir: str) -> Path:
-    """The folder that a request names, absolute or below `weights_dir`, without links; it need not exist. Raises `FolderError`."""
+    """Return the folder of a request (absolute, or relative to `weights_dir`) without links; it need not exist. Raises `FolderError`."""
     try:
         return (Path(weights_dir).resolve() / path).resolve()
-    except (ValueError, OSError, RuntimeError):  # a null byte, no text, a circle of links
-        raise FolderError(f"{path!r} is no path") from None
+    except (ValueError, OSError, RuntimeError):  # a null byte, invalid text, a cycle of links
+        raise FolderError(f"{path!r} is not a path") from None
 
 
 def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank: int) -> Path:
-    """The resolved folder of an adapter (PEFT's format), or `FolderError`.
+    """Check the folder of an adapter (PEFT format) and return its resolved path; raises `FolderError`.
 
-    Its rank is at most `max_rank`, and every A `[rank, in]` has its B `[out, rank]` that go with a weight `[out, in]` of the served model
-    (`expected`; None: unknown). vLLM would leave out a part that has no counterpart.
+    The rank is at most `max_rank`, and every A `[rank, in]` has a B `[out, rank]` that match a weight `[out, in]` of the served model
+    (`expected`; None: unknown). vLLM would silently skip a part without its counterpart.
     """
     folder = _published_folder(path, weights_dir)
     try:
@@ -129,9 +129,9 @@ def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         rank = None
     if type(rank) is not int:
-        raise FolderError(f"{folder} holds no adapter: {ADAPTER_CONFIG} is missing, or names no rank r")
+        raise FolderError(f"{folder} is not an adapter: {ADAPTER_CONFIG} is missing, or has no rank r")
     if rank > max_rank:
-        raise FolderError(f"{folder}: the adapter's rank {rank} is above {max_rank}, which the server was started for")
+        raise FolderError(f"{folder}: the adapter's rank {rank} is above {max_rank}, the maximum of this server")
     shapes = _file_shapes(folder / ADAPTER_WEIGHTS)
     for layer in sorted({name.removesuffix(end) for name in shapes for end in (_A, _B) if name.endswith(end)}):
         weight = f"{layer.removeprefix(_PREFIX)}.weight"
@@ -141,23 +141,25 @@ def check_adapter(path: str, weights_dir: str, expected: Shapes | None, max_rank
         for end, wanted in ((_A, (rank, into)), (_B, (out, rank))):
             found = shapes.get(layer + end)
             if found is None or (expected is not None and found != wanted):
-                raise FolderError(f"{folder}: {layer}{end} has shape {found}, and {wanted} goes with the served model")
+                raise FolderError(f"{folder}: {layer}{end} has shape {found}, but the served model needs {wanted}")
     if not shapes or (unknown := sorted(name for name in shapes if not name.endswith((_A, _B)))):
-        raise FolderError(f"{folder}: {unknown[0] if shapes else 'nothing'} is no part of an adapter that vLLM serves")
+        raise FolderError(
+            f"{folder}: {unknown[0] if shapes else 'an empty file'} is not part of an adapter that vLLM supports"
+        )
     return folder
 
 
 def check_model(settings: InferenceSettings) -> Shapes | None:
-    """Shapes of the model to serve; None for a Hugging Face id, which vLLM resolves. Raises `FolderError`."""
+    """Return the tensor shapes of the model to serve; None for a Hugging Face id, which vLLM resolves. Raises `FolderError`."""
     folder = Path(settings.model_path)
     if not folder.is_dir():
         if settings.model_path.startswith(("/", ".", "~")) or settings.model_path.count("/") > 1:
             raise FolderError(f"model: the folder {settings.model_path} does not exist")
         return None
     if not (folder / "config.json").is_file():
-        raise FolderError(f"model: {folder} holds no config.json; name a folder that save_pretrained wrote")
+        raise FolderError(f"model: {folder} has no config.json; use a folder that save_pretrained wrote")
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise FolderError(f"model: {folder} holds no tokenizer ({TOKENIZER_FILES[0]}); save it beside the weights")
+        raise FolderError(f"model: {folder} has no tokenizer ({TOKENIZER_FILES[0]}); save it in the same folder")
     try:
         return tensor_shapes(folder)
     except FolderError as error:

@@ -1,7 +1,7 @@
-"""One bucket's file of a new version in shared memory, made from the file of the version before and what differs. Without torch.
+"""One bucket's file of a new version in shared memory, built from the previous version's file and differences. Without torch.
 
-The file of the version before is never written to: whoever has it mapped still sees what it was. It is removed as soon as the new one
-has the trainer's checksum.
+The previous file is never written to: a process that has mapped it still sees the old content. It is deleted as soon as the new file has
+the trainer's checksum.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rlrun.protocol.messages.sparse import Bytes, DeltaError, apply_difference
 
 
 class DamagedError(Exception):
-    """A bucket is not what the trainer has."""
+    """Error for a bucket that differs from the trainer's."""
 
 
 def compare_checksum(bucket: Bucket, body: Bytes, expected: int) -> None:
-    """Insist on the trainer's checksum.
+    """Check the trainer's checksum.
 
     Raises:
-        DamagedError: the body has another one.
+        DamagedError: the body has another checksum.
     """
     found = zlib.crc32(body.data)
     if found != expected:
@@ -34,18 +34,18 @@ def compare_checksum(bucket: Bucket, body: Bytes, expected: int) -> None:
 
 
 def replace_bucket(source: Path, target: Path, bucket: Bucket, sent: Sequence[Bytes], expected: int) -> None:
-    """Make a bucket's file from the one of a version before.
+    """Build a bucket's file from the file of an older version.
 
     Args:
-        source: file of that version; it is gone afterwards.
+        source: file of the older version; deleted afterwards.
         target: file of the new version.
-        bucket: the same in both.
-        sent: what travels of the bucket for each version since, see `Difference.sizes`.
-        expected: CRC-32 of the new version's.
+        bucket: layout of the bucket, which is equal in both versions.
+        sent: data of the bucket for each later version: a difference or the whole bucket, see `Difference.sizes`.
+        expected: CRC-32 of the bucket in the new version.
 
     Raises:
-        DamagedError: the result is not what the trainer has.
-        NoRoomError: the memory is used up.
+        DamagedError: the result differs from the trainer's bucket.
+        NoRoomError: the shared memory is full.
     """
     if not any(len(one) for one in sent):
         source.rename(target)
@@ -62,18 +62,18 @@ def replace_bucket(source: Path, target: Path, bucket: Bucket, sent: Sequence[By
 def make_bucket(
     target: Path, bucket: Bucket, fill: Callable[[Bytes], None], sent: Sequence[Bytes], expected: int
 ) -> None:
-    """Make a bucket's file.
+    """Build a bucket's file.
 
     Args:
-        target: the file.
-        bucket: what it holds.
-        fill: puts the bucket of an older version into the body that it is given; not called where a newer one came whole.
+        target: file of the new version.
+        bucket: layout of the bucket.
+        fill: function that copies the bucket of an older version into a body; not called if `sent` contains the whole bucket.
         sent: see `replace_bucket`.
-        expected: CRC-32 of the new version's.
+        expected: CRC-32 of the bucket in the new version.
 
     Raises:
-        DamagedError: the result is not what the trainer has.
-        NoRoomError: the memory is used up.
+        DamagedError: the result differs from the trainer's bucket.
+        NoRoomError: the shared memory is full.
     """
     memory, start = make_file(target, bucket)
     body: Bytes = np.frombuffer(memory, np.uint8, bucket.size, start)
@@ -91,15 +91,15 @@ def make_bucket(
 
 
 def read_body(path: Path, bucket: Bucket) -> Bytes:
-    """The body of a bucket's file, mapped and not to be written to.
+    """Return the body of a bucket's file as a read-only mapping.
 
     Raises:
-        DamagedError: the file is of another bucket.
+        DamagedError: the file belongs to another bucket.
     """
     header = bucket.header()
     with path.open("rb") as file:
         if file.read(len(header)) != header or file.seek(0, 2) != len(header) + bucket.size:
-            raise DamagedError(f"{_bucket_text(bucket)}: {path} is of another version's layout")
+            raise DamagedError(f"{_bucket_text(bucket)}: {path} has the layout of another version")
         if not bucket.size:
             return np.empty(0, np.uint8)
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -107,4 +107,4 @@ def read_body(path: Path, bucket: Bucket) -> Bytes:
 
 
 def _bucket_text(bucket: Bucket) -> str:
-    return f"bucket {bucket.index} ({bucket.slots[0].tensor.name} and what follows)"
+    return f"bucket {bucket.index} ({bucket.slots[0].tensor.name} and following tensors)"

@@ -1,6 +1,6 @@
-"""An engine's side of a transfer: ask the trainer, join its groups, receive into shared memory.
+"""An engine's side of a transfer: request it from the trainer, join its groups, and receive into shared memory.
 
-For the messages see `rlrun.protocol.messages.transfer`.
+Messages: `rlrun.protocol.messages.transfer`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from rlrun.inference.weights.staging import Staging
 from rlrun.protocol.messages.transfer import TRANSFERS, TransferOffer, TransferRequest
 
 ASK_SECONDS = 150.0
-"""Longest wait for the trainer's answer, which comes when all engines have asked and the version's checksums are known."""
+"""Maximum wait for the trainer's response, which arrives when all engines have sent a request and the checksums are computed."""
 
 
 class RefusedError(Exception):
-    """The trainer cannot send the version, or what it would send is not of this model. The engine is untouched.
+    """Error if the trainer cannot send the version, or sends tensors of another model. The engine is unchanged.
 
     Args:
-        message: why.
-        gone: the trainer has not (or no longer) this version; another one may come.
+        message: cause.
+        gone: whether the trainer does not have this version (any more); another version may be available.
     """
 
     def __init__(self, message: str, *, gone: bool = False) -> None:
@@ -38,12 +38,12 @@ class RefusedError(Exception):
 
 
 class Groups(Protocol):
-    """The groups of a session that an engine is in."""
+    """Groups of a session that an engine has joined."""
 
     session: str
 
     def abort(self) -> None:
-        """Leave them."""
+        """Leave the groups."""
         ...
 
 
@@ -51,30 +51,30 @@ class Fetch(Protocol):
     """One transfer."""
 
     def run(self) -> tuple[Path, Groups | None]:
-        """Receive it, in a thread of the caller's; returns the folder, and the groups where they can be used again."""
+        """Receive the version in the caller's thread; returns the folder, and the groups if they can be used again."""
         ...
 
     def abort(self) -> None:
-        """Give it up."""
+        """Abort the transfer."""
         ...
 
 
 MakeFetch = Callable[[str, str, TransferOffer, Groups | None, Staging], Fetch]
-"""Makes a transfer of the engine's name, the trainer's host, what it offers, the groups that the engine is in, and where it is put."""
+"""Factory of a transfer from: engine name, trainer host, offer, joined groups, staging."""
 
 
 class Receiver:
-    """Receives versions from one trainer at a time.
+    """Receiver of versions from one trainer at a time.
 
-    A version is whole in shared memory, and compared with the trainer's checksums, before anything of the engine is touched. So whatever
-    fails on the way leaves the engine with the version that it serves.
+    A version is complete in shared memory and compared with the trainer's checksums before the engine is changed. A failure before that
+    point leaves the engine with its served version.
 
     Args:
-        api_key: the run's.
-        expected: the served model's tensors; None: unknown.
-        make_fetch: `incoming.Fetching`, which needs torch.
-        staging: where versions are put together; default: the machine's shared memory.
-        keeps: whether a version stays in shared memory, so that what differs from it is enough for the next one.
+        api_key: API key of the run.
+        expected: tensors of the served model, or None if unknown.
+        make_fetch: factory of transfers: `incoming.Fetching`, which needs torch.
+        staging: target of the versions. Default: the machine's shared memory.
+        keeps: whether a version stays in shared memory as the base for later differences.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class Receiver:
         self._alone = False
 
     async def fetch(self, trainer_url: str, version: int) -> Path:
-        """A folder with the version as a trainer has it in memory; stays until `drop`, or the next one.
+        """Receive a version from the trainer's memory and return its folder, which stays until `drop` or the next call.
 
         Raises:
-            RefusedError: it does not come whole; the engine is untouched.
+            RefusedError: the version is not available or incomplete; the engine is unchanged.
         """
         incoming = self._incoming
         request = TransferRequest(
@@ -108,13 +108,14 @@ class Receiver:
             base=None if self._staging.whole is None else self._staging.whole.checksum,
         )
         offer = await self._post(trainer_url, request)
-        self._alone, self._incoming = True, None  # until it has come
+        self._alone, self._incoming = True, None  # until the transfer succeeds
         problem = problem_of_tensors(offer.tensors, self._expected)
         if problem is not None:
             if incoming is not None:
                 incoming.abort()
             raise RefusedError(problem)
         host = urlsplit(trainer_url).hostname or ""
+        # The transfer blocks, so it runs in a thread. A cancelled or failed transfer leaves the groups, and the next request joins anew.
         work = self._make_fetch(self._name, host, offer, incoming, self._staging)
         try:
             folder, self._incoming = await asyncio.to_thread(work.run)
@@ -124,18 +125,18 @@ class Receiver:
         except Exception as error:
             work.abort()
             raise RefusedError(
-                f"version {version} did not come whole from the trainer at {trainer_url}: {error}"
+                f"the transfer of version {version} from the trainer at {trainer_url} failed: {error}"
             ) from None
         self._alone = False
         return folder
 
     def drop(self) -> None:
-        """The engine has loaded the fetched version: give its memory back, unless the next one may be made from it."""
+        """Free the memory of a loaded version, unless it is kept as the base for the next one."""
         if not self._keeps:
             self._staging.drop_all()
 
     def close(self) -> None:
-        """Leave the groups and the shared memory."""
+        """Leave the groups and delete the shared memory."""
         if self._incoming is not None:
             self._incoming.abort()
         self._staging.close()
@@ -152,11 +153,11 @@ class Receiver:
                 text = await answer.text()
                 if answer.status != 200:
                     raise RefusedError(
-                        f"the trainer at {trainer_url} refused with {answer.status}: {text[:300]}",
+                        f"the trainer at {trainer_url} returned {answer.status}: {text[:300]}",
                         gone=answer.status == HTTPStatus.NOT_FOUND,
                     )
                 return TransferOffer.model_validate_json(text)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise RefusedError(f"the trainer at {trainer_url} does not answer: {error or 'in time'}") from None
+            raise RefusedError(f"the trainer at {trainer_url} does not respond: {error or 'timeout'}") from None
         except ValidationError:
-            raise RefusedError(f"{trainer_url} is not a trainer's channel") from None
+            raise RefusedError(f"{trainer_url} is not the address of a trainer") from None

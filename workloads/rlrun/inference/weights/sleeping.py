@@ -1,13 +1,13 @@
-"""An engine that shares its GPUs with the trainer: it gives its memory up for a step, and takes it back before it gets new weights.
+"""Sleep of an engine that shares its GPUs with the trainer: it frees its memory for a step and allocates it again before new weights load.
 
-vLLM's sleep mode does the work: weights leave the GPU (level 1: to the host's memory; level 2: for nothing, as the next hand-over loads
-all of them), the KV cache is dropped, and what was asked is aborted. On CPUs vLLM has nothing to give up; all else is the same there, so
-that the order of things can be tried on any machine. Invariants:
+Uses vLLM's sleep mode: the weights leave the GPU (level 1: copied to host memory; level 2: discarded, because the next hand-over loads all
+of them), the KV cache is dropped, and running requests are aborted. On CPU vLLM frees nothing; everything else is the same, so the order
+of operations can be tested on any machine. Invariants:
 
-- From the first moment of falling asleep to the end of waking, no request reaches the engine: it is refused with 503.
-- An engine wakes within a hand-over alone: weights first, then the new version, then the KV cache. So there is no engine that is awake
-  without weights, and nothing that a caller's death can leave half-way.
-- An engine that cannot be put to sleep, or be woken, has memory that nobody can account for: the server ends.
+- From the start of sleeping to the end of waking, no request reaches the engine; requests are refused with 503.
+- An engine wakes only within a hand-over: first weights, then the new version, then the KV cache. So an engine is never awake without
+  weights, and the death of a caller cannot leave it half-awake.
+- If an engine fails to sleep or to wake, the state of its memory is unknown, so the server ends.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlrun.inference.guard import App, Receive, Scope, Send, answer_unread
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
 
 KEEP_WEIGHTS, DROP_WEIGHTS = 1, 2
-"""Levels of vLLM's sleep."""
+"""Levels of vLLM's sleep mode."""
 _WEIGHTS, _CACHE = "weights", "kv_cache"
 
 COMPUTING = frozenset(
@@ -37,46 +37,46 @@ COMPUTING = frozenset(
 
 
 class SleepingEngine(Protocol):
-    """The part of vLLM's engine client that sleeps."""
+    """The part of vLLM's engine client that controls sleep."""
 
     async def sleep(self, level: int = ..., mode: object = ...) -> None: ...
     async def wake_up(self, tags: list[str] | None = ...) -> bool: ...
 
 
 class Sleeper:
-    """One engine's sleep. The hand-over alone calls it, one call at a time.
+    """Sleep control of one engine. Only the hand-over calls it, one call at a time.
 
     Args:
-        engine: that sleeps.
-        level: `DROP_WEIGHTS` where each hand-over brings all weights, else `KEEP_WEIGHTS`.
+        engine: vLLM's engine client.
+        level: `DROP_WEIGHTS` if each hand-over brings all weights, otherwise `KEEP_WEIGHTS`.
     """
 
     def __init__(self, engine: SleepingEngine, *, level: int) -> None:
         self._engine, self._level = engine, level
         self.asleep = False
-        """True while requests are refused: the engine sleeps, falls asleep, or is waking."""
+        """Whether requests are refused: the engine sleeps, is falling asleep, or is waking."""
 
     async def sleep(self) -> None:
-        """Abort what is asked, and give the memory up."""
+        """Abort running requests and free the memory."""
         self.asleep = True
         await self._engine.sleep(level=self._level, mode="abort")
 
     async def wake_weights(self) -> None:
-        """Take back the memory of the weights. What it holds is to be loaded next, unless the weights were kept."""
+        """Allocate the memory of the weights. Its content must be loaded next, unless the weights were kept."""
         await self._engine.wake_up(tags=[_WEIGHTS])
 
     async def wake_cache(self) -> None:
-        """Take back the memory of the KV cache: from now on the engine answers."""
+        """Allocate the memory of the KV cache; afterwards the engine accepts requests."""
         await self._engine.wake_up(tags=[_CACHE])
         self.asleep = False
 
 
 class SleepGate:
-    """ASGI middleware, inside the guard: a sleeping engine refuses what it would have to compute.
+    """ASGI middleware inside the guard that refuses computing requests while the engine sleeps.
 
     Args:
-        app: the server.
-        asleep: whether the engine sleeps.
+        app: wrapped server.
+        asleep: function that returns whether the engine sleeps.
     """
 
     def __init__(self, app: App, asleep: Callable[[], bool]) -> None:
@@ -84,6 +84,8 @@ class SleepGate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] in COMPUTING and self._asleep():
-            await answer_unread(send, 503, "the engine sleeps: the trainer has its GPUs")
+            await answer_unread(
+                send, 503, "the engine sleeps because the trainer uses its GPUs; retry after the next weight update"
+            )
         else:
             await self.app(scope, receive, send)

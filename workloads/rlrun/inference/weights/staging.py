@@ -1,7 +1,7 @@
-"""Shared memory of an engine's machine, where a version is put together before the engine is touched.
+"""Shared memory of an engine's machine, in which a version is assembled before the engine is changed.
 
-A version there is a folder of safetensors files, one for each bucket, which the workers load as they load a published one: each reads what
-it needs, and the version lies there once for all of them.
+A version is a folder with one safetensors file per bucket, which the workers load like a published folder: each worker reads the parts that
+it needs, and all workers share one copy.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from pathlib import Path
 from rlrun.inference.weights.preflight import INDEX
 from rlrun.protocol.messages.buckets import Bucket
 
-SHARED_MEMORY = Path("/dev/shm")  # the folder of this process in it is its own
+SHARED_MEMORY = Path("/dev/shm")  # each process uses its own folder in it
 _PREFIX, _LOCK = "rlrun-weights-", "lock"
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A version in shared memory."""
+    """Complete version in shared memory."""
 
     folder: Path
     checksum: int
-    """See `buckets.version_checksum`."""
+    """Checksum of the version, see `buckets.version_checksum`."""
 
 
 class NoRoomError(Exception):
-    """The version does not fit; says what to change."""
+    """Error for a version that does not fit; the message contains the settings to change."""
 
 
 class Staging:
-    """Folders for versions, in a folder of this process that goes with it. Used by one thread at a time.
+    """Folders of versions, in a folder of this process that is deleted with it. Used by one thread at a time.
 
     Args:
-        memory: a folder in memory; default: the machine's shared memory, or the folder for temporary files where there is none.
+        memory: folder in memory. Default: the machine's shared memory, or the folder for temporary files if there is none.
     """
 
     def __init__(self, memory: Path | None = None) -> None:
@@ -48,13 +48,13 @@ class Staging:
         self._folder: Path | None = None
         self._lock: int | None = None
         self.whole: Whole | None = None
-        """The version that lies here whole and verified, from which the next one may be made."""
+        """Complete, verified version, which can be the base of the next version."""
 
     def open(self, version: int, buckets: Sequence[Bucket]) -> Path:
-        """A folder with a file for each bucket, still without content, and the index.
+        """Create a folder for a version with the index of its bucket files; older versions are deleted.
 
         Raises:
-            NoRoomError: they do not fit.
+            NoRoomError: the version does not fit.
         """
         root = self._own()
         self.drop_all()
@@ -63,27 +63,29 @@ class Staging:
         if free < size:
             raise NoRoomError(
                 f"version {version} needs {_show_gib(size)} of the engine's shared memory ({self._memory}), "
-                f"and {_show_gib(free)} are free; "
-                "raise inference.sharedMemory and the memory of the engine's container, or set weightSync.transport: Filesystem "
+                f"but {_show_gib(free)} are free;  "
+                "increase inference.sharedMemory and the memory of the engine's container, or set weightSync.transport: Filesystem "
                 "with deltas: Never"
             )
         return self._new_folder(version, buckets)
 
     def follow(self, version: int, buckets: Sequence[Bucket]) -> tuple[Path, Path]:
-        """The folder of the version that lies here, and one for the next: files are moved or replaced one by one, so there is never more
-        than one version, and a few buckets. The version that was here is whole no more.
+        """Return the folder of the current version and a new folder for the next version.
+
+        Files are moved or replaced one by one, so memory contains at most one version plus a few buckets. The current version is no longer
+        complete afterwards.
 
         Raises:
-            NoRoomError: there is none to follow.
+            NoRoomError: there is no current version.
         """
         if self.whole is None:
-            raise NoRoomError(f"version {version} is to be made from one that is not in {self._memory} any more")
+            raise NoRoomError(f"the base of version {version} is no longer in {self._memory}")
         before = self.whole.folder.rename(self._own() / f"v{version}.base")
         self.whole = None
         return before, self._new_folder(version, buckets)
 
     def settle(self, folder: Path, checksum: int) -> None:
-        """The version in the folder is whole and verified; what is left of others is removed."""
+        """Record the version in the folder as complete and verified; delete all other versions."""
         self.whole = Whole(folder, checksum)
         for path in self._own().glob("v*"):
             if path != folder:
@@ -98,14 +100,14 @@ class Staging:
         return folder
 
     def drop_all(self) -> None:
-        """Give the memory of all versions back."""
+        """Delete all versions."""
         self.whole = None
         if self._folder is not None:
             for path in self._folder.glob("v*"):
                 shutil.rmtree(path, ignore_errors=True)
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete the folder of this process."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock is not None:
@@ -113,37 +115,37 @@ class Staging:
         self._folder = self._lock = self.whole = None
 
     def _own(self) -> Path:
-        """This process's folder; those of processes that are gone are removed first."""
+        """Return the folder of this process; on first use, delete folders of processes that have ended."""
         if self._folder is None:
             for path in self._memory.glob(f"{_PREFIX}*"):
                 _remove_if_left(path)
             new = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=self._memory))
             self._lock = os.open(new / _LOCK, os.O_CREAT | os.O_RDWR, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
-            # Under this name other processes look for what was left, and find it locked.
+            # The final name appears only after the lock is taken, so other processes never see an unlocked folder in use.
             self._folder = new.rename(new.with_name(new.name.removeprefix(".")))
         return self._folder
 
 
 def file_name(bucket: Bucket, count: int) -> str:
-    """Name of a bucket's file, of `count`."""
+    """Return the file name of a bucket of `count`."""
     return f"model-{bucket.index + 1:05d}-of-{count:05d}.safetensors"
 
 
 def make_file(path: Path, bucket: Bucket) -> tuple[mmap.mmap, int]:
-    """Make a bucket's file, its head written; returns it as memory, and where its body begins.
+    """Create a bucket's file with its header; returns the mapped memory and the offset of the body.
 
     Raises:
-        NoRoomError: the memory is used up.
+        NoRoomError: the shared memory is full.
     """
     header = bucket.header()
     size = len(header) + bucket.size
     with path.open("w+b") as file:
         try:
-            os.posix_fallocate(file.fileno(), 0, size)  # a page that is missing later would be a SIGBUS
+            os.posix_fallocate(file.fileno(), 0, size)  # allocate now: a page that is missing later would raise SIGBUS
         except OSError as error:
             raise NoRoomError(
-                f"{path.parent.parent} has no room for a bucket of {_show_gib(size)}: {error.strerror}"
+                f"{path.parent.parent} has no space for a bucket of {_show_gib(size)}: {error.strerror}"
             ) from None
         file.write(header)
         file.flush()
@@ -153,12 +155,12 @@ def make_file(path: Path, bucket: Bucket) -> tuple[mmap.mmap, int]:
 def _remove_if_left(path: Path) -> None:
     try:
         lock = os.open(path / _LOCK, os.O_RDWR)
-    except OSError:  # another user's
+    except OSError:  # folder of another user
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         shutil.rmtree(path, ignore_errors=True)
-    except OSError:  # its process lives
+    except OSError:  # its process is alive
         pass
     finally:
         os.close(lock)

@@ -1,4 +1,4 @@
-"""Bytes of a published folder's tensors, without torch: numpy has no name for bfloat16."""
+"""Raw bytes of a published folder's tensors, without torch (numpy has no bfloat16)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from rlrun.protocol.messages.sparse import Bytes
 
 
 class StoredTensors:
-    """The safetensors files of a folder, mapped.
+    """Memory-mapped safetensors files of a folder.
 
     Args:
-        folder: of a whole version.
+        folder: folder of a complete version.
 
     Raises:
         FolderError: a file is damaged.
@@ -31,19 +31,19 @@ class StoredTensors:
             try:
                 self._found |= _stored_tensors(path)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise FolderError(f"{path} is not a safetensors file or was not written whole: {error}") from None
+                raise FolderError(f"{path} is not a complete safetensors file: {error}") from None
 
     def fill(self, bucket: Bucket, body: Bytes) -> None:
-        """Copy a bucket's tensors to their places in its body.
+        """Copy a bucket's tensors to their offsets in its body.
 
         Raises:
-            FolderError: one is missing, or has another size.
+            FolderError: a tensor is missing, or has another size.
         """
         for slot in bucket.slots:
             name, found = slot.tensor.name, self._found.get(slot.tensor.name)
             if found is None or len(found) != slot.tensor.size:
                 size = "no" if found is None else f"{len(found)}"
-                raise FolderError(f"{self._folder} has {size} bytes of {name}, the version {slot.tensor.size}")
+                raise FolderError(f"{self._folder} has {size} bytes of {name}, expected {slot.tensor.size}")
             body[slot.offset : slot.end] = found
 
 
@@ -51,7 +51,7 @@ def _stored_tensors(path: Path) -> dict[str, Bytes]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > path.stat().st_size:
-            raise ValueError("its header is longer than the file")
+            raise ValueError("the header is longer than the file")
         header: dict[str, Any] = json.loads(file.read(length))
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     content = np.frombuffer(memory, np.uint8)[8 + length :]

@@ -1,1 +1,1 @@
-"""Cost of runs for people: of an RLRun as its status counts it, of a folder as its metrics show it."""
+"""Cost of runs: from the status of an RLRun, or from the metrics in a folder."""

@@ -1,4 +1,4 @@
-"""Accounts of runs: seconds of GPUs by attempt, role and use."""
+"""Cost of runs: GPU-seconds by attempt, role and use."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlrun.protocol.messages.start_times import MEASURED, PREFIX
 
 USES = ("trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other")
 READ_MAX = 32 * 2**20
-"""Bytes of metrics that are read for a run's status; `rlrun cost` reads all."""
+"""Maximum bytes of metrics that are read for a run's status; `rlrun cost` reads all."""
 
 
 @dataclass(frozen=True)
@@ -30,35 +30,35 @@ class Account:
 
     name: str
     where: str
-    """Namespace, or the run's folder."""
+    """Namespace, or folder of the run."""
     place: str
     rows: tuple[CostRow, ...] = ()
     budget: float | None = None
-    """GPU-hours."""
+    """Budget in GPU-hours."""
     gpus: bool = True
-    """False: the rows are seconds of the machine."""
+    """Whether the rows are GPU-seconds; False: seconds of the machine."""
     tokens: int | None = None
-    """Tokens that were trained; None: not known."""
+    """Number of trained tokens, or None if unknown."""
     samples: int | None = None
-    """Samples that were trained; None: not known."""
+    """Number of trained samples, or None if unknown."""
 
     @property
     def seconds(self) -> int:
-        """All of it."""
+        """Total seconds."""
         return sum(sum(seconds for _, seconds in row.seconds) for row in self.rows)
 
     @property
     def hours(self) -> float:
-        """All of it."""
+        """Total hours."""
         return self.seconds / 3600
 
     def uses(self) -> dict[str, int]:
-        """Seconds by use, in the order of `USES`."""
+        """Return the seconds by use, in the order of `USES`."""
         return sum_uses(self.rows)
 
 
 def sum_uses(rows: Iterable[CostRow]) -> dict[str, int]:
-    """Seconds of rows by use, in the order of `USES`, and what this release does not know behind them."""
+    """Return the seconds of rows by use, in the order of `USES`, followed by uses that this release does not know."""
     found: Counter[str] = Counter()
     for row in rows:
         found.update(dict(row.seconds))
@@ -67,7 +67,7 @@ def sum_uses(rows: Iterable[CostRow]) -> dict[str, int]:
 
 
 def of_snapshot(seen: Snapshot) -> Account:
-    """Account of a run in a cluster, as its status counts it."""
+    """Return the account of a run in a cluster from its status."""
     trained = dict(seen.trained)
     return Account(
         seen.name, seen.where, seen.place, seen.cost, seen.budget,
@@ -76,7 +76,7 @@ def of_snapshot(seen: Snapshot) -> Account:
 
 
 def with_local_cost(seen: Snapshot, now: float) -> Snapshot:
-    """`seen` with the cost of a run on this machine, if its metrics are not so long that reading them takes seconds."""
+    """Return `seen` with the cost of a local run, unless its metrics are too long to read quickly."""
     root = Path(seen.where)
     with suppress(OSError):
         if seen.place == "folder" and RunPaths(root).metrics.stat().st_size <= READ_MAX:
@@ -87,7 +87,7 @@ def with_local_cost(seen: Snapshot, now: float) -> Snapshot:
 
 
 def of_folder(root: Path, now: float) -> Account:
-    """Account of a run on this machine: the time of its attempts, divided by what each step's line of metrics says."""
+    """Return the account of a local run: the durations of its attempts, divided by the step metrics."""
     paths, seen = RunPaths(root), read_folder(root, now)
     first = _first_own(paths)
     sums_of: dict[int, _StepSums] = {}
@@ -103,44 +103,44 @@ def of_folder(root: Path, now: float) -> Account:
 
 
 class Spent(NamedTuple):
-    """Time of the steps of one attempt behind its first, in seconds; times since the epoch, 0: not known."""
+    """Time of the steps of one attempt after its first step, in seconds. Times are since the epoch; 0: unknown."""
 
     steps: float = 0.0
-    """Of all."""
+    """Duration of all steps."""
     waited: float = 0.0
-    """For batches, in steps that were not trained before."""
+    """Wait for batches, in steps that were not trained before."""
     repeated: float = 0.0
-    """In steps that had been trained before a restart lost them."""
+    """Duration of steps that were trained before and lost by a restart."""
     again: bool = False
-    """True if any step, the first included, had been trained before."""
+    """Whether any step, including the first, was trained before."""
     began: float = 0.0
-    """Beginning of the attempt, as its trainer measures it."""
+    """Start of the attempt, as its trainer measures it."""
     trained: float = 0.0
-    """End of the first step, which is the end of the start."""
+    """End of the first step, which ends the startup."""
     ended: float = 0.0
     """End of the last step."""
 
 
 def of_steps(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[dict[str, int], bool]:
-    """Seconds of a folder's run by use, and whether they are of GPUs.
+    """Return the seconds of a local run by use, and whether they are GPU-seconds.
 
     Args:
-        paths: the run's folder.
+        paths: folder of the run.
         now: seconds since the epoch.
-        spent: by attempt; of those that trained.
+        spent: time of the steps by attempt, for attempts that trained.
     """
     rows, roles = _attempt_rows(paths, now, spent)
     return sum_uses(rows), bool(roles)
 
 
 def _first_own(paths: RunPaths) -> int:
-    """Number of the first attempt that is this run's own: those before are of the run that a fork comes from."""
+    """Return the number of this run's first attempt; earlier attempts in a fork belong to the original run."""
     forked = read_fork(paths.fork)
     return 0 if forked is None else forked.attempt + 1
 
 
 def _attempt_rows(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tuple[list[CostRow], dict[str, int]]:
-    """Rows of all attempts, and the GPUs of each role."""
+    """Return the rows of all attempts, and the GPUs of each role."""
     record, first = read_record(paths.launcher), _first_own(paths)
     roles = {role: count for role, count in (record.gpus if record is not None else {}).items() if count}
     rows: list[CostRow] = []
@@ -153,17 +153,17 @@ def _attempt_rows(paths: RunPaths, now: float, spent: Mapping[int, Spent]) -> tu
 
 
 class Span(NamedTuple):
-    """One attempt, in seconds since the epoch."""
+    """Duration of one attempt, in seconds since the epoch."""
 
     spent: Spent
     began: float
-    """0: not known."""
+    """Start of the attempt; 0: unknown."""
     ended: float
     goes_on: bool
 
 
 def _attempt_span(paths: RunPaths, number: int, spent: Spent, record: LauncherRecord | None, now: float) -> Span:
-    """Beginning and end of an attempt: what its launcher says where that is the last one, else what its files do."""
+    """Return start and end of an attempt, from the launcher's record if it is the last attempt, otherwise from files."""
     began = [time for time in (_attempt_start(paths, number), spent.began) if time]
     ended, goes_on = max(spent.ended, _last_word(paths, number)), False
     if record is not None and record.attempt == number:
@@ -173,7 +173,7 @@ def _attempt_span(paths: RunPaths, number: int, spent: Spent, record: LauncherRe
 
 
 def _last_word(paths: RunPaths, attempt: int) -> float:
-    """When the roles of an attempt have written into their logs last, in seconds since the epoch; 0: they have none."""
+    """Return the time of the last log line of an attempt's roles, in seconds since the epoch; 0 without logs."""
     times = []
     for file in (paths.root / "logs" / f"attempt_{attempt:04d}").glob("*/*.log"):
         with suppress(OSError):
@@ -182,7 +182,7 @@ def _last_word(paths: RunPaths, attempt: int) -> float:
 
 
 class _StepSums:
-    """Time of the steps of one attempt, added up line by line: a long run has 1 GB of metrics."""
+    """Running sums over the steps of one attempt, because a long run has 1 GB of metrics."""
 
     def __init__(self) -> None:
         self._first: Mapping[str, object] | None = None
@@ -190,7 +190,7 @@ class _StepSums:
         self._again = False
 
     def add(self, line: Mapping[str, object]) -> None:
-        """Count one line of metrics."""
+        """Add one line of metrics."""
         seconds = _read_number(line, "time/step")
         if not seconds:
             return
@@ -205,7 +205,7 @@ class _StepSums:
             self._waited += _read_number(line, "time/wait_for_batch")
 
     def spent(self) -> Spent:
-        """Sum of the lines so far."""
+        """Return the sums of the lines so far."""
         first = self._first
         if first is None:
             return Spent()
@@ -222,12 +222,12 @@ class _StepSums:
 
 
 def _attempt_start(paths: RunPaths, attempt: int) -> float:
-    """Start of an attempt, in seconds since the epoch; 0: not known."""
+    """Return the start of an attempt in seconds since the epoch; 0: unknown."""
     return _read_number(read_json(paths.attempt_file(attempt)), "started_at")
 
 
 def _rows_of_attempt(attempt: int, span: Span, roles: Mapping[str, int], *, lost: bool) -> list[CostRow]:
-    """Rows of one attempt; without GPUs one of the machine. `lost`: the next one has trained its last steps again."""
+    """Return the rows of one attempt; without GPUs one row of the machine. `lost`: the next attempt repeated its last steps."""
     found = []
     for role, gpus in (roles or {MACHINE: 1}).items():
         uses = _seconds_by_use(span, waits=role == "trainer" and "inference" in roles, lost=lost)
@@ -236,10 +236,10 @@ def _rows_of_attempt(attempt: int, span: Span, roles: Mapping[str, int], *, lost
 
 
 def _seconds_by_use(span: Span, *, waits: bool, lost: bool) -> dict[str, int]:
-    """Whole seconds of an attempt by use; their sum is its length.
+    """Divide the whole seconds of an attempt by use; their sum is the attempt's length.
 
-    The start ends with the first step, as in a cluster. Behind the last step that has a line come steps that a restart has lost, the
-    step that is trained now, or the end.
+    The startup ends with the first step, as in a cluster. The time after the last recorded step is a step that a restart lost, the
+    current step, or the shutdown.
     """
     spent = span.spent
     whole = max(0, int(span.ended - span.began)) if span.began else 0
@@ -263,7 +263,7 @@ def _seconds_by_use(span: Span, *, waits: bool, lost: bool) -> dict[str, int]:
 
 
 def by_namespace(accounts: Sequence[Account]) -> list[Account]:
-    """The sums of namespaces that have more than one run in a cluster."""
+    """Return the sums of namespaces with more than one run in a cluster."""
     of_cluster = sorted((one for one in accounts if one.place == "cluster"), key=lambda one: one.where)
     found = []
     for where, group in groupby(of_cluster, key=lambda one: one.where):

@@ -1,4 +1,4 @@
-"""Tables and documents of accounts."""
+"""Tables and JSON documents of cost accounts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rlrun.inspect.snapshot import CostRow
 from rlrun.runtime.json_types import Json
 
 _HEADS = ("TRAINED", "FOR ROLLOUTS", "FOR TRAINER", "STARTUP", "REPEATED", "STOPPING", "OTHER")
-"""Of `USES`."""
+"""Column titles of `USES`."""
 NO_GPUS = "* no GPUs: hours of the machine"
 
 
 def cost_table(accounts: Sequence[Account], *, wide: bool) -> str:
-    """A line per run, and per namespace with several; `wide`: a line per attempt and role below."""
+    """Return a table with a line per run, and per namespace with several runs. `wide` adds a line per attempt and role."""
     head = ("RUN", "HOURS", "BUDGET", *_HEADS, *(("TOKENS/HOUR", "SAMPLES/HOUR") if wide else ()))
     rows = [head]
     several = len({one.where for one in accounts if one.place == "cluster"}) > 1
@@ -35,7 +35,7 @@ def cost_table(accounts: Sequence[Account], *, wide: bool) -> str:
 
 
 def cost_document(one: Account) -> Json:
-    """An account as JSON has it."""
+    """Return the JSON document of an account."""
     unit = "gpuSeconds" if one.gpus else "machineSeconds"
     found: Json = {"name": one.name, "where": one.where, "place": one.place}
     found |= {"gpuHours" if one.gpus else "machineHours": round(one.hours, 4), unit: one.uses()}
@@ -58,7 +58,7 @@ def _show_seconds(row: CostRow) -> int:
 
 
 def _use_shares(uses: dict[str, int]) -> list[str]:
-    """Share of each use in all; what this release does not know is `other`."""
+    """Return the share of each use; uses that this release does not know are added to `other`."""
     whole = sum(uses.values())
     known = {use: uses.get(use, 0) for use in USES}
     known["other"] += sum(seconds for use, seconds in uses.items() if use not in USES)

@@ -1,7 +1,7 @@
-"""Use of the GPUs of a run, as NVML shows it: on this machine in its launcher's record, in a cluster in its pods.
+"""GPU use of a run, measured by NVML: from the launcher's record on this machine, from the pods in a cluster.
 
-The pods' numbers are those of their metrics. They are read inside the pods, by `kubectl exec`, since network policies keep the API server
-and everything else but scrapers from that port. A few pods of each role stand for all.
+The pods' values are their metrics. They are read inside the pods with `kubectl exec`, because network policies allow only scrapers to
+reach the metrics port. A few pods per role represent all of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rlrun.protocol.messages.endpoints import POD_METRICS, POD_PORT
 from rlrun.runtime.printable import printable
 
 PODS_PER_ROLE = 3
-"""Pods of a role that are asked; each takes a kubectl of its own."""
+"""Number of pods per role that are read; each needs its own kubectl process."""
 NVML_SECONDS = 15.0
-"""Time in which a launcher has its first look at its GPUs."""
+"""Time in seconds until a launcher has measured its GPUs for the first time."""
 _UNKNOWN = "not measured: the driver's NVML, or the package nvidia-ml-py, is missing"
 _SECONDS = 8.0
 _READ = (
@@ -36,18 +36,18 @@ _SERIES = re.compile(r'^(rlrun_(?:gpu|pod)_\w+)(?:\{gpu="(\d+)"\})? (\S+)$', re.
 
 @dataclass(frozen=True)
 class _Pod:
-    """GPUs of one pod, by metric and GPU."""
+    """GPU metrics of one pod, by metric and GPU."""
 
     series: Mapping[str, Mapping[str, float]]
     seconds: float
-    """Since its role began."""
+    """Seconds since the start of the pod's role."""
 
     def of(self, metric: str) -> list[float]:
         return list(self.series.get(metric, {}).values())
 
 
 def with_gpus(seen: Snapshot, api: Api, now: float) -> Snapshot:
-    """`seen` with the use of its GPUs; why it is not known where it is not. A run that does not go on has none."""
+    """Return `seen` with its GPU use, or with the reason if it is unknown. A run that is not active has no GPU use."""
     return _of_folder(seen, now) if seen.place == "folder" else _of_pods(seen, api, now)
 
 
@@ -87,7 +87,7 @@ def _ask_pod(api: Api, namespace: str, pod: Process) -> str:
 
 
 def parse_use(text: str, now: float) -> _Pod:
-    """GPUs in the metrics of a pod; what is no number is left out.
+    """Parse the GPU metrics of a pod; values that are not numbers are skipped.
 
     Args:
         text: Prometheus text.
@@ -110,7 +110,7 @@ def parse_use(text: str, now: float) -> _Pod:
 
 
 def _sum_use(pods: Sequence[Process], found: Mapping[str, _Pod]) -> GpuUse | None:
-    """Use over a role's pods; None: none of those that were asked has measured any."""
+    """Return the sum over a role's pods, or None if no pod reported a measurement."""
     seen = [found[one.name] for one in pods if one.name in found]
     used, size = ([v for pod in seen for v in pod.of(f"rlrun_gpu_memory_{what}_bytes")] for what in ("used", "size"))
     if not size:

@@ -1,1 +1,1 @@
-"""A run from its folder on this machine: its state, its conditions and the failures of its attempts."""
+"""Run from its folder on this machine: state, conditions and failures of attempts."""

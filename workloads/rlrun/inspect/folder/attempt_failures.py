@@ -1,4 +1,4 @@
-"""Failures of a run's attempts, from the reports of its roles, its launcher's record and the ends of logs."""
+"""Failures of a run's attempts, from error reports of roles, the launcher's record and the ends of logs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BY_CODE = {
 
 
 def failures_of(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord | None) -> tuple[Failure, ...]:
-    """Failures of the last attempts, as far as they left a trace."""
+    """Return the failures of the last attempts, if they left a trace."""
     return tuple(found for n in numbers[-_FAILURES:] if (found := _first_cause(paths, n, record)) is not None)
 
 
 def _first_cause(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
-    """First cause of an attempt's end.
+    """Return the first cause of an attempt's end.
 
-    A role's own report; else how the process ended that the launcher names; else a report of one that only followed.
+    Order: a role's own report, the exit of the process in the launcher's record, a report of a role that failed as a consequence.
     """
     reports = []
     for role in get_args(Role):
@@ -52,7 +52,7 @@ def _first_cause(paths: RunPaths, attempt: int, record: LauncherRecord | None) -
 
 
 def _named_by(paths: RunPaths, attempt: int, record: LauncherRecord | None) -> Failure | None:
-    """Failure of the process that the launcher's record names, with the end of its log."""
+    """Return the failure of the process in the launcher's record, with the end of its log."""
     if record is None or record.attempt != attempt or record.state != "Failed":
         return None
     if not isinstance(record.failed_role, str):

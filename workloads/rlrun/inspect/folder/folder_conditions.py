@@ -1,4 +1,4 @@
-"""Conditions of a run on one machine, in the operator's words."""
+"""Conditions of a run on one machine, with the operator's types and reasons."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime.printable import printable
 
 _SILENT_SECONDS = 60.0
-"""An orchestrator that has not answered its launcher for longer is said to be silent."""
+"""Seconds without a response of the orchestrator after which the run gets the reason HeartbeatLost."""
 
 
 def with_conditions(
     run: Snapshot, paths: RunPaths, role: Mapping[str, object], record: LauncherRecord | None, now: float
 ) -> Snapshot:
-    """Conditions in the operator's words, as far as they mean something on one machine; and the reason, where there is none."""
+    """Add the operator's conditions that apply to one machine, and a reason if the run has none."""
     storage, progress = _storage_condition(paths, record), _progress_condition(run, served=record is not None)
     checkpoint = _checkpoint_condition(run, role) if role.get("task") != "Eval" else None
     known = [one for one in (storage, checkpoint, progress) if one is not None]
@@ -31,14 +31,14 @@ def with_conditions(
 
 
 def _progress_condition(run: Snapshot, *, served: bool) -> Condition | None:
-    """Condition of the run's phase; `served`: a launcher runs it."""
+    """Return the condition of the run's phase. `served`: whether a launcher runs it."""
     if run.phase == "Starting":
         waits = run.wait.text if run.wait is not None else run.message or "the roles to start"
         return Condition("Progressing", "Unknown", "WaitingForFirstStep", waits)
     if run.phase == "Running":
         silent = run.heard_seconds or 0.0
         if served and silent > _SILENT_SECONDS:
-            text = f"the orchestrator has not answered its launcher for {int(silent)} s"
+            text = f"the orchestrator has not responded to its launcher for {int(silent)} s"
             return Condition("Progressing", "Unknown", "HeartbeatLost", text)
         return Condition("Progressing", "True", "Training", f"step {run.progress.step}")
     if run.reason is None:
@@ -62,5 +62,5 @@ def _checkpoint_condition(run: Snapshot, role: Mapping[str, object]) -> Conditio
         return Condition("CheckpointHealthy", "False", "CheckpointsOff", "checkpoint.enabled is false")
     step = run.progress.checkpoint_step
     if step is None:
-        return Condition("CheckpointHealthy", "False", "NoCheckpointYet", "no checkpoint is complete yet")
+        return Condition("CheckpointHealthy", "False", "NoCheckpointYet", "there is no complete checkpoint yet")
     return Condition("CheckpointHealthy", "True", "CheckpointsComplete", f"the checkpoint of step {step} is complete")

@@ -1,4 +1,4 @@
-"""Metrics of a run in memory, a column for each metric: a tenth of the memory of a mapping for each step."""
+"""Metrics of a run in memory as columns, which need a tenth of the memory of one mapping per step."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import overload
 
 _ABSENT, _INTEGER, _FLOAT, _OTHER = range(4)
 _EXACT = 2**53
-"""Larger integers are not exact in a column of doubles."""
+"""Absolute value from which integers are not exact as doubles."""
 
 
 class MetricColumns(Sequence[Mapping[str, object]]):
-    """Lines of metrics, as `metrics.jsonl` has them.
+    """Lines of `metrics.jsonl`, stored as columns.
 
-    A run of 100,000 steps with 60 metrics takes 54 MB: 9 bytes for each value.
+    A run of 100,000 steps with 60 metrics needs 54 MB: 9 bytes per value.
 
     Args:
-        lines: mapping of each step, read once.
+        lines: mappings of all steps, read once.
     """
 
     def __init__(self, lines: Iterable[Mapping[str, object]] = ()) -> None:
@@ -46,12 +46,12 @@ class MetricColumns(Sequence[Mapping[str, object]]):
         return (_Row(self._columns, at) for at in range(self.length))
 
     def names(self) -> list[str]:
-        """Names of all metrics, in the order of their first line."""
+        """Return the names of all metrics, in the order of their first line."""
         return list(self._columns)
 
 
 class _Column:
-    """Values of one metric; lines after the last value, and those before the first, have none."""
+    """Values of one metric; lines before the first and after the last value have none."""
 
     def __init__(self) -> None:
         self._values, self._kinds = array("d"), bytearray()
@@ -82,7 +82,7 @@ class _Column:
 
 
 class _Row(Mapping[str, object]):
-    """One line of the columns, without a copy."""
+    """View of one line of the columns, without a copy."""
 
     __slots__ = ("_at", "_columns")
 
@@ -95,7 +95,7 @@ class _Row(Mapping[str, object]):
             raise KeyError(name)
         return column.get(self._at)
 
-    def get(self, name: str, default: object = None) -> object:  # the one of Mapping raises and catches an error
+    def get(self, name: str, default: object = None) -> object:  # faster: Mapping.get raises and catches an error
         column = self._columns.get(name)
         return column.get(self._at) if column is not None and column.has(self._at) else default
 

@@ -1,4 +1,4 @@
-"""Snapshot of a run from its folder on this machine. Reads small files and the ends of large ones, and changes nothing."""
+"""Snapshot of a run from its folder on this machine. Reads small files and the ends of large files, and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from rlrun.protocol.messages.start_times import start_times
 from rlrun.runtime.printable import printable
 
 _QUIET_SECONDS = 120.0
-"""A run without a launcher's record whose files have not changed for so long does not run."""
+"""Seconds without a change of files after which a run without a launcher's record counts as stopped."""
 
 
 def is_run(root: Path) -> bool:
-    """True if a folder holds a run, or the beginning of one."""
+    """Return whether a folder contains a run, or the start of a run."""
     paths = RunPaths(root)
     return any(path.exists() for path in (paths.run_json, paths.identity, paths.launcher, paths.attempts))
 
 
 def runs_below(root: Path) -> list[Path]:
-    """`root` itself if it holds a run, else the folders in it that do, by name."""
+    """Return `root` if it contains a run, otherwise the direct subfolders with runs, by name."""
     if is_run(root):
         return [root]
     return sorted(path for path in root.iterdir() if path.is_dir() and is_run(path)) if root.is_dir() else []
 
 
 def read_folder(root: Path, now: float) -> Snapshot:
-    """Snapshot of the run in a folder.
+    """Return the snapshot of the run in a folder.
 
     Args:
-        root: the run's folder; `is_run` holds.
+        root: folder of the run, for which `is_run` is true.
         now: seconds since the epoch.
     """
     paths = RunPaths(root)
@@ -48,7 +48,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
     numbers = _attempt_numbers(paths, record)
     role = read_config(paths, numbers)
     forked = _fork_origin(paths)
-    waits = forked is not None and record is None and len(numbers) < 2  # its one attempt is the other run's
+    waits = forked is not None and record is None and len(numbers) < 2  # the only attempt belongs to the original run
     alive = record.alive(now) if record is not None else not waits and _is_touched(paths, numbers, now)
     progress = _read_progress(paths, role, record if alive else None, lines, numbers[-1] if numbers else 0)
     base = Snapshot(
@@ -80,7 +80,7 @@ def read_folder(root: Path, now: float) -> Snapshot:
         again = shlex.join(
             ["rlrun", "local", f"{base.where}/{paths.manifest.name}", "--output-dir", base.where, "--resume"]
         )
-        judged = replace(judged, message=f"it is a fork that was not started yet; `{again}` starts it", go_on=again)
+        judged = replace(judged, message=f"this fork has not been started yet; start it with `{again}`", go_on=again)
     return with_conditions(judged, paths, role, record if alive else None, now)
 
 
@@ -90,16 +90,16 @@ def _fork_origin(paths: RunPaths) -> str | None:
 
 
 def _newest_line(lines: Sequence[Mapping[str, object]]) -> Mapping[str, object]:
-    """Line of metrics of the last step, of whichever attempt; empty: there is none."""
+    """Return the line of metrics of the last step of any attempt, or an empty mapping."""
     return next((line for line in reversed(lines) if _read_whole(line.get("step"))), {})
 
 
 _SECONDS_MAX = 1e9
-"""Larger numbers of a line are of no interest, and may be ones that no float holds."""
+"""Larger values in a line are invalid durations, and may not fit into a float."""
 
 
 def _read_start(lines: Sequence[Mapping[str, object]]) -> Start | None:
-    """Start of the newest attempt that has trained a step, where its line is among `lines`."""
+    """Return the startup of the newest attempt with a trained step, if its line is among `lines`."""
     for line in reversed(lines):
         numbers = {n: float(v) for n, v in line.items() if isinstance(v, int | float) and abs(v) < _SECONDS_MAX}
         if (seconds := start_times(numbers)) is not None:
@@ -112,7 +112,7 @@ def _has_saved(paths: RunPaths, attempt: int) -> bool:
 
 
 def _judge_phase(run: Snapshot, record: LauncherRecord | None, *, alive: bool, trained: bool, now: float) -> Snapshot:
-    """Phase, reason and message; `trained`: the volume has a step of the newest attempt, of which its record is to hear yet."""
+    """Set phase, reason and message. `trained`: the volume has a step of the newest attempt, which its record may not contain yet."""
     if alive and trained and run.task != "Eval":
         return replace(_judge_living(run, record, now), phase="Running", reason=None, message=None)
     if alive:
@@ -121,7 +121,7 @@ def _judge_phase(run: Snapshot, record: LauncherRecord | None, *, alive: bool, t
     if record is None:
         if step is not None and step == total:
             return _with_end(run, "Complete", "Completed", None, None)
-        text = "nothing was written into its folder for two minutes, and it has no launcher"
+        text = "the run has no launcher, and its folder has not changed for two minutes"
         return _with_end(run, "Suspended", "NotRunning", text, None)
     ended = rfc3339(record.time)
     match record.state:
@@ -129,12 +129,12 @@ def _judge_phase(run: Snapshot, record: LauncherRecord | None, *, alive: bool, t
             return _with_end(run, "Complete", "Completed", None, ended)
         case "Interrupted":
             return _with_end(
-                run, "Suspended", "Interrupted", "a signal has stopped it (Ctrl-C, or rlrun suspend)", ended
+                run, "Suspended", "Interrupted", "a signal stopped the run (Ctrl-C, or rlrun suspend)", ended
             )
         case "Failed":
             last = run.failures[-1] if run.failures else None
             return _with_end(run, "Failed", "RoleFailed", last.message if last else "a role has failed", ended)
-    text = f"its launcher (process {record.pid} on {record.host}) is gone without a word since {ended}"
+    text = f"the launcher (process {record.pid} on {record.host}) disappeared without a report at {ended}"
     return _with_end(run, "Failed", "LauncherGone", text, ended)
 
 
@@ -143,7 +143,7 @@ def _judge_living(run: Snapshot, record: LauncherRecord | None, now: float) -> S
         return replace(run, phase="Running" if run.progress.step else "Starting")
     found = record.progress
     if not found:
-        text = f"the orchestrator has not answered yet, {int(now - record.began)} s after the start"
+        text = f"the orchestrator has not responded yet, {int(now - record.began)} s after the start"
         return replace(run, phase="Starting", reason="WaitingForFirstStep", message=text)
     since = found.get("waiting_since")
     wait = Wait(
@@ -178,7 +178,7 @@ def _read_progress(
     complete = complete_checkpoints(paths)
     total = _read_whole(role.get("max_steps"))
     step = _read_whole(said.get("step")) if said else _read_whole(last.get("step"))
-    # The record is two seconds old at most, and the volume is not. Lines of an earlier attempt may be of steps that are trained again.
+    # The record is at most two seconds old, the volume can be newer. Lines of an earlier attempt may be of steps that are trained again.
     own = [_read_whole(last.get("step"))] if last.get("attempt") == attempt else []
     own += [found.step for found in complete if found.attempt == attempt]
     step = max((known for known in (step, *own) if known is not None), default=None)
@@ -201,7 +201,7 @@ def _read_progress(
 
 
 def _attempt_numbers(paths: RunPaths, record: LauncherRecord | None) -> list[int]:
-    """Numbers of all attempts that began, or tried to, ascending."""
+    """Return the numbers of all attempts that started, or tried to start, in ascending order."""
     logs = paths.root / "logs"
     tried = [path.name.removeprefix("attempt_") for path in logs.iterdir()] if logs.is_dir() else []
     numbers = {*paths.attempts_on_disk(), *(int(name) for name in tried if name.isdecimal())}
@@ -216,7 +216,7 @@ def _started_at(paths: RunPaths, numbers: Sequence[int], record: LauncherRecord 
 
 
 def _is_touched(paths: RunPaths, numbers: Sequence[int], now: float) -> bool:
-    """True if something was written a short time ago, for a run whose roles were started by hand."""
+    """Return whether files were written recently, for a run whose roles were started by hand."""
     logs = paths.root / "logs" / f"attempt_{numbers[-1]:04d}" if numbers else paths.root
     files = [paths.metrics, *(logs.glob("*/*.log") if logs.is_dir() else ())]
     return any((time := modified_at(file)) is not None and now - time < _QUIET_SECONDS for file in files)

@@ -1,4 +1,4 @@
-"""Small files of a run's folder, the ends of large ones, and their lines one at a time; a damaged or missing one is empty."""
+"""Readers for small files of a run's folder, and for the ends and lines of large ones; a damaged or missing file is empty."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TAIL_BYTES = 256 * 1024
 
 
 def tail_text(path: Path, size: int = _TAIL_BYTES) -> str:
-    """End of a file, from the beginning of a line; empty: there is none."""
+    """Return the end of a file from the start of a line, or an empty text."""
     try:
         with path.open("rb") as file:
             length = file.seek(0, os.SEEK_END)
@@ -25,18 +25,18 @@ def tail_text(path: Path, size: int = _TAIL_BYTES) -> str:
 
 
 def tail_lines(path: Path, size: int = _TAIL_BYTES) -> list[dict[str, object]]:
-    """Last whole lines of a JSONL file; a torn or damaged one is left out."""
+    """Return the last complete lines of a JSONL file; damaged lines are skipped."""
     whole, newline, _ = tail_text(path, size).rpartition("\n")
     return json_lines(whole + newline)
 
 
 def json_lines(text: str) -> list[dict[str, object]]:
-    """Objects of JSON lines; a line that is none is left out."""
+    """Return the objects in JSON lines; other lines are skipped."""
     return [document for line in text.splitlines() if (document := _parse(line)) is not None]
 
 
 def each_line(path: Path) -> Iterator[dict[str, object]]:
-    """Yield the objects of a JSONL file one at a time; a line that is not an object is left out. Memory stays that of one line."""
+    """Yield the objects of a JSONL file, one line in memory at a time; lines that are not objects are skipped."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -54,7 +54,7 @@ def _parse(line: str | bytes) -> dict[str, object] | None:
 
 
 def read_config(paths: RunPaths, numbers: Sequence[int]) -> dict[str, object]:
-    """Configuration of one role, which has the fields of all; of roles started by hand, that in the logs of the newest attempt."""
+    """Return the configuration of one role with the run's shared fields; for roles started by hand, from the newest attempt's logs."""
     config = read_json(paths.run_json)
     found = [one for name in ("trainer", "orchestrator") if isinstance(one := config.get(name), dict)]
     if not found and numbers:
@@ -63,7 +63,7 @@ def read_config(paths: RunPaths, numbers: Sequence[int]) -> dict[str, object]:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Object of a JSON file; empty: there is none."""
+    """Return the object of a JSON file, or an empty one."""
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError):
@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def modified_at(path: Path) -> float | None:
-    """Time of a file's last change, in seconds since the epoch; None: there is none."""
+    """Return the time of a file's last change in seconds since the epoch, or None."""
     try:
         return path.stat().st_mtime
     except OSError:

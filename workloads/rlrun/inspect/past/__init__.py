@@ -1,1 +1,1 @@
-"""The past of a run: the configurations that its attempts began with, and what changed between them."""
+"""Past of a run: the configurations of its attempts, and the changes between them."""

@@ -1,4 +1,4 @@
-"""Configurations of a run's attempts, as its folder keeps them, and what changed from one to the next."""
+"""Configurations of a run's attempts from its folder, and the changes between consecutive attempts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.paths import RunPaths
 
 ATTEMPTS_MAX = 200
-"""Newest attempts that are looked at."""
+"""Maximum number of attempts that are read; the newest are used."""
 _BYTES_MAX = 4 << 20
 _ABSENT = "–"
 _STARTS = "checkpoint.resume"
-"""Says where an attempt starts, not what it computes: a restart changes it by itself."""
+"""Field that defines where an attempt starts, not its computation: a restart changes it automatically."""
 Config = Mapping[str, object]
-"""Sections of `run.json` by their names."""
+"""Sections of `run.json` by name."""
 
 
 @dataclass(frozen=True)
@@ -31,18 +31,18 @@ class Kept:
 
     attempt: int
     first_step: int
-    """The first step that it was to train."""
+    """First step of the attempt."""
     started: str | None
-    """RFC 3339."""
+    """Start time (RFC 3339)."""
     fingerprint: str
-    """Mark of all that it computes with; empty: not known."""
+    """Hash of all inputs of the computation; empty if unknown."""
     config: Config | None
-    """None: its folder keeps none."""
+    """Configuration, or None if the folder does not contain it."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A field that differs."""
+    """Field with different values."""
 
     field: str
     before: str
@@ -51,26 +51,26 @@ class Change:
 
 @dataclass(frozen=True)
 class Edit:
-    """Change of the configuration with which an attempt began."""
+    """Configuration change before an attempt."""
 
     attempt: int
     first_step: int
     started: str | None
     changes: tuple[Change, ...]
     known: bool
-    """False: it is known that something changed, and not what."""
+    """Whether the changed fields are known; False: only the fact of a change is known."""
 
 
 def attempts_kept(
     paths: RunPaths, opened: Callable[[Path], BinaryIO], fork: ForkedFrom | None, clean: Callable[[Config], Config]
 ) -> list[Kept]:
-    """Records of the newest attempts, in order.
+    """Return the records of the newest attempts, in order.
 
     Args:
-        paths: of the run.
-        opened: opens a file for reading.
-        fork: where the run was forked from; the attempt that it has from there is none of its own.
-        clean: takes secrets out.
+        paths: paths of the run.
+        opened: function that opens a file for reading.
+        fork: origin of a fork; the attempt that was copied from it is excluded.
+        clean: function that removes secrets.
     """
     found: list[Kept] = []
     last: tuple[bytes, Config | None] = (b"", None)
@@ -98,7 +98,7 @@ def attempts_kept(
 def _by_hand(
     paths: RunPaths, attempt: int, opened: Callable[[Path], BinaryIO], clean: Callable[[Config], Config]
 ) -> Config | None:
-    """Configuration of roles that were started one by one, each with a file of its own."""
+    """Return the configuration of roles that were started by hand, each with its own file."""
     sections: dict[str, object] = {}
     for role in ("trainer", "orchestrator"):
         if document := _read_document(_file_content(paths.logs(attempt, role) / "config.json", opened)):
@@ -124,7 +124,7 @@ def _read_document(content: bytes) -> dict[str, object]:
 
 
 def list_edits(kept: Sequence[Kept]) -> list[Edit]:
-    """Attempts that began with another configuration than the one before, newest first."""
+    """Return the attempts whose configuration differs from the previous attempt's, newest first."""
     found = []
     for before, after in pairwise(kept):
         known = before.config is not None and after.config is not None
@@ -138,10 +138,10 @@ def list_edits(kept: Sequence[Kept]) -> list[Edit]:
 
 
 def changed_fields(before: Config, after: Config) -> tuple[Change, ...]:
-    """Fields that differ between two configurations; what only says where a run is, or where it starts, is left out.
+    """Return the fields that differ between two configurations, without location fields and the start of the attempt.
 
-    A field that all roles have is named once, without a role, where it changed in all of them alike. A role that only one of them knows
-    is left out: of roles that were started by hand, an engine that went on says nothing.
+    A field that all roles share is listed once without a role if it changed equally in all of them. Roles that exist in only one of the
+    configurations are skipped: if roles are started by hand, an engine can continue without a new record.
     """
     sections = [name for name in before if name in after]
     one, other = ({name: _config_fields(config.get(name)) for name in sections} for config in (before, after))
@@ -169,20 +169,22 @@ def _config_fields(section: object) -> dict[str, str]:
 
 
 def describe_changes(kept: Sequence[Kept], found: Sequence[Edit]) -> str:
-    """Knowledge of changes, in one sentence."""
+    """Return one sentence about the changes of a run."""
     count = len(kept)
     if count == 0:
-        return "No attempt has begun yet, so nothing has been changed."
+        return "No attempt has started yet, so there are no changes."
     if count == 1:
         return "Never edited: the run has had one attempt."
     lacking = [one.attempt for one in kept if one.config is None]
     if found:
         return f"Edited {_count_times(len(found))} in {count} attempts."
     if not lacking:
-        return f"Never edited: all {count} attempts began with the same configuration."
+        return f"Never edited: all {count} attempts started with the same configuration."
     if all(one.fingerprint and one.fingerprint == kept[0].fingerprint for one in kept):
-        return f"Never edited: all {count} attempts began with the same configuration, by their fingerprints."
-    return f"Attempt {lacking[0]} has kept no configuration, so it is not known whether the run was edited."
+        return (
+            f"Never edited: all {count} attempts started with the same configuration, according to their fingerprints."
+        )
+    return f"The configuration of attempt {lacking[0]} was not saved, so it is unknown whether the run was edited."
 
 
 def _count_times(count: int) -> str:

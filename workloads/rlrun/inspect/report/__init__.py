@@ -1,1 +1,1 @@
-"""A bundle for a bug report: what goes in, and what is removed from it."""
+"""Bundle for a bug report: its contents, and the removal of secrets."""

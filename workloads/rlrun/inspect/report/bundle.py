@@ -1,4 +1,4 @@
-"""A bundle for a bug report: what explains a run, without its models, its rollouts and its secrets."""
+"""Bundle for a bug report: the data that explains a run, without models, rollouts and secrets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Part = tuple[str, str]
 
 
 def parts_of_folder(run: FolderRun) -> Iterator[Part]:
-    """Parts from a run's folder: records, metrics, a list of its files and ends of logs."""
+    """Yield parts from a run's folder: records, metrics, a list of its files and ends of logs."""
     paths = RunPaths(run.root)
     for file in (paths.run_json, paths.identity, paths.launcher, *sorted(paths.attempts.glob("*.json"))):
         if file.is_file():
@@ -56,7 +56,7 @@ def _list_objects(root: Path) -> Iterator[str]:
 
 
 def parts_of_cluster(seen: Snapshot, api: Api) -> Iterator[Part]:
-    """Parts from a cluster: a run's objects, events and ends of logs; no Secret is asked for."""
+    """Yield parts from a cluster: a run's objects, events and ends of logs. Secrets are never requested."""
     here, label = ["--namespace", seen.where], ["-l", f"rlrun.io/run={seen.name}"]
     about = ["--field-selector", f"involvedObject.name={seen.name}"]
     wanted: Mapping[str, list[str]] = {
@@ -84,7 +84,7 @@ def _answer_or_error(ask: Callable[[], str]) -> str:
 
 
 def _trim_object(value: object) -> object:
-    """An object without what repeats it: managed fields and kubectl's own copy."""
+    """Return an object without redundant parts: managed fields and kubectl's copy of the manifest."""
     if isinstance(value, dict):
         skipped = ("managedFields", "kubectl.kubernetes.io/last-applied-configuration")
         return {key: _trim_object(one) for key, one in value.items() if key not in skipped}
@@ -92,7 +92,7 @@ def _trim_object(value: object) -> object:
 
 
 def list_versions() -> str:
-    """Versions of this installation."""
+    """Return the versions of this installation."""
     here, found = os.uname(), []
     system = f"{here.sysname} {here.release} {here.machine}"
     for package in _PACKAGES:
@@ -106,7 +106,7 @@ def list_versions() -> str:
 def clean_part(name: str, content: str, secrets: list[str]) -> str:
     """Return a part without secrets.
 
-    JSON is cleaned by the names of its fields, too, and values of free form that are not known to be harmless are hidden.
+    In JSON, fields are also cleaned by name, and free-form values that are not known to be harmless are hidden.
     """
     if name.endswith(".jsonl"):
         return "".join(json.dumps(redact.redact_configuration(line, secrets)) + "\n" for line in json_lines(content))
@@ -119,16 +119,16 @@ def clean_part(name: str, content: str, secrets: list[str]) -> str:
 
 
 def write_bundle(file: Path, top: str, parts: Iterator[Part], secrets: list[str]) -> list[str]:
-    """Write a bundle; the names of its parts.
+    """Write a bundle and return the names of its parts.
 
     Args:
-        file: a new file.
-        top: folder of the bundle.
-        parts: what goes in.
-        secrets: values that must not.
+        file: path of a new file.
+        top: top folder in the bundle.
+        parts: names and contents.
+        secrets: values that must not be in the bundle.
 
     Raises:
-        OSError: the file cannot be written, or is there already.
+        OSError: the file exists, or cannot be written.
     """
     names = []
     with file.open("xb") as out, tarfile.open(fileobj=out, mode="w:gz") as bundle:

@@ -1,1 +1,1 @@
-"""Answers of the page's server. Their JSON has the names of these fields in camelCase; `tools.ui_types` writes them for TypeScript."""
+"""Responses of the page's server. JSON uses these field names in camelCase; `tools.ui_types` generates the TypeScript types."""

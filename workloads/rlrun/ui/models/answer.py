@@ -1,4 +1,4 @@
-"""Base of all answers, and those that are of no run."""
+"""Base class of all responses, and responses without a run."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from pydantic.alias_generators import to_camel
 
 
 class Answer(BaseModel):
-    """Base of all answers."""
+    """Base class of all responses."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True)
 
 
 class Me(Answer):
-    """The user of the page."""
+    """User of the page."""
 
     user: str | None
-    """None: this server asks nobody who they are."""
+    """Name of the user; None: this server has no login."""
     session: bool
-    """True if a session can be ended; False: each request brings its token."""
+    """Whether there is a session that can be closed; False: each request contains a token."""
 
 
 class Problem(Answer):
-    """An answer that is none: what was wrong, and what to do."""
+    """Error response: the problem and a fix."""
 
     problem: str
     login: bool = False
-    """True if it would be answered after a login."""
+    """Whether a login would solve the problem."""

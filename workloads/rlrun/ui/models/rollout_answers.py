@@ -1,4 +1,4 @@
-"""Answers on rollouts: their lists, their messages and tokens, and two beside each other."""
+"""Responses about rollouts: lists, messages, tokens, and comparisons of two rollouts."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class RolloutPage(Answer):
     """A page of rollouts."""
 
     total: int
-    """In the trace."""
+    """Number of rollouts in the trace."""
     chosen: int
-    """Number of rollouts that the filter takes."""
+    """Number of rollouts that the filter selects."""
     offset: int
     rows: list[RolloutRow]
     environments: list[str]
@@ -49,9 +49,9 @@ class TracedSteps(Answer):
     run: str
     """Name of the run."""
     spans: list[tuple[int, int]]
-    """First and last step of each unbroken span of steps that have one."""
+    """First and last step of each contiguous span of steps with a trace."""
     evaluations: list[int]
-    """Policy versions."""
+    """Policy versions with an evaluation trace."""
 
 
 class CallView(Answer):
@@ -90,7 +90,7 @@ class RolloutView(Answer):
 
 
 class TokenSequence(Answer):
-    """Tokens of one training sequence, column by column."""
+    """Tokens of one training sequence, as columns."""
 
     texts: list[str]
     sampled: list[bool]
@@ -98,46 +98,46 @@ class TokenSequence(Answer):
     advantages: list[float]
     versions: list[int]
     cut: int
-    """Tokens that follow and are not in the answer."""
+    """Number of further tokens that are not in the response."""
 
 
 class Tokens(Answer):
-    """Tokens of a rollout; `why` says why there are none."""
+    """Tokens of a rollout; `why` is the reason if there are none."""
 
     sequences: list[TokenSequence]
     decoded: bool
-    """False: the run has no tokenizer here, and texts are numbers of tokens."""
+    """Whether texts are decoded; False: the run has no tokenizer here, and texts are token ids."""
     why: str | None
 
 
 class NextCommand(Answer):
-    """Command that goes further, and what it does."""
+    """Command for further analysis, and its description."""
 
     about: str
     command: str
 
 
 class Reasons(Answer):
-    """Why a rollout is worth what it is; `why` says why nothing is told."""
+    """Explanation of a rollout's advantage; `why` is the reason if there is none."""
 
     samples: list[list[str]]
-    """Lines on each of its sequences."""
+    """Lines about each of the rollout's sequences."""
     fetch: str | None
-    """Command that brings the run's folder to where the others read it; None: it is there."""
+    """Command that copies the run's folder to this machine for the other commands; None if the folder is local."""
     commands: list[NextCommand]
     """Commands that can succeed with the files of the run."""
     why: str | None
 
 
 class Piece(Answer):
-    """Part of a text that two rollouts share, or that one of them has."""
+    """Part of a text that both rollouts share, or that only one of them has."""
 
     side: Literal["both", "first", "second"]
     text: str
 
 
 class DiffView(Answer):
-    """Two rollouts of a group beside each other."""
+    """Comparison of two rollouts of a group."""
 
     first: RolloutRow
     second: RolloutRow

@@ -1,4 +1,4 @@
-"""Answers on runs: their list, their state and its causes, their curves and configurations, and several beside each other."""
+"""Responses about runs: list, state with causes, curves, configurations, and comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlrun.ui.models.answer import Answer
 
 
 class ProgressView(Answer):
-    """Progress as a run reported it last."""
+    """Progress in the run's last report."""
 
     step: int | None
     total_steps: int | None
@@ -41,7 +41,7 @@ class RunRow(Answer):
 
 
 class Refused(Answer):
-    """A folder that looks like a run and is not shown."""
+    """Folder that looks like a run but is not shown."""
 
     id: str
     why: str
@@ -51,13 +51,13 @@ class RunList(Answer):
     """All runs."""
 
     nothing: str
-    """In words, where no run is to be shown."""
+    """Text for a list without runs."""
     runs: list[RunRow]
     refused: list[Refused]
 
 
 class FindingView(Answer):
-    """A cause, its evidence and what to do."""
+    """Cause with evidence and a suggested action."""
 
     what: str
     evidence: str
@@ -67,7 +67,7 @@ class FindingView(Answer):
 
 
 class Why(Answer):
-    """Why a run does what it does."""
+    """Explanation of a run's state."""
 
     headline: str
     now: list[FindingView]
@@ -89,7 +89,7 @@ class FailureView(Answer):
 
 
 class AttemptView(Answer):
-    """An attempt and the steps of it that count."""
+    """Attempt and its steps that are part of the result."""
 
     attempt: int
     first_step: int
@@ -97,15 +97,15 @@ class AttemptView(Answer):
 
 
 class UseView(Answer):
-    """Time that was spent on one thing."""
+    """Seconds that were spent on one use."""
 
     use: str
-    """As in `rlrun.inspect.cost.account.USES`."""
+    """Name from `rlrun.inspect.cost.account.USES`."""
     seconds: int
 
 
 class CostView(Answer):
-    """Time of the run's GPUs, or of the machine where it has none, by use."""
+    """Seconds of the run's GPUs by use, or of the machine for a run without GPUs."""
 
     gpus: bool
     hours: float
@@ -113,7 +113,7 @@ class CostView(Answer):
 
 
 class WaitView(Answer):
-    """Cause of the next step's wait."""
+    """Cause of the wait for the next step."""
 
     text: str
     role: str | None
@@ -122,7 +122,7 @@ class WaitView(Answer):
 
 
 class ConditionView(Answer):
-    """One aspect of a run's state, as in `status.conditions`."""
+    """Condition of a run, as in `status.conditions`."""
 
     type: str
     status: str
@@ -159,14 +159,14 @@ class RunView(Answer):
     run: RunRow
     place: Literal["folder", "cluster"]
     files: bool
-    """True if curves and rollouts can be read."""
+    """Whether curves and rollouts can be read."""
     unread: list[str]
-    """Parts that cannot be read, each with the cause and another way."""
+    """Unreadable parts, each with the cause and an alternative."""
     conditions: list[ConditionView]
     events: list[EventView]
-    """Newest first."""
+    """Events, newest first."""
     processes: list[ProcessView]
-    """Pods; none of a run on one machine."""
+    """Pods; empty for a run on one machine."""
     wait: WaitView | None
     heard_seconds: float | None
     command: str | None
@@ -181,7 +181,7 @@ class RunView(Answer):
 
 
 class Change(Answer):
-    """A field of a configuration that changed."""
+    """Changed field of a configuration."""
 
     field: str
     before: str
@@ -189,30 +189,30 @@ class Change(Answer):
 
 
 class EditView(Answer):
-    """Change of the configuration with which an attempt began."""
+    """Configuration change before an attempt."""
 
     attempt: int
     first_step: int
     started: str | None
     changes: list[Change]
     known: bool
-    """False: it is known that something changed, and not what."""
+    """Whether the changed fields are known; False: only the fact of a change is known."""
 
 
 class History(Answer):
     """Changes of a run's configuration over its attempts."""
 
     said: str
-    """In words, whether it was ever edited."""
+    """Text that summarizes the edits."""
     edits: list[EditView]
-    """Newest first."""
+    """Edits, newest first."""
 
 
 class Origin(Answer):
-    """The run and step that a run was forked from."""
+    """Run and step from which a run was forked."""
 
     id: str | None
-    """Of the other run; None: it is none of those that are shown."""
+    """Id of the other run; None if it is not shown on this page."""
     run: str
     step: int
     attempt: int
@@ -221,7 +221,7 @@ class Origin(Answer):
 
 
 class ForkView(Answer):
-    """A run that was forked from the one that is shown."""
+    """Run that was forked from the shown run."""
 
     id: str
     label: str
@@ -230,7 +230,7 @@ class ForkView(Answer):
 
 
 class Lineage(Answer):
-    """Origin of a run, and its forks among the runs that are shown."""
+    """Origin of a run, and its forks among the shown runs."""
 
     origin: Origin | None
     forks: list[ForkView]
@@ -252,18 +252,18 @@ class CurveView(Answer):
     steps: list[int]
     values: list[float]
     window: int
-    """Steps of the mean; 1: there is no mean."""
+    """Window of the mean in steps; 1: no mean."""
     mean_steps: list[int]
     means: list[float]
     measured: int
-    """Points before they were thinned."""
+    """Number of points before thinning."""
     low: float
-    """Lowest value of a scale without outliers."""
+    """Lowest value of the axis without outliers."""
     high: float
-    """Highest value of a scale without outliers."""
+    """Highest value of the axis without outliers."""
     outliers: int
     marks: list[Mark]
-    """The largest outliers."""
+    """Largest outliers."""
 
 
 class Curves(Answer):
@@ -276,32 +276,32 @@ class Sparkline(Answer):
     """Small curve of a run in the list."""
 
     title: str
-    """Empty: the run has no step, or its files are not read here."""
+    """Title of the curve; empty if the run has no step, or its files are not readable here."""
     steps: list[int]
     values: list[float]
     last: float | None
 
 
 class Part(Answer):
-    """A part of the time of steps."""
+    """Part of the duration of steps."""
 
     name: str
     label: str
     waits: bool
-    """True if the trainer waits for others in it."""
+    """Whether the trainer waits for other roles in this part."""
     seconds: list[float]
-    """Mean per step, for each span."""
+    """Mean seconds per step, for each span."""
 
 
 class Timeline(Answer):
-    """Activities of the trainer over time, and its waits."""
+    """Activities and waits of the trainer over time."""
 
     first: list[int]
     last: list[int]
     """First and last step of each span."""
     parts: list[Part]
     high: float
-    """Highest value of a scale without outliers, in seconds."""
+    """Highest value of the axis without outliers, in seconds."""
 
 
 class Staleness(Answer):
@@ -326,14 +326,14 @@ class Difference(Answer):
 
 
 class Mean(Answer):
-    """A metric over the last tenth of the steps that all runs have."""
+    """Metric over the last tenth of the steps that all runs have."""
 
     metric: str
     means: list[float | None]
 
 
 class Comparison(Answer):
-    """Runs beside each other."""
+    """Comparison of runs."""
 
     ids: list[str]
     labels: list[str]

@@ -1,1 +1,1 @@
-"""The web page for a team: runs of a cluster, to each user those that the API server lets that user get."""
+"""Web page for a team: runs of a cluster; each user sees only the runs that the API server allows this user to get."""

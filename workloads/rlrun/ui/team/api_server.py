@@ -1,4 +1,4 @@
-"""Requests to the API server with the account of this pod."""
+"""Client of the API server with this pod's service account."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
 
 CREDENTIALS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Folder of `token` and `ca.crt`."""
+"""Folder with `token` and `ca.crt`."""
 _SECONDS = 5.0
-"""Longest silence of the API server."""
+"""Timeout of the connection in seconds."""
 _BYTES_MAX = 256 << 20
 
 
-_REFUSED = "the page's account lacks a right in the cluster; the log of the page's pod says which one"
+_REFUSED = "the service account of this page lacks a right in the cluster; the log of the page's pod names the right"
 
 
 class UnansweredError(ClusterError):
-    """The API server does not answer, or not with an answer.
+    """Error if the API server does not respond, or responds with an invalid body.
 
     Args:
-        message: for the log.
-        told: for users of the page; None: the message itself, which has no words of the cluster then.
+        message: message for the log.
+        told: message for users of the page. None: the same message, which then contains no text of the cluster.
     """
 
     def __init__(self, message: str, told: str | None = None) -> None:
@@ -41,12 +41,12 @@ class UnansweredError(ClusterError):
 
 
 class RefusedError(ClusterError):
-    """The API server refuses a request of this pod's account.
+    """Error if the API server refuses a request of this pod's account.
 
     Args:
-        status: of HTTP.
-        message: its own words, which name namespaces and the account: for the log.
-        told: for users of the page, whatever they may see.
+        status: HTTP status.
+        message: message for the log; it can contain namespaces and the account.
+        told: message for users of the page.
     """
 
     def __init__(self, status: int, message: str, told: str = _REFUSED) -> None:
@@ -55,39 +55,39 @@ class RefusedError(ClusterError):
 
 
 def request_error(error: Exception) -> str:
-    """Words of an error of the cluster for users; all of it goes into the log, since it may name what they may not see."""
-    words = error.told if isinstance(error, RefusedError | UnansweredError) else "the cluster does not answer"
+    """Return the message of a cluster error for users; the full error is logged, because users may not be allowed to see it."""
+    words = error.told if isinstance(error, RefusedError | UnansweredError) else "the cluster does not respond"
     if words != str(error):
         logger.warning(printable(str(error)))
     return words
 
 
 class Api(Protocol):
-    """The API server. Tests give a made one."""
+    """API server; tests use a fake implementation."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        """An object or a list; `ClusterError` if there is none."""
+        """Return an object or a list; raises `ClusterError`."""
 
     def post(self, path: str, body: Mapping[str, object]) -> Json:
-        """The answer to a review; `ClusterError` if there is none."""
+        """Return the result of a review; raises `ClusterError`."""
 
 
 class ApiServer:
-    """The API server, over one connection for each thread.
+    """Client of the API server with one connection per thread.
 
     Args:
-        url: `https://`; plain `http://` on loopback alone, for tests.
-        credentials: folder of `token` and `ca.crt`; both rotate while the page is served.
+        url: `https://` URL; `http://` is allowed only on loopback, for tests.
+        credentials: folder with `token` and `ca.crt`; both can rotate at any time.
 
     Raises:
-        ValueError: the URL is no such one.
+        ValueError: the URL is invalid.
     """
 
     def __init__(self, url: str, credentials: Path = CREDENTIALS) -> None:
         place = urlsplit(url)
         loopback = place.hostname in ("127.0.0.1", "::1", "localhost")
         if place.hostname is None or not (place.scheme == "https" or (place.scheme == "http" and loopback)):
-            raise ValueError(f"{url} is no address of an API server; it looks like https://10.96.0.1:443")
+            raise ValueError(f"{url} is not a URL of an API server; use a URL such as https://10.96.0.1:443")
         self._host, self._port, self._tls = place.hostname, place.port, place.scheme == "https"
         self._credentials = credentials
         self._kept = threading.local()
@@ -106,17 +106,17 @@ class ApiServer:
             document = json.loads(content)
         except (OSError, http.client.HTTPException) as error:
             self._forget()
-            raise UnansweredError(f"the API server does not answer: {printable(str(error)) or 'silence'}") from None
+            raise UnansweredError(f"the API server does not respond: {printable(str(error)) or 'timeout'}") from None
         except ValueError:
-            raise UnansweredError("the API server answers no JSON") from None
+            raise UnansweredError("the response of the API server is not JSON") from None
         if not isinstance(document, dict):
-            raise UnansweredError("the API server answers no object")
+            raise UnansweredError("the response of the API server is not an object")
         if status >= 500 or status == 429:
             raise UnansweredError(
-                f"the API server answers {status}: {_status_message(document)}", f"the API server answers {status}"
+                f"the API server returned {status}: {_status_message(document)}", f"the API server returned {status}"
             )
         if status >= 400:
-            raise RefusedError(status, f"the API server refuses: {_status_message(document)}")
+            raise RefusedError(status, f"the API server refused the request: {_status_message(document)}")
         return document
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
@@ -129,11 +129,11 @@ class ApiServer:
         except (ConnectionError, http.client.HTTPException, ssl.SSLError):
             if fresh:
                 raise
-        self._forget()  # the server has closed it since the last request
+        self._forget()  # the server has closed the idle connection
         return _read_answer(self._connection()[0], method, path, body, headers)
 
     def _connection(self) -> tuple[http.client.HTTPConnection, bool]:
-        """Connection of the calling thread, and True if it is a new one."""
+        """Return the connection of the calling thread, and whether it is new."""
         authority = (self._credentials / "ca.crt").read_bytes() if self._tls else b""
         kept: http.client.HTTPConnection | None = getattr(self._kept, "connection", None)
         if kept is not None and authority == self._kept.authority:
@@ -163,9 +163,9 @@ def _read_answer(
     reply = connection.getresponse()
     content = reply.read(_BYTES_MAX + 1)
     if len(content) > _BYTES_MAX:
-        raise http.client.HTTPException("an answer of more than 256 MiB")
+        raise http.client.HTTPException("a response of more than 256 MiB")
     return reply.status, content
 
 
 def _status_message(document: Json) -> str:
-    return printable(str(document.get("message") or "without a word"))[:500]
+    return printable(str(document.get("message") or "no message"))[:500]

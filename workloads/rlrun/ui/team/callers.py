@@ -1,4 +1,4 @@
-"""Users of the page: the one that a bearer token stands for, by TokenReview; and what that user may, by SubjectAccessReview."""
+"""Users of the page: identity of a bearer token (TokenReview) and rights of a user (SubjectAccessReview)."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from rlrun.ui.team.api_server import Api, RefusedError
 from rlrun.ui.team.kept import Kept, Limit
 
 KEPT_SECONDS_MAX = 60.0
-"""Longest time for which an answer of the API server about a user may be used again."""
+"""Maximum time for which a response of the API server about a user is cached."""
 _REFUSED_SECONDS = 10.0
 _COUNTED_SECONDS = 600.0
-"""Time for which a refused token that comes again is no new guess."""
+"""Time for which a repeated refused token does not count as a new guess."""
 _TOKEN_MAX = 16 * 1024
 _NEW_AT_ONCE, _NEW_WAIT_SECONDS = 4, 2.0
-"""Reviews under way at once for peers without refused tokens while the limit of all peers is used up, and the longest wait for one."""
+"""Concurrent reviews for peers without refused tokens while the limit of all peers is used up, and the maximum wait for one."""
 _AT_ONCE = 16
-"""Reviews that are under way at once for one list."""
+"""Concurrent reviews for one list."""
 TOKEN_REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCESS_REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 GROUP = "rlrun.io"
 FILES = "files"
-"""Subresource that stands for what a run has written: `get rlruns/files`. Nothing serves it; roles name it."""
+"""Subresource that represents the files of a run: `get rlruns/files`. No server implements it; only roles refer to it."""
 
 
 class SignedOutError(Exception):
-    """No user stands behind a request; one sentence for a person."""
+    """Error for a request without a valid user; the message is one sentence for people."""
 
 
 class TooManyError(Exception):
-    """Too many tokens were refused.
+    """Error after too many refused tokens.
 
     Args:
-        seconds: until one more is looked at.
+        seconds: time until another token is reviewed.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -52,7 +52,7 @@ class TooManyError(Exception):
 
 @dataclass(frozen=True)
 class Caller:
-    """A user, as the API server knows it."""
+    """User as the API server identifies it."""
 
     name: str
     uid: str = ""
@@ -61,16 +61,14 @@ class Caller:
 
 
 class Callers:
-    """Users by their tokens.
-
-    Tokens are kept as keyed digests alone.
+    """Users by their tokens. Only keyed digests of tokens are stored.
 
     Args:
-        api: reviews tokens.
-        audiences: a token must be meant for one of them; empty: for the API server itself.
-        seconds: time for which an answer is used again, at most 60.
-        clock: seconds that only go on.
-        epoch: seconds since the epoch.
+        api: client for token reviews.
+        audiences: accepted audiences of tokens; empty: the audience of the API server.
+        seconds: time for which a review is cached, at most 60.
+        clock: monotonic clock in seconds.
+        epoch: clock in seconds since the epoch.
     """
 
     def __init__(
@@ -86,31 +84,31 @@ class Callers:
         self._key = secrets.token_bytes(32)
         self._kept: Kept[bytes, Caller | str] = Kept(4096, clock)
         self._good: Kept[bytes, bool] = Kept(4096, clock)
-        """Tokens that were good before: looking at them again is no guess."""
+        """Tokens that were valid before: reviewing them again is not a guess."""
         self._counted: Kept[bytes, bool] = Kept(4096, clock)
-        """Refused tokens that were counted as guesses: a browser that repeats an expired one uses up nobody's tries but its own."""
+        """Refused tokens that were counted as guesses: a browser that repeats an expired token has a limit of its own."""
         self._limits = (Limit(10, 6.0, clock), Limit(100, 0.6, clock))
-        """For one peer, and for all peers with refused tokens."""
+        """Limits per peer, and for all peers with refused tokens together."""
         self._again = Limit(2, 30.0, clock)
-        """For one token that was counted."""
+        """Limit per counted token."""
         self._new = BoundedSemaphore(_NEW_AT_ONCE)
 
     @property
     def meant(self) -> str:
-        """For people: what tokens must be meant for; empty: for the API server."""
-        return f", one for the audience {' or '.join(self._audiences)}" if self._audiences else ""
+        """Part of the login message about the required audience; empty for the API server's audience."""
+        return f", with the audience {' or '.join(self._audiences)}" if self._audiences else ""
 
     def who(self, token: str, peer: str) -> Caller:
-        """The user of a token.
+        """Return the user of a token.
 
         Args:
-            token: a bearer token.
-            peer: address that the request came from.
+            token: bearer token.
+            peer: address of the sender.
 
         Raises:
-            SignedOutError: it stands for nobody.
-            TooManyError: too many tokens of this peer, or of all, were refused lately; it was not looked at.
-            ClusterError: the API server does not say.
+            SignedOutError: the token is not valid.
+            TooManyError: too many tokens of this peer, or of all peers, were refused recently; the token was not reviewed.
+            ClusterError: the API server did not review the token.
         """
         key = hmac.digest(self._key, token.encode(errors="surrogateescape"), "sha256")
         found = self._kept.get(key)
@@ -123,7 +121,7 @@ class Callers:
     def _reviewed(self, token: str, key: bytes, peer: str) -> Caller | str:
         known, counted = self._good.get(key) is not None, self._counted.get(key) is not None
         limits = [(self._again, key.hex())] if counted else [(self._limits[0], peer), (self._limits[1], "")]
-        # The limit of all peers applies to peers with refused tokens only: guesses from many addresses must not lock out a new user.
+        # The limit of all peers applies only to peers with refused tokens, so that guesses from many addresses do not lock out new users.
         new = not counted and not self._limits[0].has_failed(peer)
         if not known and not new and (left := max(limit.wait(name) for limit, name in limits)) > 0:
             raise TooManyError(left)
@@ -143,7 +141,7 @@ class Callers:
         return found
 
     def _review_new(self, token: str) -> Caller | str:
-        """Review the token of a new peer while many peers guess: a few at once, so that the API server is not flooded."""
+        """Review the token of a new peer while many peers guess; only a few run at once, to protect the API server."""
         if not self._new.acquire(timeout=_NEW_WAIT_SECONDS):
             raise TooManyError(_NEW_WAIT_SECONDS)
         try:
@@ -153,7 +151,7 @@ class Callers:
 
     def _review(self, token: str) -> Caller | str:
         if not token or len(token) > _TOKEN_MAX or not (token.isascii() and token.isprintable()) or " " in token:
-            return "this is no token: it is one line of letters without spaces"
+            return "this is not a token: a token is one line of letters without spaces"
         spec: dict[str, object] = {"token": token}
         if self._audiences:
             spec["audiences"] = list(self._audiences)
@@ -161,13 +159,13 @@ class Callers:
         try:
             status = _review_status(self._api.post(TOKEN_REVIEWS, body))
         except RefusedError as error:
-            told = "the page's account may not look at tokens (create tokenreviews)"
+            told = "the service account of this page lacks the right to create tokenreviews"
             raise RefusedError(error.status, f"{told}: {error}", told) from None
         if status.get("authenticated") is not True:
-            return "the cluster does not take this token: it has expired, was cut off, or is one of another cluster"
+            return "the cluster refused this token: it has expired, is incomplete, or belongs to another cluster"
         meant = status.get("audiences")
         if self._audiences and not (isinstance(meant, list) and set(meant) & set(self._audiences)):
-            return f"this token is not meant for this page; it must have the audience {' or '.join(self._audiences)}"
+            return f"this token has another audience; it must have the audience {' or '.join(self._audiences)}"
         return _read_caller(status.get("user"))
 
 
@@ -180,7 +178,7 @@ def _read_caller(user: object) -> Caller | str:
     found = user if isinstance(user, dict) else {}
     name = found.get("username")
     if not isinstance(name, str) or not name:
-        return "the cluster names no user for this token"
+        return "the cluster returned no user for this token"
     extra = found.get("extra") or {}
     return Caller(
         name,
@@ -191,7 +189,7 @@ def _read_caller(user: object) -> Caller | str:
 
 
 def _seconds_left(token: str, now: float) -> float:
-    """Seconds until a JWT ends by its own word; what does not say so has no end. Only an end is believed, for it shortens."""
+    """Return the seconds until a JWT expires by its own claim, infinity without one. The claim is unverified, but can only shorten."""
     try:
         part = token.split(".")[1]
         until = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))["exp"]
@@ -201,12 +199,12 @@ def _seconds_left(token: str, now: float) -> float:
 
 
 class Rights:
-    """Rights of users by the API server's word, one review for each run.
+    """Rights of users according to the API server, with one review per run.
 
     Args:
-        api: is asked.
-        seconds: time for which an answer is used again, at most 60.
-        clock: seconds that only go on.
+        api: client for access reviews.
+        seconds: time for which a review is cached, at most 60.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, api: Api, seconds: float = 30.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -215,10 +213,10 @@ class Rights:
         self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="rights")
 
     def may(self, caller: Caller, namespace: str, name: str, subresource: str = "") -> bool:
-        """True if a user may get a run, or a subresource of it.
+        """Return whether a user may get a run, or a subresource of it.
 
         Raises:
-            ClusterError: the API server does not say.
+            ClusterError: the API server did not review the access.
         """
         key = (caller, namespace, name, subresource)
         found = self._kept.get(key)
@@ -228,10 +226,10 @@ class Rights:
         return found
 
     def which(self, caller: Caller, runs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
-        """Runs (namespace, name) among the given ones that a user may get.
+        """Return the runs (namespace, name) among the given ones that a user may get.
 
         Raises:
-            ClusterError: the API server does not say.
+            ClusterError: the API server did not review the access.
         """
         asked = list(runs)
         known = [self._kept.get((caller, *run, "")) for run in asked]
@@ -252,6 +250,6 @@ class Rights:
         try:
             status = _review_status(self._api.post(ACCESS_REVIEWS, body))
         except RefusedError as error:
-            told = "the page's account may not ask for users' rights (create subjectaccessreviews)"
+            told = "the service account of this page lacks the right to create subjectaccessreviews"
             raise RefusedError(error.status, f"{told}: {error}", told) from None
         return status.get("allowed") is True and status.get("denied") is not True

@@ -1,4 +1,4 @@
-"""Runs of a cluster: read with the page's account, and shown to each user as that user's rights allow."""
+"""Runs of a cluster, read with the page's account and shown to each user according to the user's rights."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rlrun.ui.team.callers import FILES, Caller, Rights, SignedOutError, TooMany
 
 RUNS = "/apis/rlrun.io/v1alpha1"
 _LIST_SECONDS = 2.0
-"""Time for which one list of runs serves all users."""
+"""Time in seconds for which one list of runs is used for all users."""
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 Key = tuple[str, str]
 """Namespace and name of a run."""
 
 
 class ApiParts:
-    """Parts of a run by the API server."""
+    """Parts of a run that are read from the API server."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
@@ -53,14 +53,14 @@ class ApiParts:
         except ClusterError as error:
             if isinstance(error, RefusedError) and error.status == 404:
                 raise
-            raise ClusterError(request_error(error)) from None  # its words name the page's own namespace
+            raise ClusterError(request_error(error)) from None  # the original message names the page's own namespace
 
 
 class Volumes:
-    """Claims that this pod has mounted, read-only.
+    """Claims that are mounted read-only in this pod.
 
     Args:
-        claims: (namespace, claim) -> folder of its root here.
+        claims: (namespace, claim) -> folder where its root is mounted.
     """
 
     def __init__(self, claims: Mapping[tuple[str, str], Path]) -> None:
@@ -69,11 +69,11 @@ class Volumes:
         self._lock = Lock()
 
     def root(self, run: Json) -> Path:
-        """Folder of a run.
+        """Return the folder of a run.
 
         Raises:
             UnreadableError: its claim is not mounted here, or it has no folder.
-            OutsideError: the folder is a link to another one.
+            OutsideError: the folder is a link to another folder.
         """
         key, storage = _run_key(run), _read_map(run, "spec", "storage")
         place, mount = _read_map(run, "status", "storage").get("path"), str(storage.get("mountPath") or "/data")
@@ -84,17 +84,17 @@ class Volumes:
             raise UnreadableError(_is_elsewhere(key, claim))
         top = self._claims[key[0], claim]
         sub = PurePosixPath(str(storage.get("subPath") or "."))
-        if sub.is_absolute() or ".." in sub.parts:  # nothing but the policy of the API server has looked at it
-            raise UnreadableError(f"spec.storage.subPath ({sub}) is no folder of the claim {claim}")
+        if sub.is_absolute() or ".." in sub.parts:  # only the admission policy has checked this value
+            raise UnreadableError(f"spec.storage.subPath ({sub}) is not a folder of the claim {claim}")
         root = top / sub / _folder_below_mount(place, mount)
         if not root.is_dir():
-            raise UnreadableError(f"there is no folder {root.relative_to(top)} on the claim {claim} (any more)")
+            raise UnreadableError(f"the folder {root.relative_to(top)} does not exist on the claim {claim}")
         if root.resolve() != root:
             raise OutsideError(f"{root.relative_to(top)} is a link to another folder")
         return root
 
     def get(self, run: Json) -> OpenRun:
-        """Files of a run, of which no link leads out of the run's own folder; see `root`."""
+        """Return the files of a run; links to outside of the run's own folder are refused. See `root`."""
         root = self.root(run)
         fence = Fence([root])
         fence.check_run(root)
@@ -106,7 +106,7 @@ class Volumes:
             return found
 
     def mark(self, run: Json) -> str:
-        """A text that changes with the files of a run that are read here."""
+        """Return a text that changes with the files of a run that are readable here."""
         try:
             return repr(files_fingerprint(self.root(run)))
         except (UnreadableError, OutsideError):
@@ -114,16 +114,16 @@ class Volumes:
 
 
 def claim_of(run: Json) -> str | None:
-    """Claim of a run; None: not known yet."""
+    """Return the claim of a run, or None if it is not known yet."""
     found = _read_map(run, "status", "storage").get("claimName") or _read_map(run, "spec", "storage").get("claimName")
     return found if isinstance(found, str) else None
 
 
 def _folder_below_mount(place: str, mount: str) -> PurePosixPath:
-    """Folder of a run below its mount.
+    """Return the folder of a run relative to its mount.
 
     Raises:
-        UnreadableError: it is not below.
+        UnreadableError: the folder is not below the mount.
     """
     path = PurePosixPath(place)
     if ".." in path.parts or not path.is_relative_to(mount):
@@ -134,20 +134,20 @@ def _folder_below_mount(place: str, mount: str) -> PurePosixPath:
 def _is_elsewhere(key: Key, claim: str) -> str:
     namespace, name = key
     return (
-        f"curves and rollouts are on the claim {claim} of namespace {namespace}, which this page does not mount: whoever installs it sets "
-        f"ui.namespace to {namespace} and names the claim in ui.claims. Until then: rlrun rollouts {name} -n {namespace}, or rlrun pull "
+        f"curves and rollouts are on the claim {claim} of namespace {namespace}, which this page does not mount: an administrator can set "
+        f"ui.namespace to {namespace} and add the claim to ui.claims. Alternatives: rlrun rollouts {name} -n {namespace}, or rlrun pull "
         f"{name} metrics -n {namespace}"
     )
 
 
 class ClusterRuns:
-    """Runs of the namespaces that this page serves, whoever asks.
+    """Runs of the namespaces that this page serves, independent of the caller.
 
     Args:
-        api: is asked with the page's account.
-        namespaces: empty: all.
+        api: client with the page's account.
+        namespaces: served namespaces; empty: all.
         volumes: claims that are mounted here.
-        clock: seconds that only go on.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class ClusterRuns:
         self._lock = Lock()
 
     def serves(self, namespace: str) -> bool:
-        """True if runs of a namespace are shown here at all."""
+        """Return whether runs of a namespace are shown here."""
         return not self._namespaces or namespace in self._namespaces
 
     def all(self) -> dict[Key, Json]:
-        """All runs by namespace and name, at most two seconds old.
+        """Return all runs by namespace and name, at most two seconds old.
 
         Raises:
-            ClusterError: they cannot be listed; nothing older is given then.
+            ClusterError: the runs cannot be listed; an older list is not returned.
         """
         with self._lock:
             if self._listed is None or self._listed[0] + _LIST_SECONDS <= self._clock():
@@ -181,10 +181,10 @@ class ClusterRuns:
         return [f"{RUNS}/namespaces/{namespace}/rlruns" for namespace in self._namespaces]
 
     def one(self, key: Key) -> Json | None:
-        """One run as it is now; None: there is none.
+        """Return the current state of one run, or None if it does not exist.
 
         Raises:
-            ClusterError: it cannot be read.
+            ClusterError: the run cannot be read.
         """
         try:
             return self.api.get(f"{RUNS}/namespaces/{key[0]}/rlruns/{key[1]}")
@@ -194,7 +194,7 @@ class ClusterRuns:
             raise
 
     def fingerprints(self) -> dict[str, str]:
-        """A short text for each run that changes with the run, or with its files here."""
+        """Return a short text per run that changes with the run, or with its files here."""
         return {
             id_of(key): short_digest(f"{_read_map(run, 'metadata').get('resourceVersion')} {self.volumes.mark(run)}")
             for key, run in self.all().items()
@@ -202,7 +202,7 @@ class ClusterRuns:
 
 
 class TeamRun:
-    """A run that a user may get."""
+    """Run that a user may get."""
 
     def __init__(self, runs: ClusterRuns, run: Json, rights: Rights, caller: Caller) -> None:
         self._runs, self._run, self._rights, self._caller = runs, run, rights, caller
@@ -220,7 +220,7 @@ class TeamRun:
         return with_parts(self._run, ApiParts(self._runs.api), time.time())
 
     def manifest(self) -> dict[str, object]:
-        """The RLRun as it is applied: without its status, and without what the API server notes."""
+        """Return the applied RLRun without its status and server-side metadata."""
         meta = {
             name: _read_map(self._run, "metadata").get(name) for name in ("name", "namespace", "labels", "annotations")
         }
@@ -237,7 +237,7 @@ class TeamRun:
         return str(_read_map(self._run, "metadata").get("uid") or "")
 
     def fork(self) -> ForkedFrom | None:
-        """See `shown.Run`. Few runs are forks, so the record is looked for before the right to read it is asked for."""
+        """See `shown.Run`. Few runs are forks, so the record is read before the caller's right is reviewed."""
         try:
             found = self._runs.volumes.get(self._run).fork()
         except (UnreadableError, OutsideError):
@@ -248,8 +248,8 @@ class TeamRun:
         """See `shown.Run`."""
         if not self._rights.may(self._caller, *self._key, FILES):
             raise ForbiddenError(
-                f"{self._caller.name} may see this run, and not its curves and rollouts: that needs the right to get rlruns/{FILES} in "
-                f"namespace {self._key[0]}, which Kubernetes' roles edit and admin have"
+                f"{self._caller.name} may see this run, but not its curves and rollouts, which need the right to get rlruns/{FILES} in "
+                f"namespace {self._key[0]}, which Kubernetes' roles edit and admin contain"
             )
         return self._runs.volumes.get(self._run)
 
@@ -258,13 +258,15 @@ class TeamRuns:
     """Runs that one user may get.
 
     Args:
-        runs: of the cluster.
-        rights: of users.
-        caller: who asks.
-        again: who asks by now; raises, where nobody stands behind the request any more.
+        runs: runs of the cluster.
+        rights: rights of users.
+        caller: user of the request.
+        again: function that identifies the user again; raises if the user is no longer valid.
     """
 
-    nothing = "There is no run that you may see. You see those that you may get: kubectl auth can-i get rlruns --namespace NAMESPACE"
+    nothing = (
+        "There are no runs that you may see. Check your rights: kubectl auth can-i get rlruns --namespace NAMESPACE"
+    )
 
     def __init__(self, runs: ClusterRuns, rights: Rights, caller: Caller, again: Callable[[], Caller]) -> None:
         self._runs, self._rights, self._caller, self._again = runs, rights, caller, again
@@ -277,7 +279,7 @@ class TeamRuns:
         return [TeamRun(self._runs, run, self._rights, self._caller) for key, run in found.items() if key in allowed]
 
     def get(self, run: str) -> TeamRun:
-        """See `shown.Runs`. Whether there is a run that a user may not get is not told."""
+        """See `shown.Runs`. The error does not reveal whether a run exists that the user may not get."""
         namespace, _, name = run.partition(".")
         if not (_NAME.fullmatch(namespace) and _NAME.fullmatch(name) and self._runs.serves(namespace)):
             raise UnknownRunError(run)
@@ -296,12 +298,12 @@ class TeamRuns:
                 return None
             allowed = self._rights.which(self._caller, keys.values())
         except (SignedOutError, TooManyError, ClusterError):
-            return None  # the page asks again, and is told why
+            return None  # the page reconnects and then receives the reason
         return {id: text for id, text in fingerprints.items() if keys[id] in allowed}
 
 
 def id_of(key: Key) -> str:
-    """Id of a run in addresses; a namespace has no dot."""
+    """Return the id of a run in URLs; a namespace contains no dot."""
     return ".".join(key)
 
 

@@ -1,4 +1,4 @@
-"""Gate before every request of a team's page: which user stands behind it, logins and logouts, probes, and the path before a prefix."""
+"""Checks before every request of a team's page: user, login and logout, probes, and the path prefix of an ingress."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Session:
     """Token of a request, and its source.
 
     Attributes:
-        token: the bearer token.
-        cookie: name of the browser's session; None: the request itself brought the token.
+        token: bearer token.
+        cookie: cookie of the browser's session; None: the request itself contained the token.
     """
 
     token: str
@@ -41,15 +41,15 @@ class Session:
 
 
 class Gate:
-    """Middleware.
+    """ASGI middleware of a team's page.
 
     Args:
-        app: what answers those who may ask. It finds the user in `scope["state"]`: `caller`, `again` and `session`.
+        app: wrapped application; it reads `caller`, `again` and `session` from `scope["state"]`.
         callers: users by their tokens.
-        sessions: of browsers.
-        ready: says why this server is not ready; None: it is.
-        prefix: path under which an ingress has it, such as `/rlrun`; requests come with or without it.
-        trusted: proxies whose word about a sender's address counts.
+        sessions: sessions of browsers.
+        ready: function that returns why this server is not ready, or None.
+        prefix: path of the page behind an ingress, such as `/rlrun`; requests may contain it or not.
+        trusted: proxies whose `X-Forwarded-For` header is used.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Gate:
         self._app, self._callers, self._sessions, self._ready = app, callers, sessions, ready
         self._prefix, self._trusted = prefix.rstrip("/"), tuple(trusted)
         self._asked = f"log in with a token of the cluster{callers.meant}"
-        # __Host- and __Secure- are held to what they say by browsers: the cookie comes from this host, and over TLS.
+        # Browsers enforce the prefixes __Host- and __Secure-: the cookie comes from this host, and over TLS.
         self._cookie = "__Secure-rlrun" if self._prefix else "__Host-rlrun"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
+        """Check and answer a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -83,7 +83,7 @@ class Gate:
         await (answer or self._app)(scope, receive, with_policy(send))
 
     async def _answer(self, scope: Scope, receive: Receive) -> Response | None:
-        """An answer of the gate itself; None: the application answers."""
+        """Return a response of the gate itself, or None if the application answers."""
         path, method, headers = scope["path"], scope["method"], Headers(scope=scope)
         if path == "/healthz":
             return PlainTextResponse("ok\n")
@@ -92,14 +92,14 @@ class Gate:
             return PlainTextResponse(f"{why or 'ok'}\n", status_code=503 if why else 200)
         if path in (LOGIN, LOGOUT):
             if method != "POST":
-                return _login_problem(405, f"{method} is no login")
+                return _login_problem(405, f"{method} is not allowed: a login is a POST request")
             return await self._posted(path, scope, receive)
         if method not in ("GET", "HEAD"):
-            return _login_problem(405, f"{method} changes nothing here: this page only reads")
+            return _login_problem(405, f"the method {method} is not allowed: this page is read-only")
         if not (path == "/api" or path.startswith("/api/")):
-            return None  # the page's files, the same for everybody
+            return None  # files of the page are public
         if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return _login_problem(403, "another site's page may not read this")
+            return _login_problem(403, "requests from pages of other sites are not allowed")
         return await self._identify(scope, headers)
 
     async def _identify(self, scope: Scope, headers: Headers) -> Response | None:
@@ -124,7 +124,7 @@ class Gate:
         return None
 
     def _session(self, headers: Headers) -> Session | None:
-        """The token of a request; one that the request itself brings counts before a cookie."""
+        """Return the token of a request; the Authorization header has priority over a cookie."""
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind:
             return Session(token.strip() if kind.lower() == "bearer" else "", None)
@@ -149,37 +149,41 @@ class Gate:
         try:
             caller = await to_thread.run_sync(self._callers.who, token, peer)
         except (SignedOutError, TooManyError, ClusterError) as error:
-            logger.info(f"a login from {peer} was refused: {type(error).__name__}")
+            logger.info(f"refused a login from {peer}: {type(error).__name__}")
             return refuse_anonymous(error)
-        logger.info(f"{printable(caller.name)} has logged in from {peer}")
+        logger.info(f"{printable(caller.name)} logged in from {peer}")
         if before:
-            self._sessions.close(before)  # a cookie never changes its user
+            self._sessions.close(before)  # a session never changes its user
         answer = Response(status_code=204)
         self._set(answer, self._sessions.open(token), None)
         return answer
 
     def _set(self, answer: Response, value: str, age: int | None) -> None:
         path = f"{self._prefix}/"
-        # Lax and not Strict: a link to the page in a chat would else ask for a login again. Nothing is changed by GET.
+        # Lax, not Strict: a link to the page in a chat would otherwise require a login. GET requests change nothing.
         answer.set_cookie(self._cookie, value, max_age=age, path=path, secure=True, httponly=True, samesite="lax")
 
 
 def explain_foreign(headers: Headers) -> str | None:
-    """Why a POST may be another site's; None: it is from this page."""
+    """Return why a POST request may come from another site, or None if it comes from this page."""
     site = headers.get("sec-fetch-site")
     if site is not None:
-        return None if site == "same-origin" else "another site's page may not do this"
+        return None if site == "same-origin" else "requests from pages of other sites are not allowed"
     origin = headers.get("origin")
     if origin is None:
-        return "the header Origin is missing; programs send their token with each request: Authorization: Bearer TOKEN"
+        return "the header Origin is missing; programs must send their token with each request: Authorization: Bearer TOKEN"
     place = urlsplit(origin)
-    return None if place.netloc and place.netloc == headers.get("host") else "another site's page may not do this"
+    return (
+        None
+        if place.netloc and place.netloc == headers.get("host")
+        else "requests from pages of other sites are not allowed"
+    )
 
 
 async def _login_token(request: Request) -> str | Response:
-    """Token of a login."""
+    """Return the token of a login request, or an error response."""
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        return _login_problem(415, 'a login is JSON: {"token": "..."}')
+        return _login_problem(415, 'the body of a login must be JSON: {"token": "..."}')
     content = b""
     async for piece in request.stream():
         content += piece
@@ -189,18 +193,22 @@ async def _login_token(request: Request) -> str | Response:
         token = json.loads(content)["token"]
     except (ValueError, LookupError, TypeError, RecursionError):
         token = None
-    return token.strip() if isinstance(token, str) else _login_problem(422, 'a login is JSON: {"token": "..."}')
+    return (
+        token.strip()
+        if isinstance(token, str)
+        else _login_problem(422, 'the body of a login must be JSON: {"token": "..."}')
+    )
 
 
 def refuse_anonymous(error: Exception) -> Response:
-    """Answer to a request behind which no user stands."""
+    """Return the response to a request without a valid user."""
     if isinstance(error, SignedOutError):
         return _login_problem(401, str(error), login=True)
     if isinstance(error, TooManyError):
         answer = _login_problem(429, str(error), login=True)
         answer.headers["Retry-After"] = str(max(1, round(error.seconds)))
         return answer
-    return _login_problem(503, f"nothing can be shown now: {request_error(error)}")
+    return _login_problem(503, f"the data is temporarily unavailable: {request_error(error)}")
 
 
 def _login_problem(status: int, text: str, *, login: bool = False) -> PlainJSONResponse:

@@ -1,4 +1,4 @@
-"""Values that are kept for a bounded time, and a bound on how often something may fail."""
+"""Values with a limited lifetime, and a limit for the rate of failures."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Key, Value]):
-    """Values by key, each until its time is over.
+    """Values by key, each with its own lifetime.
 
     Args:
-        most: number of values; the oldest make room.
-        clock: seconds that only go on.
+        most: maximum number of values; the oldest are dropped.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, most: int, clock: Callable[[], float]) -> None:
@@ -25,7 +25,7 @@ class Kept(Generic[Key, Value]):
         self._lock = Lock()
 
     def get(self, key: Key) -> Value | None:
-        """The value of a key; None: there is none any more."""
+        """Return the value of a key, or None if there is none or it has expired."""
         with self._lock:
             found = self._values.get(key)
             if found is None:
@@ -36,7 +36,7 @@ class Kept(Generic[Key, Value]):
             return found[1]
 
     def put(self, key: Key, value: Value, seconds: float) -> None:
-        """Keep a value for so long."""
+        """Store a value for `seconds`."""
         with self._lock:
             self._values.pop(key, None)
             self._values[key] = (self._clock() + seconds, value)
@@ -44,40 +44,40 @@ class Kept(Generic[Key, Value]):
                 self._values.popitem(last=False)
 
     def drop(self, key: Key) -> None:
-        """Keep it no longer."""
+        """Remove the value of a key."""
         with self._lock:
             self._values.pop(key, None)
 
 
 class Limit:
-    """A bound on how often one peer may fail: `burst` times at once, and once more after each `seconds`.
+    """Limit for the rate of failures of a peer: `burst` failures at once, then one more after each `seconds`.
 
     Args:
-        burst: failures at once.
-        seconds: time after which one more is allowed.
-        clock: seconds that only go on.
-        peers: peers that are remembered; the one that failed longest ago makes room.
+        burst: number of failures at once.
+        seconds: time after which one more failure is allowed.
+        clock: monotonic clock in seconds.
+        peers: maximum number of stored peers; the one with the oldest failure is dropped.
     """
 
     def __init__(self, burst: int, seconds: float, clock: Callable[[], float], peers: int = 4096) -> None:
         self._burst, self._seconds, self._clock, self._peers = burst, seconds, clock, peers
         self._full_at: OrderedDict[str, float] = OrderedDict()
-        """When each peer has all its failures to spend again."""
+        """Time at which each peer has its full burst again."""
         self._lock = Lock()
 
     def wait(self, peer: str) -> float:
-        """Seconds until this peer may fail again; 0: now."""
+        """Return the seconds until this peer may fail again; 0: now."""
         with self._lock:
             left = self._full_at.get(peer, 0.0) - self._clock()
             return max(0.0, left - (self._burst - 1) * self._seconds)
 
     def has_failed(self, peer: str) -> bool:
-        """True if failures of a peer still count."""
+        """Return whether failures of a peer still count."""
         with self._lock:
             return self._full_at.get(peer, 0.0) > self._clock()
 
     def failed(self, peer: str) -> None:
-        """Count a failure."""
+        """Count a failure of a peer."""
         with self._lock:
             now = self._clock()
             begin = max(now, self._full_at.pop(peer, now))

@@ -1,4 +1,4 @@
-"""Address of the one who sent a request: of the connection, or as proxies name it that are trusted."""
+"""Address of the sender of a request: from the connection, or from the headers of trusted proxies."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from starlette.types import Scope
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 _SITE_BITS = 64
-"""One IPv6 user has so many low bits to choose from."""
+"""Prefix length of IPv6 limits; a single user controls the lower bits."""
 _HOPS_MAX = 32
 
 
 def parse_networks(words: Sequence[str]) -> tuple[Network, ...]:
-    """Networks of `10.0.0.0/8`, or of one address.
+    """Parse networks such as `10.0.0.0/8`, or single addresses.
 
     Raises:
-        ValueError: one is written otherwise, or has bits behind its prefix; names it.
+        ValueError: a network is invalid, or has bits behind its prefix; the message contains it.
     """
     found = []
     for word in words:
         try:
             found.append(ip_network(word))
         except ValueError as error:
-            raise ValueError(f"{error}; write a network such as 10.244.0.0/16, or one address") from None
+            raise ValueError(f"{error}; use a network such as 10.244.0.0/16, or a single address") from None
     return tuple(found)
 
 
 def peer_of(scope: Scope, trusted: Sequence[Network] = ()) -> str:
-    """Address for limits: of an IPv6 address its /64.
+    """Return the sender's address for rate limits; for IPv6 its /64 network.
 
-    `X-Forwarded-For` counts as far as trusted proxies have written it: from its end, each entry is the address that the proxy behind it
-    has seen. The first that is no trusted proxy is the sender; what stands before it anybody can have written.
+    `X-Forwarded-For` is used as far as trusted proxies wrote it: from the end, each entry is the address that the proxy behind it saw. The
+    first entry that is not a trusted proxy is the sender; any sender can forge the entries before it.
 
     Args:
-        scope: of the request.
-        trusted: proxies.
+        scope: ASGI scope of the request.
+        trusted: networks of trusted proxies.
     """
     client = scope.get("client")
     if not client:
@@ -62,7 +62,7 @@ def _trusts_peer(trusted: Sequence[Network], address: Address) -> bool:
 
 
 def _parse_address(text: str) -> Address | None:
-    """An address, which may have a port; None: it is none."""
+    """Parse an address with an optional port; returns None if it is invalid."""
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]
@@ -72,7 +72,9 @@ def _parse_address(text: str) -> Address | None:
         found = ip_address(text)
     except ValueError:
         return None
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:  # a listener on `::` sees IPv4 so
+    if (
+        isinstance(found, IPv6Address) and found.ipv4_mapped is not None
+    ):  # the form of IPv4 clients at a listener on `::`
         return found.ipv4_mapped
     return found
 

@@ -1,4 +1,4 @@
-"""Server of a team's page: its settings, and how its parts are put together."""
+"""Server of a team's page: its settings and the assembly of its parts."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Settings:
 
     Attributes:
         host: address to listen on.
-        port: 0 takes a free one.
-        namespaces: whose runs are shown; empty: those of all.
-        audiences: tokens must be meant for one of them; empty: for the API server.
-        prefix: path under which an ingress has the page.
+        port: port; 0 selects a free port.
+        namespaces: namespaces whose runs are shown; empty: all.
+        audiences: accepted audiences of tokens; empty: the audience of the API server.
+        prefix: path of the page behind an ingress.
         claims: (namespace, claim) -> folder where it is mounted.
-        trusted: proxies whose `X-Forwarded-For` counts.
-        keep_seconds: time for which the API server's word about a user is used again.
-        seconds: time between two looks for changes.
+        trusted: proxies whose `X-Forwarded-For` is used.
+        keep_seconds: time for which reviews of a user are cached.
+        seconds: time between two scans for changes.
     """
 
     host: str = "::"
@@ -56,13 +56,13 @@ class Settings:
 
 
 def make_team_app(api: Api, settings: Settings, static: StaticFiles, redactor: Redactor) -> ASGIApp:
-    """The guarded application."""
+    """Return the application with its gate."""
     runs = ClusterRuns(api, settings.namespaces, Volumes(settings.claims))
     rights = Rights(api, settings.keep_seconds)
 
     def runs_of(request: Request) -> TeamRuns:
         state = request.scope.get("state", {})
-        if "caller" not in state:  # the gate lets nobody through without; a route that it does not know shows nothing
+        if "caller" not in state:  # the gate always sets a caller; this is a second protection for unknown routes
             raise SignedOutError("log in with a token of the cluster")
         return TeamRuns(runs, rights, state["caller"], state["again"])
 
@@ -79,7 +79,7 @@ def _refused_answer(_request: Request, error: Exception) -> Response:
 
 
 def _readiness_answer(runs: ClusterRuns) -> Callable[[], str | None]:
-    """Ready once runs could be listed: later outages are said on the page, which an ingress would else replace by its own words."""
+    """Return a readiness check. Once runs were listed it stays ready: later outages appear on the page, not as an error of the ingress."""
     listed = False
 
     def why() -> str | None:
@@ -96,17 +96,17 @@ def _readiness_answer(runs: ClusterRuns) -> Callable[[], str | None]:
 
 
 def serve_team(settings: Settings, url: str, say: Callable[[str], None], credentials: Path = CREDENTIALS) -> None:
-    """Serve until a signal.
+    """Serve until a signal arrives.
 
     Args:
-        settings: of the page.
-        url: of the API server.
-        say: prints the address, once it is served.
-        credentials: folder of the account's `token` and `ca.crt`.
+        settings: settings of the page.
+        url: URL of the API server.
+        say: function that prints the address as soon as it is served.
+        credentials: folder with the account's `token` and `ca.crt`.
 
     Raises:
-        OSError: the address cannot be listened on, or the installation has no page.
-        ValueError: the URL is none of an API server.
+        OSError: the address is not available, or the installation does not contain the page.
+        ValueError: the URL is invalid.
     """
     app = make_team_app(ApiServer(url, credentials), settings, StaticFiles(), Redactor(os.environ))
     listener = _open_socket(settings.host, settings.port)
@@ -115,7 +115,7 @@ def serve_team(settings: Settings, url: str, say: Callable[[str], None], credent
         log_level="warning",
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # the gate reads them, where a proxy is trusted
+        proxy_headers=False,  # the gate reads these headers, only from trusted proxies
         timeout_graceful_shutdown=_GRACE_SECONDS,
     )
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -132,7 +132,7 @@ def _open_socket(host: str, port: int) -> socket.socket:
 
 
 def api_url(environment: Mapping[str, str]) -> str | None:
-    """The API server, as Kubernetes tells each pod; None: this is no pod."""
+    """Return the URL of the API server from the variables of a pod, or None outside of a cluster."""
     host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
         return None
@@ -140,16 +140,16 @@ def api_url(environment: Mapping[str, str]) -> str | None:
 
 
 def claims_of(words: Sequence[str]) -> dict[tuple[str, str], Path]:
-    """Claims of `NAMESPACE/CLAIM=FOLDER`.
+    """Parse claims in the form `NAMESPACE/CLAIM=FOLDER`.
 
     Raises:
-        ValueError: one is written otherwise; names it.
+        ValueError: a claim has another form; the message contains it.
     """
     found = {}
     for word in words:
         name, equals, folder = word.partition("=")
         namespace, slash, claim = name.partition("/")
         if not (namespace and slash and claim and equals and Path(folder).is_absolute()):
-            raise ValueError(f"{word} is no NAMESPACE/CLAIM=FOLDER with a folder from the root")
+            raise ValueError(f"got {word}, expected NAMESPACE/CLAIM=FOLDER with an absolute folder")
         found[namespace, claim] = Path(folder)
     return found

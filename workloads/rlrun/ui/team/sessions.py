@@ -1,4 +1,4 @@
-"""Sessions of browsers: the token stays in this process' memory, and the browser has a random name of it."""
+"""Sessions of browsers: the token stays in the memory of this process, and the browser stores only a random cookie."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _SESSIONS_MAX = 2048
 
 
 class Sessions:
-    """Tokens by the cookies of browsers, of which only digests are kept.
+    """Tokens by the cookies of browsers. Only digests of cookies are stored.
 
     Args:
-        clock: seconds that only go on.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._tokens: Kept[bytes, str] = Kept(_SESSIONS_MAX, clock)
 
     def open(self, token: str) -> str:
-        """Begin a session; the cookie's value."""
+        """Start a session and return the cookie's value."""
         cookie = secrets.token_urlsafe(32)
         self._tokens.put(_token_digest(cookie), token, SESSION_SECONDS)
         return cookie
 
     def token(self, cookie: str) -> str | None:
-        """The token of a session; None: there is none any more."""
+        """Return the token of a session, or None if it has ended."""
         return self._tokens.get(_token_digest(cookie))
 
     def close(self, cookie: str) -> None:

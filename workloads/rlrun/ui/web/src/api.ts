@@ -22,13 +22,13 @@ export async function get<T>(path: string, signal?: AbortSignal): Promise<T> {
     reply = await fetch(`./api${path}`, { signal });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Error("The server does not answer. Is `rlrun ui` still running?");
+    throw new Error("The server does not respond; check that `rlrun ui` is still running.");
   }
   if (reply.ok) return (await reply.json()) as T;
   throw await refusal(reply);
 }
 
-/** Only logins and logouts are posted. */
+/** Only logins and logouts use POST. */
 export async function post(path: string, body: unknown): Promise<void> {
   const reply = await fetch(`./api${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
   if (!reply.ok) throw await refusal(reply);
@@ -36,13 +36,13 @@ export async function post(path: string, body: unknown): Promise<void> {
 
 let loggedOut: ((why: string) => void) | null = null;
 
-/** Call `listener` when the server answers nothing more without a login. */
+/** Call `listener` when the server requires a login. */
 export function onLoggedOut(listener: (why: string) => void): void {
   loggedOut = listener;
 }
 
 async function refusal(reply: Response): Promise<Error> {
-  const refused = (await reply.json().catch(() => ({ problem: `the server answered ${reply.status}`, login: false }))) as Problem;
+  const refused = (await reply.json().catch(() => ({ problem: `the server returned ${reply.status}`, login: false }))) as Problem;
   if (reply.status === 401 && refused.login) loggedOut?.(refused.problem);
   return new Error(refused.problem);
 }
@@ -52,7 +52,7 @@ export interface Asked<T> {
   problem: string | null;
 }
 
-/** The answer of a path; the one before stays until the next is there. `run`: asked again when that run changes; "*": any run. */
+/** Response of a path; the previous one stays until the next arrives. `run`: repeat the request when this run changes; "*": any run. */
 export function useAnswer<T>(path: string | null, run: string | null = null): Asked<T> {
   const [asked, put] = useState<Asked<T> & { path: string | null }>({ answer: null, problem: null, path: null });
   const [turn, again] = useState(0);

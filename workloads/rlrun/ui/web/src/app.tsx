@@ -1,4 +1,4 @@
-// Frame of all pages: header, keys, and which page an address means.
+// Frame of all pages: header, keyboard shortcuts, and the page of a URL.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Me } from "./answers";
 import { get, onLoggedOut, post } from "./api";
@@ -19,7 +19,7 @@ const KEYS: [string, string][] = [
   ["g", "all runs"],
   ["r", "the run's rollouts"],
   ["j, k", "next and previous rollout"],
-  ["← →", "values of a curve or tokens of a rollout, one by one, once it has the focus"],
+  ["← →", "values of a curve or tokens of a rollout, one by one, if it has the focus"],
 ];
 
 function Page({ route }: { route: Route }) {
@@ -40,7 +40,7 @@ function NotAPage() {
     <>
       <Title>Not a page</Title>
       <Note kind="problem">
-        This address names no page. Start with <a href={to("/")}>all runs</a>.
+        There is no page at this URL. Start with <a href={to("/")}>all runs</a>.
       </Note>
     </>
   );
@@ -51,7 +51,7 @@ function typing(event: KeyboardEvent): boolean {
   return event.ctrlKey || event.metaKey || event.altKey || /^(input|select|textarea)$/i.test(target.tagName);
 }
 
-/** Who asks; a text: why a login is asked for. */
+/** Current user; a text: reason why a login is required. */
 function useMe(): Me | string | null {
   const [me, put] = useState<Me | string | null>(null);
   useEffect(() => {
@@ -62,7 +62,7 @@ function useMe(): Me | string | null {
     });
     get<Me>("/me")
       .then(put)
-      // Whatever else is wrong, the pages say for themselves.
+      // Other errors are reported by the pages.
       .catch(() => asked || put({ user: null, session: false }))
       .finally(() => asked || listen());
   }, []);
@@ -119,7 +119,7 @@ export function App() {
           RLRun
         </a>
         <span class={`live ${live === false ? "off" : ""}`} role="status">
-          {typeof me === "string" ? "" : live === null ? "connecting…" : live ? "live" : refused ? `not live: ${refused}` : "not connected: what is shown may be old"}
+          {typeof me === "string" ? "" : live === null ? "connecting…" : live ? "live" : refused ? `not live: ${refused}` : "not connected: values may be outdated"}
         </span>
         {me !== null && typeof me === "object" && me.user !== null ? <span class="user">{me.user}</span> : null}
         {me !== null && typeof me === "object" && me.session ? (
@@ -140,7 +140,7 @@ export function App() {
               choose(value);
             }}
           >
-            <option value="system">as the system</option>
+            <option value="system">system</option>
             <option value="dark">dark</option>
             <option value="light">light</option>
           </select>

@@ -1,4 +1,4 @@
-// Stacked bars of times, and a histogram: plain SVG, with the same numbers as a table.
+// Stacked bars of times, and a histogram: plain SVG, with the same numbers in a table.
 import type { Staleness, Timeline } from "./answers";
 import { number } from "./format";
 
@@ -6,7 +6,7 @@ export function Times({ found }: { found: Timeline }) {
   const spans = found.first.length;
   if (spans === 0) return <p class="note">No step has been timed yet.</p>;
   const sums = found.first.map((_, at) => found.parts.reduce((sum, part) => sum + (part.seconds[at] ?? 0), 0));
-  // One long first step does not flatten the others: its bar is cut, with a mark.
+  // A long first step must not flatten the others: its bar is truncated and marked.
   const most = Math.max(found.high, 1e-9);
   const beyond = sums.filter((sum) => sum > most * 1.0001);
   const width = 100 / spans;
@@ -17,10 +17,10 @@ export function Times({ found }: { found: Timeline }) {
     <>
       <p>
         The trainer waits for others in {number(total ? (100 * waits) / total : 0, 2)} % of its time.{" "}
-        {waits > total / 2 ? "Rollouts are what a step waits for: more engines, or less to sample, make it faster." : ""}
-        {total > 0 && waits < total / 20 ? "The trainer itself is what a step takes: rollouts are there before it needs them." : ""}
+        {waits > total / 2 ? "Steps mostly wait for rollouts: more engines or fewer sampled tokens make them faster." : ""}
+        {total > 0 && waits < total / 20 ? "Steps are limited by the trainer: rollouts are ready before the trainer needs them." : ""}
       </p>
-      <svg class="times" viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label={`Seconds of a step over ${spans} spans of steps, by what the trainer did; the table has the means`}>
+      <svg class="times" viewBox="0 0 100 40" preserveAspectRatio="none" role="img" aria-label={`Seconds of a step over ${spans} spans of steps, by the trainer's activity; the table contains the means`}>
         {found.first.map((first, at) => {
           let top = 40;
           const cut = (sums[at] ?? 0) > most * 1.0001;
@@ -75,7 +75,7 @@ export function Times({ found }: { found: Timeline }) {
 
 export function Lags({ found }: { found: Staleness }) {
   const total = found.tokens.reduce((sum, one) => sum + one, 0);
-  if (total === 0) return <p class="note">No token of step {found.step} was sampled by a version that is known.</p>;
+  if (total === 0) return <p class="note">No token of step {found.step} was sampled by a known version.</p>;
   const most = Math.max(...found.tokens);
   return (
     <table class="plain lags">

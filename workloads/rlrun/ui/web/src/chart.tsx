@@ -1,4 +1,4 @@
-// Curves over steps. Dragging zooms, for the mouse; fields of the page do the same for the keyboard, whose arrows read value by value.
+// Curves over steps. Dragging with the mouse zooms; input fields do the same for the keyboard, whose arrow keys read single values.
 import { useEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
@@ -11,7 +11,7 @@ export type Scaling = "robust" | "all" | "log";
 export interface Curve {
   label: string;
   view: CurveView | undefined;
-  /** Points that a line only connects: measured now and then. */
+  /** Whether points are sparse, so that the line only connects them. */
   sparse?: boolean;
 }
 
@@ -23,7 +23,7 @@ interface ChartProps {
   height?: number;
 }
 
-// Okabe and Ito's colours, which most colour-blind readers tell apart, as dark or light as the contrast needs; dashes tell them apart without colour.
+// Okabe and Ito's colors, which most color-blind readers can distinguish, with adjusted lightness for contrast; dashes distinguish them without color.
 const LIGHT = ["#0b5cad", "#b34700", "#006e52", "#a0377c", "#7a5c00", "#3f3f46", "#0077a3", "#8a1c1c"];
 const DARK = ["#7db8f7", "#f5a25d", "#4fd1a5", "#e596c8", "#e8cf5a", "#c4c6cc", "#6fd3f5", "#f29a94"];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 4], [1, 4], [6, 2, 1, 2]];
@@ -44,7 +44,7 @@ interface Column {
   faint: boolean;
 }
 
-/** Columns of a curve: its values, faint behind their mean where there is one. */
+/** Columns of a curve: its values, drawn faintly behind their mean if there is one. */
 function columnsOf(curves: Curve[]): Column[] {
   return curves.flatMap(({ view }, curve) => {
     if (view === undefined) return [{ curve, steps: [], values: [], faint: false }];
@@ -53,7 +53,7 @@ function columnsOf(curves: Curve[]): Column[] {
   });
 }
 
-/** Columns on one axis of steps; each may have been measured at other steps. A logarithm has no place for 0 and less. */
+/** Columns on a common axis of steps; curves can have different steps. A logarithmic axis excludes values of 0 and below. */
 function aligned(columns: Column[], log: boolean): uPlot.AlignedData {
   const steps = [...new Set(columns.flatMap((column) => column.steps))].sort((a, b) => a - b);
   const places = new Map(steps.map((step, at) => [step, at]));
@@ -68,7 +68,7 @@ function aligned(columns: Column[], log: boolean): uPlot.AlignedData {
   return [steps, ...found] as uPlot.AlignedData;
 }
 
-/** Lowest and highest value of the axis, with some room. */
+/** Lowest and highest value of the axis, with a margin. */
 function range(curves: Curve[], scaling: Scaling): [number, number] {
   const views = curves.flatMap(({ view }) => (view && view.steps.length ? [view] : []));
   const every = views.flatMap((view) => (scaling === "robust" ? [view.low, view.high] : [...view.values]));
@@ -204,7 +204,7 @@ function seriesOf(column: Column, { view, sparse }: Curve, dark: boolean): uPlot
   };
 }
 
-/** A triangle at the edge for each value that lies beyond it, with the largest one in words. */
+/** A triangle at the edge for each value outside of the axis, with the largest value as text. */
 function mark(self: uPlot, curves: Curve[], dark: boolean, unit: string): void {
   const { ctx, bbox } = self;
   const size = 5 * devicePixelRatio;
@@ -237,7 +237,7 @@ function mark(self: uPlot, curves: Curve[], dark: boolean, unit: string): void {
   ctx.restore();
 }
 
-/** Values at the cursor, in words. */
+/** Values at the cursor, as text. */
 function at(self: uPlot, curves: Curve[], columns: Column[], unit: string): string {
   const { idx, left } = self.cursor;
   if (idx === null || idx === undefined || left === undefined || left < 0) return "";
@@ -265,7 +265,7 @@ function summary({ label, view }: Curve, unit: string): string {
   return `${label}: ${inUnit(view.values.at(-1), unit)} at step ${view.steps.at(-1)}, from ${number(low)} to ${number(high)}`;
 }
 
-/** What a reader has to know of how it is drawn. */
+/** Notes about smoothing, outliers and scaling. */
 function notes(curves: Curve[], scaling: Scaling, log: boolean, unit: string): string {
   const views = curves.flatMap(({ view }) => (view ? [view] : []));
   const windows = [...new Set(views.filter((view) => view.window > 1).map((view) => view.window))];

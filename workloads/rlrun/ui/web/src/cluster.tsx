@@ -1,4 +1,4 @@
-// What Kubernetes knows of a run: conditions, pods, events.
+// Kubernetes objects of a run: conditions, pods, events.
 import type { RunView } from "./answers";
 import { ago } from "./format";
 import { Note, Section, Wide } from "./parts";
@@ -10,11 +10,11 @@ export function ClusterSections({ found }: { found: RunView }) {
         <Rows label="Conditions" heads={["Condition", "Status", "Reason", "Since", "Says"]} rows={found.conditions.map((one) => [one.type, one.status, one.reason, ago(one.since), one.message])} />
       </Section>
       <Section title="Pods" id="pods">
-        {found.processes.length === 0 ? <Note>No pod runs now.</Note> : null}
+        {found.processes.length === 0 ? <Note>There are no pods now.</Note> : null}
         <Rows label="Pods" heads={["Pod", "Role", "State", "Restarts", "Node"]} rows={found.processes.map((one) => [one.name, one.role, one.ready ? `${one.state}, ready` : one.state, one.restarts, one.node ?? "–"])} />
       </Section>
       <Section title="Events" id="events">
-        {found.events.length === 0 ? <Note>The cluster keeps no event about this run (any more).</Note> : null}
+        {found.events.length === 0 ? <Note>The cluster has no events about this run; old events are deleted.</Note> : null}
         <Rows label="Events" heads={["Event", "When", "Times", "Says"]} rows={found.events.map((one) => [one.warning ? `⚠ ${one.reason}` : one.reason, ago(one.time), one.count, one.message])} />
       </Section>
     </>

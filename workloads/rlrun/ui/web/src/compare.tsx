@@ -1,4 +1,4 @@
-// Runs beside each other: one chart a metric, means of the last tenth, and what differs in their manifests.
+// Comparison of runs: one chart per metric, means of the last tenth, and differences of the manifests.
 import type { Comparison, Curves } from "./answers";
 import { address, useAnswer } from "./api";
 import { Chart, type Curve } from "./chart";
@@ -48,7 +48,7 @@ function Charts({ found, query }: { found: Comparison; query: URLSearchParams })
   return (
     <Section title="Curves" id="curves">
       <View query={query} metrics={found.metrics} extra={extra} />
-      {wanted.length === 0 ? <Note>None of them has trained a step.</Note> : <Together ids={found.ids} labels={found.labels} wanted={wanted} query={query} />}
+      {wanted.length === 0 ? <Note>No run has trained a step.</Note> : <Together ids={found.ids} labels={found.labels} wanted={wanted} query={query} />}
     </Section>
   );
 }
@@ -88,7 +88,7 @@ function Means({ found }: { found: Comparison }) {
   if (found.lastTenth.length === 0) return null;
   return (
     <Section title="Means of the last tenth" id="means">
-      <p class="hint">Of the {number(found.steps)} steps that all of them have.</p>
+      <p class="hint">Based on the {number(found.steps)} steps that all runs have.</p>
       <Wide label="Means">
         <table class="plain">
           <thead>
@@ -121,9 +121,9 @@ function Means({ found }: { found: Comparison }) {
 
 function Differences({ found }: { found: Comparison }) {
   return (
-    <Section title="What differs in their manifests" id="differences">
+    <Section title="Differences of the manifests" id="differences">
       {found.differences.length === 0 ? (
-        <p class="note">Their configurations do not differ.</p>
+        <p class="note">The configurations are equal.</p>
       ) : (
         <Wide label="Differences">
           <table class="plain">

@@ -1,4 +1,4 @@
-// Numbers and times as people read them.
+// Formatting of numbers and times for people.
 export function number(value: number | null | undefined, digits = 4): string {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
@@ -7,7 +7,7 @@ export function number(value: number | null | undefined, digits = 4): string {
   return String(Number(value.toPrecision(digits)));
 }
 
-/** Units that are only the kind of the value: no reader misses them behind a number. */
+/** Units that only name the kind of value and are omitted after numbers. */
 const PLAIN = ["value", "reward", "loss", "ratio", "rate", "1 is perfect"];
 
 export function inUnit(value: number | null | undefined, unit: string): string {

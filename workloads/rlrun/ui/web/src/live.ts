@@ -5,7 +5,7 @@ let runs: Record<string, string> = {};
 let whole = "";
 const listeners = new Set<() => void>();
 export let connected: boolean | null = null;
-/** The server's own words on why it sends no events to this page; empty: it has said nothing. */
+/** The server's reason why it sends no events to this page; empty without one. */
 export let refused = "";
 
 export function versionOf(run: string): string {
@@ -33,7 +33,7 @@ export function listen(): void {
   events.addEventListener("error", () => {
     connected = false;
     tell();
-    // A browser gives up after an answer that is no stream of events, such as 429; it tries again by itself after all others.
+    // A browser does not reconnect after a response that is not an event stream, such as 429; after other failures it does.
     if (events.readyState === EventSource.CLOSED) {
       ask();
       setTimeout(listen, 5000);
@@ -41,7 +41,7 @@ export function listen(): void {
   });
 }
 
-/** An EventSource does not tell why it was refused. */
+/** EventSource does not expose the reason of a refusal, so it is requested separately. */
 function ask(): void {
   const stop = new AbortController();
   fetch("./api/events", { signal: stop.signal })

@@ -1,4 +1,4 @@
-// Login with a token of the cluster, where the server asks for one.
+// Login with a token of the cluster, if the server requires one.
 import { useState } from "preact/hooks";
 import { post } from "./api";
 import { Note, Title, useTitle } from "./parts";
@@ -31,12 +31,12 @@ export function LoginPage({ why, done }: { why: string; done: () => void }) {
           <input id="token" name="token" type="password" autocomplete="off" spellcheck={false} required aria-describedby="of-tokens" />
         </label>
         <button type="submit" disabled={busy}>
-          {busy ? "Asking the cluster…" : "Log in"}
+          {busy ? "Checking the token…" : "Log in"}
         </button>
       </form>
       <p id="of-tokens">
-        You see the runs that you may get in the cluster. A token of a ServiceAccount: <code>kubectl create token NAME -n NAMESPACE</code>; of your own account:
-        what your kubeconfig has, or its login plugin prints. It is kept in this server's memory until you log out, for 12 hours at most.
+        The page shows the runs that you may get in the cluster. A token of a ServiceAccount: <code>kubectl create token NAME -n NAMESPACE</code>. For your own account, use the token
+        in your kubeconfig or from its login plugin. The server keeps the token in memory until you log out, for at most 12 hours.
       </p>
     </>
   );

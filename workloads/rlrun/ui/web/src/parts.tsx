@@ -1,9 +1,9 @@
-// Small parts that all pages share.
+// Small components that all pages share.
 import type { ComponentChildren } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Asked } from "./api";
 
-/** Heading of a page; it gets the focus, so that a reader and the keyboard begin there. */
+/** Heading of a page; it gets the focus, so that screen readers and the keyboard start there. */
 export function Title({ children }: { children: ComponentChildren }) {
   const place = useRef<HTMLHeadingElement>(null);
   useEffect(() => {
@@ -23,7 +23,7 @@ export function useTitle(text: string): void {
   }, [text]);
 }
 
-/** An answer, or why there is none yet. */
+/** Content of a response, or the reason why there is none yet. */
 export function Answered<T>({ asked, children }: { asked: Asked<T>; children: (answer: T) => ComponentChildren }) {
   if (asked.problem !== null) return <Note kind="problem">{asked.problem}</Note>;
   if (asked.answer === null) return <Note>Reading…</Note>;
@@ -54,7 +54,7 @@ export function Section({ title, id, children, tools }: { title: string; id: str
   );
 }
 
-/** A wide table that scrolls by itself, also by keyboard. */
+/** Wide table with its own scrolling, also by keyboard. */
 export function Wide({ label, children }: { label: string; children: ComponentChildren }) {
   return (
     <div class="wide" role="region" aria-label={label} tabIndex={0}>
@@ -86,7 +86,7 @@ interface FieldProps {
   placeholder?: string;
 }
 
-/** A field that takes effect with Enter or when it is left. What is being typed stays, however often the page is drawn meanwhile. */
+/** Input that takes effect on Enter or blur. Typed text survives rerenders of the page. */
 export function Field({ label, value, put, type = "number", id, list, placeholder }: FieldProps) {
   const [typed, setTyped] = useState<string | null>(null);
   return (

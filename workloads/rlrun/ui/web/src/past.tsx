@@ -1,11 +1,11 @@
-// The past of a run: where it was forked from, its forks, and what was changed between its attempts.
+// Past of a run: its origin, its forks, and configuration changes between its attempts.
 import type { Change, History, Lineage } from "./answers";
 import { useAnswer } from "./api";
 import { ago } from "./format";
 import { Answered, Section, Wide } from "./parts";
 import { to } from "./route";
 
-/** Nothing for a run that is no fork and has none. */
+/** Renders nothing for a run that is not a fork and has no forks. */
 export function LineageSection({ id }: { id: string }) {
   const { answer } = useAnswer<Lineage>(`/runs/${id}/lineage`, id);
   if (answer === null || (answer.origin === null && answer.forks.length === 0)) return null;
@@ -16,9 +16,9 @@ export function LineageSection({ id }: { id: string }) {
         <>
           <p>
             Forked from {origin.id === null ? <strong>{origin.run}</strong> : <a href={to(`/run/${origin.id}`)}>{origin.run}</a>} at step {origin.step}, the checkpoint of its attempt {origin.attempt}
-            {origin.id === null ? ` (${origin.folder}, which is not among the runs of this page)` : ""}.
+            {origin.id === null ? ` (${origin.folder}, which is not shown on this page)` : ""}.
           </p>
-          {origin.changes.length === 0 ? <p class="note">Nothing was changed in the fork.</p> : <Changes label="Changes of the fork" changes={origin.changes} before="There" after="Here" />}
+          {origin.changes.length === 0 ? <p class="note">The fork has no changes.</p> : <Changes label="Changes of the fork" changes={origin.changes} before="There" after="Here" />}
         </>
       ) : null}
       {forks.length === 0 ? null : (
@@ -26,7 +26,7 @@ export function LineageSection({ id }: { id: string }) {
           {forks.map((fork) => (
             <li key={fork.id}>
               <a href={to(`/run/${fork.id}`)}>{fork.label}</a> was forked from this run at step {fork.step}
-              {fork.changes.length === 0 ? ", with nothing changed" : `, with another ${fork.changes.map((one) => one.field).join(", ")}`}.
+              {fork.changes.length === 0 ? " without changes" : `, with changes of ${fork.changes.map((one) => one.field).join(", ")}`}.
             </li>
           ))}
         </ul>
@@ -38,7 +38,7 @@ export function LineageSection({ id }: { id: string }) {
 export function HistorySection({ id }: { id: string }) {
   const asked = useAnswer<History>(`/runs/${id}/history`, id);
   return (
-    <Section title="What was changed" id="history">
+    <Section title="Configuration changes" id="history">
       <Answered asked={asked}>
         {(found) => (
           <>
@@ -50,9 +50,9 @@ export function HistorySection({ id }: { id: string }) {
                   {edit.started === null ? "" : `, begun ${ago(edit.started)}`}
                 </h3>
                 {edit.known ? (
-                  <Changes label={`Changes with attempt ${edit.attempt}`} changes={edit.changes} before="Before" after="Since then" />
+                  <Changes label={`Changes with attempt ${edit.attempt}`} changes={edit.changes} before="Before" after="After" />
                 ) : (
-                  <p>Its configuration is another one than before; which fields changed was not kept by the release that ran it.</p>
+                  <p>The configuration differs from the previous attempt; the release that ran it did not record the changed fields.</p>
                 )}
               </section>
             ))}

@@ -1,4 +1,4 @@
-// One rollout: turns, tokens with colours, and another rollout of its group beside it.
+// Page of one rollout: turns, colored tokens, and a comparison with another rollout of its group.
 import { useState } from "preact/hooks";
 import type { DiffView, RolloutPage as Page, Reasons, RolloutView, Tokens, TurnView } from "./answers";
 import { address, useAnswer } from "./api";
@@ -32,7 +32,7 @@ export function RolloutPage({ id, number: at, query }: { id: string; number: num
           <>
             <Known found={found} />
             <Section title="Turns" id="turns">
-              {found.turns.length === 0 ? <p class="note">{found.row.error ? `It ended in an error: ${found.row.error}` : "The trace has no turns of it."}</p> : null}
+              {found.turns.length === 0 ? <p class="note">{found.row.error ? `The rollout ended with an error: ${found.row.error}` : "The trace contains no turns of this rollout."}</p> : null}
               <Turns turns={found.turns} />
             </Section>
             {where.evaluation ? null : <ReasonsSection id={id} at={at} step={where.step} />}
@@ -107,7 +107,7 @@ function Turns({ turns }: { turns: TurnView[] }) {
   );
 }
 
-/** Why it is worth that: the arithmetic of the advantage, versions and tokens, and the commands that go further. */
+/** Explanation of the advantage, versions and tokens, and commands for further analysis. */
 function ReasonsSection({ id, at, step }: { id: string; at: number; step: string | null }) {
   const asked = useAnswer<Reasons>(step ? address(`/runs/${id}/rollouts/${at}/reasons`, { step }) : null);
   return (
@@ -115,7 +115,7 @@ function ReasonsSection({ id, at, step }: { id: string; at: number; step: string
       <Answered asked={asked}>
         {(found) => (
           <>
-            {found.why ? <p class="note">Nothing is explained: {found.why}.</p> : null}
+            {found.why ? <p class="note">There is no explanation: {found.why}.</p> : null}
             {found.samples.map((lines, number) => (
               <div key={`${at}-${number}`} class="text">
                 <code>{lines.join("\n")}</code>
@@ -149,8 +149,8 @@ function TokensSection({ id, at, step, query }: { id: string; at: number; step: 
       <Answered asked={asked}>
         {(found) => (
           <>
-            {found.why ? <p class="note">No tokens are shown: {found.why}.</p> : null}
-            {found.sequences.length && !found.decoded ? <p class="note">No tokenizer is in the run's folder: tokens are shown by their numbers.</p> : null}
+            {found.why ? <p class="note">There are no tokens: {found.why}.</p> : null}
+            {found.sequences.length && !found.decoded ? <p class="note">The run's folder contains no tokenizer, so tokens are shown by their ids.</p> : null}
             {found.sequences.map((sequence, number) => (
               <Coloured key={`${at}-${number}`} sequence={sequence} by={by} />
             ))}
@@ -177,7 +177,7 @@ function Beside({ id, at, group, where, query }: BesideProps) {
   const asked = useAnswer<DiffView>(known ? address(`/runs/${id}/rollouts/${at}/diff/${other}`, where) : null);
   const options = [["", "nothing"], ...others.map((row) => [String(row.number), `rollout ${row.rollout}, reward ${number(row.reward)}`] as const)] as const;
   return (
-    <Section title="Beside another of its group" id="beside" tools={<Choice label="Compare with" value={known ? other : ""} options={options} put={(value) => change({ other: value })} />}>
+    <Section title="Comparison within the group" id="beside" tools={<Choice label="Compare with" value={known ? other : ""} options={options} put={(value) => change({ other: value })} />}>
       {known ? (
         <Answered asked={asked}>
           {(found) => (

@@ -9,17 +9,17 @@ const LIMIT = 50;
 export const FILTERS = ["step", "evaluation", "environment", "rewardMin", "rewardMax", "tokensMin", "tokensMax", "group", "order"] as const;
 const ORDERS = [["worst", "worst reward first"], ["best", "best reward first"], ["trace", "as trained"], ["longest", "longest first"], ["shortest", "shortest first"]] as const;
 
-/** Worst answers come first: they say most about what to change. */
+/** Worst answers come first, because they help most to find problems. */
 const FIRST = "worst";
 const RARE = ["rewardMin", "rewardMax", "tokensMin", "tokensMax", "group"];
 
-/** Name of the trace that is shown, for titles. */
+/** Displayed name of the current trace, for titles. */
 export function sourceOf(chosen: Record<string, string | null | undefined>): string {
   if (chosen.evaluation && !chosen.step) return `held-out answers of version ${Number(chosen.evaluation)}`;
   return chosen.step ? `rollouts of step ${Number(chosen.step)}` : "rollouts";
 }
 
-/** Filters of an address, with the newest step where none is named. */
+/** Filters of a URL, with the newest step as the default. */
 export function filters(query: URLSearchParams, traced: TracedSteps | null): Record<string, string> | null {
   const found: Record<string, string> = { order: FIRST, ...Object.fromEntries(FILTERS.flatMap((name) => (query.get(name) ? [[name, query.get(name) as string]] : []))) };
   if (found.step || found.evaluation) return found;
@@ -58,7 +58,7 @@ export function RolloutsPage({ id, query }: { id: string; query: URLSearchParams
                   <Choice
                     label="Held-out answers"
                     value={chosen.evaluation ?? ""}
-                    options={[["", "no: of training"], ...known.evaluations.map((version) => [String(version), `of version ${version}`] as const)]}
+                    options={[["", "no (training)"], ...known.evaluations.map((version) => [String(version), `of version ${version}`] as const)]}
                     put={(evaluation) => change({ evaluation, step: null, offset: null })}
                   />
                 ) : null}
@@ -75,7 +75,7 @@ export function RolloutsPage({ id, query }: { id: string; query: URLSearchParams
                   </div>
                 </details>
               </div>
-              <p class="hint">Traces: {known.spans.map(([first, last]) => (first === last ? `step ${first}` : `steps ${first} to ${last}`)).slice(-6).join(", ") || "none of training"}.</p>
+              <p class="hint">Traces: {known.spans.map(([first, last]) => (first === last ? `step ${first}` : `steps ${first} to ${last}`)).slice(-6).join(", ") || "no training traces"}.</p>
               <Answered asked={asked}>{(page) => <Rows id={id} page={page} chosen={chosen} offset={offset} />}</Answered>
             </>
           );
@@ -86,7 +86,7 @@ export function RolloutsPage({ id, query }: { id: string; query: URLSearchParams
 }
 
 function Rows({ id, page, chosen, offset }: { id: string; page: Page; chosen: Record<string, string>; offset: number }) {
-  if (page.chosen === 0) return <Note>None of {number(page.total)} rollouts fits these filters.</Note>;
+  if (page.chosen === 0) return <Note>No rollout matches these filters (of {number(page.total)}).</Note>;
   const last = Math.min(page.chosen, offset + LIMIT);
   return (
     <>
@@ -100,7 +100,7 @@ function Rows({ id, page, chosen, offset }: { id: string; page: Page; chosen: Re
             <tr>
               <th scope="col">Rollout</th>
               <th scope="col" class="number">Reward</th>
-              <th scope="col">Asked and answered</th>
+              <th scope="col">Prompt and answer</th>
               <th scope="col" class="number">Advantage</th>
               <th scope="col">Environment</th>
               <th scope="col" class="number">Tokens</th>

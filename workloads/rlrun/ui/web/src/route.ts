@@ -1,4 +1,4 @@
-// Addresses behind the `#`: a path and a query. The server knows none of them.
+// Locations after the `#`: a path and a query. The server never receives them.
 import { useEffect, useState } from "preact/hooks";
 import { address, type Query } from "./api";
 
@@ -26,7 +26,7 @@ export function useRoute(): Route {
   return route;
 }
 
-/** Change parts of the query of the present address; an empty value takes its name away. */
+/** Change parts of the current query; an empty value removes its name. */
 export function change(values: Record<string, string | number | null>): void {
   const { parts, query } = parse(location.hash);
   for (const [name, value] of Object.entries(values)) {

@@ -1,4 +1,4 @@
-// One run: state and causes, curves, times, staleness, evaluations, manifest.
+// Page of one run: state and causes, curves, times, staleness, evaluations, manifest.
 import { useState } from "preact/hooks";
 import type { CostView, Curves, CurveView, FindingView, Manifest, RunView, Staleness, Timeline, TracedSteps } from "./answers";
 import { address, useAnswer } from "./api";
@@ -12,7 +12,7 @@ import { change, to } from "./route";
 import { range, scaling, smooth, View, zoom } from "./view";
 
 const USUAL = ["loss", "entropy", "completion_length/mean", "grad_norm", "mismatch_kl", "off_policy/mean", "perf/throughput", "time/step"];
-/** Held-out curves beside the training's; more than these in one picture are not told apart. */
+/** Maximum number of held-out curves in one chart with the training curve; more are hard to distinguish. */
 const HELD_OUT_MAX = 5;
 
 export function RunPage({ id, query }: { id: string; query: URLSearchParams }) {
@@ -111,11 +111,11 @@ const USES: Record<string, string> = {
   stopping: "stopped",
 };
 
-/** Hours, and what they were spent on. */
+/** Hours in total and by use. */
 function cost({ gpus, hours, uses }: CostView): string {
   const all = hours * 3600;
   const parts = uses.map(({ use, seconds }) => `${Math.round((100 * seconds) / all)} % ${USES[use] ?? "other"}`);
-  return `${number(hours, 3)} ${gpus ? "GPU-hours" : "hours of the machine"}: ${parts.join(", ")}`;
+  return `${number(hours, 3)} ${gpus ? "GPU-hours" : "machine hours"}: ${parts.join(", ")}`;
 }
 
 function WhySection({ found }: { found: RunView }) {
@@ -123,7 +123,7 @@ function WhySection({ found }: { found: RunView }) {
   const quiet = why.now.length === 0 && why.before.length === 0 && why.besides.length === 0;
   return (
     <Section title="Why" id="why">
-      {quiet ? <p class="note">Nothing is wrong, and nothing is waited for.</p> : null}
+      {quiet ? <p class="note">No problem is known, and the run does not wait for anything.</p> : null}
       <ul class="findings">
         {why.now.map((one) => (
           <Finding key={one.what} found={one} />
@@ -157,12 +157,12 @@ function Finding({ found }: { found: FindingView }) {
   );
 }
 
-/** A curve of its own, with the title that the server gave it. */
+/** Chart of a single curve, with the server's title. */
 function Alone({ view, query }: { view: CurveView; query: URLSearchParams }) {
   return <Chart title={view.title} curves={[{ label: view.metric, view }]} scaling={scaling(query)} zoom={zoom} />;
 }
 
-/** What the run learns: the training's curve, and what was held out beside it. */
+/** Learning curves: training together with held-out curves. */
 function learning(metrics: string[]): string[] {
   const training = metrics.includes("reward/mean") ? "reward/mean" : "loss";
   if (!metrics.includes(training)) return [];
@@ -180,7 +180,7 @@ function CurvesSection({ id, found, query }: { id: string; found: RunView; query
   return (
     <Section title="Curves" id="curves">
       {wanted.length === 0 ? (
-        <Note>No step has been trained yet; curves begin with the first.</Note>
+        <Note>No step has been trained yet; curves start with the first step.</Note>
       ) : (
         <>
           <View query={query} metrics={found.metrics} extra={extra} />
@@ -217,7 +217,7 @@ function Learning({ views, query }: { views: CurveView[]; query: URLSearchParams
   );
 }
 
-/** Further held-out measures, a picture for each environment, and where the answers are. */
+/** Further held-out metrics, one chart per environment, and links to the answers. */
 function EvaluationSection({ id, found, query }: { id: string; found: RunView; query: URLSearchParams }) {
   const names = found.metrics.filter((name) => /^eval\/.+\/pass@\d+$/.test(name)).slice(0, 24);
   const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, smooth: 1, points: 600, ...range(query) }) : null, id);
@@ -251,7 +251,7 @@ function EvaluationSection({ id, found, query }: { id: string; found: RunView; q
 function TimesSection({ id, query }: { id: string; query: URLSearchParams }) {
   const asked = useAnswer<Timeline>(address(`/runs/${id}/timeline`, range(query)), id);
   return (
-    <Section title="Who waited for whom" id="times">
+    <Section title="Waits between roles" id="times">
       <Answered asked={asked}>{(found) => <Times found={found} />}</Answered>
     </Section>
   );
@@ -260,7 +260,7 @@ function TimesSection({ id, query }: { id: string; query: URLSearchParams }) {
 const OF_GPUS = ["perf/mfu", "perf/peak_memory"];
 const LOSSES = ["waitedForRollouts", "waitedForTrainer", "startup", "stopping"];
 
-/** Of a run on GPUs: what its trainer made of them, the memory that it took, and the time in which they were held for nothing. */
+/** For a run on GPUs: utilization and memory of the trainer's GPUs, and the share of time without training. */
 function GpuSection({ id, found, query }: { id: string; found: RunView; query: URLSearchParams }) {
   const names = OF_GPUS.filter((name) => found.metrics.includes(name));
   const asked = useAnswer<Curves>(names.length ? address(`/runs/${id}/curves`, { metric: names, smooth: smooth(query), points: 600, ...range(query) }) : null, id);
@@ -286,7 +286,7 @@ function GpuSection({ id, found, query }: { id: string; found: RunView; query: U
           )}
         </Answered>
       ) : null}
-      <p class="hint">Of every GPU, the engines' too, by the second: the dashboards of docs/monitoring.md.</p>
+      <p class="hint">For all GPUs, including the engines', with a resolution of seconds: see the dashboards in docs/monitoring.md.</p>
     </Section>
   );
 }
@@ -325,7 +325,7 @@ function Attempts({ found }: { found: RunView }) {
             <thead>
               <tr>
                 <th scope="col">Attempt</th>
-                <th scope="col">Steps that count</th>
+                <th scope="col">Steps of the result</th>
                 <th scope="col">End</th>
               </tr>
             </thead>

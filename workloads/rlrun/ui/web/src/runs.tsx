@@ -1,4 +1,4 @@
-// All runs: how far each is, how it learns, and why it is no further.
+// List of all runs: progress, small curve, and reason for waiting or failure.
 import { useState } from "preact/hooks";
 import type { RunList, RunRow } from "./answers";
 import { useAnswer } from "./api";
@@ -35,7 +35,7 @@ export function RunsPage() {
                   <span class="hint">Select two or more runs to compare them.</span>
                 )}
               </div>
-              {shown.length === 0 ? <Note>No run fits “{words}”.</Note> : <Table runs={shown} chosen={chosen} toggle={toggle} />}
+              {shown.length === 0 ? <Note>No run matches “{words}”.</Note> : <Table runs={shown} chosen={chosen} toggle={toggle} />}
               {found.refused.map((one) => (
                 <Note key={one.id} kind="problem">
                   Not shown: {one.why}.
@@ -122,7 +122,7 @@ function Line({ run, chosen, toggle }: { run: RunRow; chosen: string[]; toggle: 
   );
 }
 
-/** Time that a run still takes, or has taken. */
+/** Remaining time of a run, or its duration. */
 function time(run: RunRow): string {
   const { etaSeconds, lastStepTime } = run.progress;
   if (run.phase === "Running" && etaSeconds !== null) return `${span(etaSeconds)} left`;

@@ -1,4 +1,4 @@
-// A small curve of a run in the list of runs, asked for once its row can be seen.
+// Small curve of a run in the list of runs, requested when its row becomes visible.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { Sparkline } from "./answers";
 import { useAnswer } from "./api";

@@ -1,4 +1,4 @@
-// Dark or light: as the system says, unless somebody has chosen.
+// Dark or light theme: the system's setting, unless the user has chosen one.
 import { useEffect, useState } from "preact/hooks";
 
 export type Theme = "system" | "dark" | "light";

@@ -1,4 +1,4 @@
-// Tokens of a sequence with the colour of one of their numbers; the arrow keys go from one to the next.
+// Tokens of a sequence, colored by one of their values; the arrow keys move between tokens.
 import { useState } from "preact/hooks";
 import type { TokenSequence } from "./answers";
 import { number } from "./format";
@@ -35,7 +35,7 @@ export function Coloured({ sequence, by }: { sequence: TokenSequence; by: By }) 
   return (
     <>
       <p class="hint">{LEGEND[by]} Underlined: prompt, tools and templates, which are not trained on.</p>
-      <div class="tokens" tabIndex={0} role="group" aria-label="Tokens; the arrow keys go from one to the next" onKeyDown={pressed}>
+      <div class="tokens" tabIndex={0} role="group" aria-label="Tokens; the arrow keys move between tokens" onKeyDown={pressed}>
         {sequence.texts.map((text, at) => (
           <span key={at} class={`${shade(sequence, at, by, newest, most)}${at === chosen ? " chosen" : ""}`} onClick={() => choose(at)}>
             {text}
@@ -43,7 +43,7 @@ export function Coloured({ sequence, by }: { sequence: TokenSequence; by: By }) 
         ))}
       </div>
       <p role="status" class="token">
-        {chosen === null ? "Choose a token to see its numbers." : describe(sequence, chosen)}
+        {chosen === null ? "Choose a token to see its values." : describe(sequence, chosen)}
       </p>
       {sequence.cut ? <p class="note">{number(sequence.cut)} more tokens are not shown.</p> : null}
     </>

@@ -1,4 +1,4 @@
-// Which steps are shown, how curves are smoothed and scaled: part of the address, so that a link shows the same.
+// Shown steps, smoothing and scaling of curves: part of the URL, so that a link shows the same view.
 import type { Scaling } from "./chart";
 import { Choice, Field } from "./parts";
 import { change } from "./route";
@@ -6,7 +6,7 @@ import { change } from "./route";
 const SMOOTH = [["", "automatically"], ["1", "not at all"], ["5", "over 5 steps"], ["20", "over 20 steps"], ["100", "over 100 steps"]] as const;
 const SCALES = [["", "linear, outliers marked"], ["all", "linear, all values"], ["log", "logarithmic"]] as const;
 
-/** Steps of the mean; 0: chosen by the server. */
+/** Window of the mean in steps; 0: the server decides. */
 export function smooth(query: URLSearchParams): string {
   return query.get("smooth") ?? "0";
 }
