@@ -216,15 +216,15 @@ def test_runs_beside_each_other(run: Folder, asked: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "query", "status", "said"),
     [
-        ("/api/runs/nobody", {}, 404, "there is no run nobody"),
-        ("/api/runs/RUN/rollouts", {"step": 4}, 404, "there is no step_00000004.jsonl"),
+        ("/api/runs/nobody", {}, 404, "the run nobody does not exist"),
+        ("/api/runs/RUN/rollouts", {"step": 4}, 404, "the run's folder has no step_00000004.jsonl"),
         ("/api/runs/RUN/rollouts", {}, 404, "set the parameter step or evaluation"),
         ("/api/runs/RUN/rollouts", {"step": 3, "order": "prettiest"}, 422, "order: Input should be 'trace', 'worst'"),
         ("/api/runs/RUN/rollouts", {"step": 3, "limit": 100000}, 422, "limit: "),
         ("/api/runs/RUN/rollouts/99", {"step": 3}, 404, "the trace has no rollout 99"),
         ("/api/runs/RUN/curves", {}, 422, "metric: "),
         ("/api/compare", {"run": "RUN"}, 422, "run: "),
-        ("/api/unknown", {}, 404, "there is no /api/unknown"),
+        ("/api/unknown", {}, 404, "the route /api/unknown does not exist"),
     ],
 )
 def test_what_cannot_be_answered_is_one_sentence(

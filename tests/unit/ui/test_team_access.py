@@ -188,7 +188,7 @@ def test_no_link_leads_to_the_files_of_another_run(teams: TeamCluster, asked: Cl
     metrics = tmp_path / "a" / "demo" / "metrics.jsonl"
     metrics.unlink()
     metrics.symlink_to(tmp_path / "a" / "hers" / "metrics.jsonl")
-    assert "leads out" in asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json["unread"][0]
+    assert "is a link to a target outside" in asked.get("/api/runs/team-a.demo", headers=bearer(ANN)).json["unread"][0]
 
 
 def test_no_secret_of_a_manifest_is_served(asked: Client) -> None:

@@ -28,14 +28,20 @@ def test_claims_are_of_a_namespace() -> None:
     ("words", "said"),
     [
         ([], "--api-server: this process does not run in a pod"),
-        (["--api-server", "http://10.0.0.1"], "--api-server: http://10.0.0.1 is no address of an API server"),
-        (["--api-server", "https://10.0.0.1", "--claim", "data=/x"], "--claim: data=/x is no NAMESPACE/CLAIM=FOLDER"),
-        (["--api-server", "https://10.0.0.1", "--claim", "a/data=x"], "--claim: a/data=x is no NAMESPACE/CLAIM=FOLDER"),
+        (["--api-server", "http://10.0.0.1"], "--api-server: http://10.0.0.1 is not a URL of an API server"),
+        (
+            ["--api-server", "https://10.0.0.1", "--claim", "data=/x"],
+            "--claim: got data=/x, expected NAMESPACE/CLAIM=FOLDER",
+        ),
+        (
+            ["--api-server", "https://10.0.0.1", "--claim", "a/data=x"],
+            "--claim: got a/data=x, expected NAMESPACE/CLAIM=FOLDER",
+        ),
         (
             ["--api-server", "https://10.0.0.1", "--trusted-proxy", "10.0.0.1/8"],
-            "--trusted-proxy: 10.0.0.1/8 has host bits set; write a network such as 10.244.0.0/16, or one address",
+            "--trusted-proxy: 10.0.0.1/8 has host bits set; use a network such as 10.244.0.0/16, or a single address",
         ),
-        (["--api-server", "https://10.0.0.1", "--root-path", "rlrun"], "--root-path: rlrun does not begin with /"),
+        (["--api-server", "https://10.0.0.1", "--root-path", "rlrun"], "--root-path: rlrun does not start with /"),
     ],
 )
 def test_wrong_options_are_refused_by_their_name(
