@@ -108,7 +108,7 @@ def test_all_that_has_no_default_is_asked_for_in_one_line() -> None:
         (
             "trainer",
             ["--model", '{"name": null, "tiny": {}}'],
-            r"model\.tiny: .*runs/rl/model is not there: .*`rlrun tiny-model ",
+            r"model\.tiny: there is no folder .*runs/rl/model: .*`rlrun tiny-model ",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_memory_that_nobody_says_is_asked_for(
     assert main(["fit", ONE_GPU]) == exit_codes.CONFIGURATION
     assert "--gpu-memory 80Gi" in capsys.readouterr().err
     assert main(["fit", ONE_GPU, "--gpu-product", "NVIDIA-X1"]) == exit_codes.CONFIGURATION
-    assert "the memory of NVIDIA-X1 is not known" in capsys.readouterr().err
+    assert "the memory of NVIDIA-X1 is unknown" in capsys.readouterr().err
     monkeypatch.setattr(fit, "_local_memory", lambda: 24 * GIB)
     assert main(["fit", ONE_GPU]) == exit_codes.OK
 

@@ -51,7 +51,7 @@ def test_init_writes_over_nothing_and_knows_its_names(
     monkeypatch.chdir(tmp_path)
     assert main(["init"]) == exit_codes.OK
     assert main(["init"]) == exit_codes.USAGE
-    assert "quickstart.yaml is there already" in capsys.readouterr().err
+    assert "quickstart.yaml exists already" in capsys.readouterr().err
     assert main(["init", "grppo"]) == exit_codes.USAGE
     assert "did you mean grpo?" in capsys.readouterr().err
     assert main(["init", "--list"]) == exit_codes.OK

@@ -77,7 +77,7 @@ def test_a_link_to_a_run_elsewhere_is_refused_with_its_name(run: Folder, asked: 
         status, body = get(asked, f"/api/runs/{link.id}{answer}")
         assert (status, b"a link to a folder outside" in body) == (403, True), answer
     assert [one["why"] for one in asked.json("/api/runs")["refused"]] == [
-        "mine is a link to a folder outside of those that were given"
+        "mine is a link to a folder outside of the folders of this page"
     ]
     assert asked.get("/api/compare", run=[run.id, link.id]).status == 403
 

@@ -122,12 +122,12 @@ async def test_one_user_keeps_no_other_from_a_page(monkeypatch: pytest.MonkeyPat
         anns = [feed.events(user="ann") for _ in range(2)]
         for page in anns:
             await anext(page)
-        assert feed.refusal("ann") == "you have 2 pages of this server open, which is the most for one user; close some"
+        assert feed.refusal("ann") == "you have 2 open pages of this server, the maximum per user; close some of them"
         assert [event async for event in feed.events(user="ann")] == [], "one that was answered before the others began"
         assert feed.refusal("bob") is None
         bobs = feed.events(user="bob")
         await anext(bobs)
-        assert "3 pages of this server are open, which is the most for all users" in str(feed.refusal("eve"))
+        assert "3 pages of this server are open, the maximum for all users" in str(feed.refusal("eve"))
         await anns[0].aclose()
         assert feed.refusal("eve") is None
         assert feed.refusal("ann") is None

@@ -229,7 +229,7 @@ def conflicts(layers: Sequence[Layer]) -> list[Problem]:
             if key in seen and seen[key][0] != value:
                 other, first = seen[key]
                 line = f":{first.line}" if first.line is not None else ""
-                message = f"got {value!r}, but {first.source}{line} sets {first.path} to {other!r}; the roles share it, remove one value"
+                message = f"got {value!r}, but {first.source}{line} sets {first.path} to {other!r}; the roles share it, remove one"
                 problems.append(Problem(origin.source, origin.path, message, origin.line))
             seen.setdefault(key, (value, origin))
     return problems
