@@ -136,10 +136,10 @@ async def test_packed_answers_are_those_of_vllms_own_route(server: Server, clien
         assert list(one.logprobs) == pytest.approx(list(other.logprobs), abs=1e-5)
         assert one.finish_reason == other.finish_reason
     client._packs = True
-    with pytest.raises(EngineError, match="answered 400") as error:
+    with pytest.raises(EngineError, match="returned 400") as error:
         await sample(client, [1] * 5000, str(version))
     assert error.value.status == 400
-    with pytest.raises(EngineError, match="answered 400"):
+    with pytest.raises(EngineError, match="returned 400"):
         await sample(client, [9_999_999], str(version))
 
 

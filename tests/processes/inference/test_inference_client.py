@@ -199,7 +199,7 @@ async def test_errors_carry_status_and_message(engine: tuple[str, dict[str, Any]
     url, state = engine
     state["answers"]["/rlrun/update_weights"] = (400, body)
     async with EngineClient(url, "the-key") as client:
-        with pytest.raises(EngineError, match=r"answered 400: .*no such path") as error:
+        with pytest.raises(EngineError, match=r"returned 400: .*no such path") as error:
             await client.update_weights("/w", 1)
     assert error.value.status == 400
     assert not isinstance(error.value, EngineUnavailableError)

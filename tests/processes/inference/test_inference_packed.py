@@ -270,7 +270,7 @@ async def test_a_part_that_fails_fails_the_request_alone() -> None:
         return await asyncio.Event().wait()  # type: ignore[func-returns-value]
 
     async with serving({ENGINE_GENERATE_PACKED: answers}) as url, EngineClient(url, "key") as client:
-        with pytest.raises(EngineError, match="answered 400: too long") as error:
+        with pytest.raises(EngineError, match="returned 400: too long") as error:
             await asked(client, n=5, max_tokens=1 << 17)
     assert error.value.status == 400
 
