@@ -196,9 +196,9 @@ class Passive(Talk):
     def metrics(self) -> dict[str, float]:
         return {}
 
-    def _answered(self, document: Any) -> None: ...
+    def _handle_pong(self, document: Any) -> None: ...
 
-    def _lost(self, error: WireError | None) -> None:
+    def _on_connection_lost(self, error: WireError | None) -> None:
         self.lost.append(error)
 
 

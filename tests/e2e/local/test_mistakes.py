@@ -64,7 +64,7 @@ def test_a_model_folder_without_weights_is_refused(new_run: Callable[..., LocalR
     document["spec"]["model"] = {"path": str(tmp_path)}
     code, output = refused(new_run(document))
     assert code == exit_codes.DATA
-    assert f"{tmp_path} holds no weights" in output
+    assert f"{tmp_path} has no weights" in output
 
 
 def test_a_folder_with_something_in_it_is_refused(new_run: Callable[..., LocalRun], tmp_path: Path) -> None:

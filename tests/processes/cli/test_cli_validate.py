@@ -261,7 +261,7 @@ def test_a_models_folder_is_looked_at(capsys: pytest.CaptureFixture[str]) -> Non
     assert "model is a file" in told()
     Path("model").unlink()
     Path("model").mkdir()
-    assert "holds no config.json, no weights (*.safetensors), no a tokenizer" in told()
+    assert "has no config.json, no weights (*.safetensors), no tokenizer" in told()
     Path("model", "model.safetensors").touch()
     for name, content in tokenizer_files().items():
         Path("model", name).write_bytes(content)

@@ -49,7 +49,7 @@ def test_equal_ids_of_one_split_are_named_with_their_places() -> None:
     message = refused([task("a"), task("b"), task("a", "other")], [task("c")])
     assert message == (
         "1 task of the train split shares its id with another task: 'a' (train[0], train[2]); "
-        "give each task an id of its own"
+        "give each task a different id"
     )
     assert "'c' (eval[0], eval[1])" in refused([task("a")], [task("c"), task("c")])
 
@@ -108,7 +108,7 @@ def test_the_environment_s_own_process_refuses_them(tmp_path: Path, monkeypatch:
     passed, first, second = check_subjects([(command, limits) for command in (good, twice, shared)])
     assert passed is None
     assert first is not None
-    assert "environment 'fixed_tasks:make': 1 task of the train split has an id" in first.message
+    assert "environment 'fixed_tasks:make': 1 task of the train split shares its id" in first.message
     assert second is not None
     assert "the train and the eval split share 1 task: 'b'" in second.message
 
@@ -185,7 +185,7 @@ async def test_ids_of_a_lazy_sequence_are_compared_as_they_are_played() -> None:
 
     assert [await play("train", 0), await play("train", 1), await play("train", 0)] == ["a", "b", "a"]
     for split, index, other in (("train", 2, "train[0]"), ("eval", 0, "train[1]")):
-        with pytest.raises(EpisodeError, match=rf"{other[:5]}\[\d\] and {split}\[{index}\] have this id") as caught:
+        with pytest.raises(EpisodeError, match=rf"{other[:5]}\[\d\] and {split}\[{index}\] have the same id") as caught:
             await play(split, index)  # type: ignore[arg-type]
         assert caught.value.kind == "environment"
         assert other in str(caught.value)

@@ -166,7 +166,7 @@ async def test_the_data_source_says_which_reward_counts(dataset: Any, score: Any
     [
         ("fails", r"reward own_rewards:fails: raised KeyError: 'no such thing' \(own_rewards.py, line 27\)"),
         ("leaves", r"reward own_rewards:leaves: raised SystemExit\(3\)"),
-        ("dies", "the process that computed reward own_rewards:dies died"),
+        ("dies", "the process that computed reward own_rewards:dies ended"),
         ("computes", "reward own_rewards:computes did not finish within 1 seconds"),
         ("nan", "reward own_rewards:nan: the reward must be a finite number, not nan"),
         ("nothing", "the reward must be a finite number, not None"),
@@ -192,7 +192,7 @@ MISTAKES = [
     ({"reward": [{"name": "exact", "wieght": 1}]}, "no argument 'reward.0.wieght'"),
     ({"reward": [{"name": "exact", "weight": float("nan")}]}, "argument 'reward.0.weight' = nan"),
     ({"reward": [{"name": "exact", "weight": float("inf")}]}, "argument 'reward.0.weight' = inf"),
-    ({"reward": [{"name": "exact", "processes": 3}]}, "processes is of functions"),
+    ({"reward": [{"name": "exact", "processes": 3}]}, "processes applies only to functions"),
     ({"reward": ["exact", "math"], "reward_args": {"processes": 3}}, "set args in each entry of reward"),
     ({"reward": "own_rewards:positional"}, "completion is a positional-only parameter"),
     ({"reward": "own_rewards:strange"}, "the parameter 'ground_turth' has no value (did you mean ground_truth?)"),
@@ -226,7 +226,7 @@ def test_a_data_source_without_a_reward_is_told_with_its_rows(dataset: Any) -> N
     assert "line 2, train.jsonl line 3, train.jsonl line 4 and 2 more: data_source 'mahts' has no reward" in str(
         caught.value
     )
-    assert "(did you mean maths?): reward_by_source names 'gsm8k', 'maths'" in str(caught.value)
+    assert "(did you mean maths?): reward_by_source has 'gsm8k', 'maths'" in str(caught.value)
 
 
 def test_a_module_that_is_missing_here_is_told_apart_from_a_mistake(dataset: Any) -> None:

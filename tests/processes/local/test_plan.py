@@ -176,7 +176,7 @@ def test_a_model_folder_without_weights_is_refused(tmp_path: Path) -> None:
         check_model(run.trainer.model)
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    with pytest.raises(PreflightError, match=r"holds no weights \(\*.safetensors\)"):
+    with pytest.raises(PreflightError, match=r"has no weights \(\*.safetensors\)"):
         check_model(run.trainer.model)
 
 

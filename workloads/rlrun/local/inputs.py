@@ -32,7 +32,7 @@ TEMPLATE_LIMITS = Limits(start_seconds=180.0, memory_bytes=16 * 1024**3)
 """Limits of the check of a template. It loads an environment only if the template has a fault."""
 DATA_SETS = ("dataset", "gsm8k")
 """Environments whose prompts are sent to the model exactly as they are in the rows."""
-_PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("a tokenizer", "token*"))
+_PARTS = (("config.json", "config.json"), ("weights (*.safetensors)", "*.safetensors"), ("tokenizer", "token*"))
 
 
 def check_model_folder(model: ModelConfig, *, here: bool, key: Key = ("model", "path")) -> Iterator[Finding]:
