@@ -66,7 +66,7 @@ ONE_ROLLOUT: dict[str, tuple[str, str]] = {
     "score_raises_cancelled_error": (REWARD, r"score\(\) raised CancelledError, although the episode"),
     "awaited_task_exits": (ENV, r"run\(\) raised SystemExit\(4\)"),
     "interrupts_itself": (ENV, r"run\(\) raised KeyboardInterrupt"),
-    "swallows_its_end": ("timeout", r"the episode's 1 seconds were over"),
+    "swallows_its_end": ("timeout", r"the episode did not finish within 1 seconds"),
     "takes_memory": (ENV, "run\\(\\) raised MemoryError"),
     "fills_the_disk": (ENV, "run\\(\\) raised OSError: .*No space left"),
     "nests_deeply": (ENV, r"info\['x'\]\[0\].* is nested deeper than 64 levels"),
