@@ -17,7 +17,7 @@ from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
 from rlrun.orchestrator.rollouts.harmony import HarmonyParser
-from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
+from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, ReplyParts, parse_text
 from tests.support.chat_templates import FAMILIES, real_tokenizer
 
 Kind = Literal["chat", "thoughts", "tools"]
@@ -121,13 +121,13 @@ class ScriptedEngine:
         self.answers.append(answer)
         return Completion(answer, [-1.0] * len(answer), [0] * len(answer), "stop")
 
-    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
+    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
         """Take a reply apart as the engine's parsers do."""
         thought = THOUGHT if self.kind == "thoughts" else None
         if self.turn == CALL:
-            return Said("", (("add", '{"a": 0}'),), thought)
+            return ReplyParts("", (("add", '{"a": 0}'),), thought)
         content = f"R{len(self.answers) - 1}"
-        return Said(content, (), thought, content)
+        return ReplyParts(content, (), thought, content)
 
 
 async def play(name: str, kind: Kind, strategy: TrajectoryStrategy) -> Cell:

@@ -44,7 +44,7 @@ class ScriptedModel:
             return said if isinstance(said, Reply) else Reply(said)
         self.offered.append(list(tools))
         taken = await parse_text((), said, tools)
-        calls = taken.messages_calls(self._calls)
+        calls = taken.calls_as_messages(self._calls)
         self._calls += len(calls)
         return Reply(said, tool_calls=tuple(calls), content=taken.content)
 

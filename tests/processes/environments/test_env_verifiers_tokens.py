@@ -14,7 +14,7 @@ from rlrun.environments.protocol import Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
-from rlrun.orchestrator.rollouts.tool_parsing import Said
+from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.support.waiting import UNREACHED_SECONDS
 
@@ -44,16 +44,16 @@ class Engine:
         self.parsed: list[list[str]] = []
 
     async def __call__(self, token_ids: Sequence[int], *, max_tokens: int, stop: Sequence[str] = ()) -> Completion:
-        ids = [*self.chat.appended(self.replies[len(self.said)]), self.chat.stop_token_ids[0]]
+        ids = [*self.chat.encode_appended(self.replies[len(self.said)]), self.chat.stop_token_ids[0]]
         self.asked.append(list(token_ids))
         self.said.append(ids)
         return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop")
 
-    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
+    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
         self.parsed.append([tool["function"]["name"] for tool in tools])
         content, _, call = text.partition("!")
         name, brace, arguments = call.partition("{")
-        return Said(content, ((name, brace + arguments),)) if call else Said()
+        return ReplyParts(content, ((name, brace + arguments),)) if call else ReplyParts()
 
 
 async def test_tools_go_through_the_chat_template_and_the_engines_parser() -> None:
@@ -86,8 +86,8 @@ async def test_arguments_that_no_tool_takes_are_answered_with_what_is_wrong(argu
     chat = chat_tokens()
     engine = Engine(chat, ["x", "done"])
 
-    async def parse(token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
-        return Said("", (("prices_of", arguments),)) if text == "x" else Said()
+    async def parse(token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
+        return ReplyParts("", (("prices_of", arguments),)) if text == "x" else ReplyParts()
 
     conversation: Any = Conversation(engine, chat, seq_len=400, max_tokens=99, parse=parse)
     env = load_environment("verifiers:vf-shop", {})

@@ -177,7 +177,7 @@ async def test_told_to_stop_it_waits_no_grace_period_for_a_trainer_whose_pod_is_
     client = TrainerClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", API_KEY, attempt=1)
     following = asyncio.create_task(asyncio.sleep(3600))
     client.ending = True
-    await result_of(client.see_off(following, UNREACHED_SECONDS), "an end before the grace period")
+    await result_of(client.stop_and_wait(following, UNREACHED_SECONDS), "an end before the grace period")
     assert not following.done(), "its owner ends it"
     following.cancel()
     await client.close()
@@ -396,7 +396,7 @@ async def test_a_trainer_with_another_key_is_a_configuration_error(tmp_path: Pat
     async def world(trainer: FakeTrainer) -> None:
         client = TrainerClient(trainer.url, "wrong", attempt=1)
         try:
-            await client.wait_until_begun(60.0)
+            await client.wait_until_ready(60.0)
         except RoleError as error:
             refused.append(error)
         finally:

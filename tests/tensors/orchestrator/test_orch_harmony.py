@@ -11,7 +11,7 @@ from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
 from rlrun.orchestrator.rollouts.harmony import HarmonyParser, parse_channels, speaks_harmony
-from rlrun.orchestrator.rollouts.tool_parsing import Said
+from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
 from tests.support.chat_templates import real_tokenizer
 
 ADD: Tool = {
@@ -52,21 +52,21 @@ def conversation(engine: Engine) -> Conversation:
 @pytest.mark.parametrize(
     ("spelled", "said"),
     [
-        (FINAL, Said("It is 4.", (), "Let me think.", "It is 4.")),
-        ("<|channel|>final<|message|>It is 4.", Said("It is 4.", (), None, "It is 4.")),
-        (CALL, Said("", (("add", '{"a": 2}'),), "Let me think.", "")),
+        (FINAL, ReplyParts("It is 4.", (), "Let me think.", "It is 4.")),
+        ("<|channel|>final<|message|>It is 4.", ReplyParts("It is 4.", (), None, "It is 4.")),
+        (CALL, ReplyParts("", (("add", '{"a": 2}'),), "Let me think.", "")),
         (
             '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 2}',
-            Said("", (("add", '{"a": 2}'),), None, ""),
+            ReplyParts("", (("add", '{"a": 2}'),), None, ""),
         ),
         (
             "<|channel|>commentary<|message|>I will add.<|end|><|start|>assistant<|channel|>commentary to=functions.add<|message|>",
-            Said("", (("add", "{}"),), "I will add.", ""),
+            ReplyParts("", (("add", "{}"),), "I will add.", ""),
         ),
-        ("no channel at all", Said()),
+        ("no channel at all", ReplyParts()),
     ],
 )
-def test_a_reply_is_taken_apart_by_channel(spelled: str, said: Said) -> None:
+def test_a_reply_is_taken_apart_by_channel(spelled: str, said: ReplyParts) -> None:
     assert parse_channels(spelled) == said
 
 

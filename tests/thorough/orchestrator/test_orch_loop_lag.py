@@ -70,7 +70,7 @@ async def test_questions_begin_one_after_the_other(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(evaluator, "_answer", answered)
     arena: Any = SimpleNamespace(environment=SimpleNamespace(compares=False))
     asked = [Question(arena, number, 0) for number in range(MANY)]  # type: ignore[arg-type]
-    assert len(await evaluator.ask(asked, 0)) == turns.total == MANY
+    assert len(await evaluator.collect_answers(asked, 0)) == turns.total == MANY
     assert turns.most <= A_TURN
 
 

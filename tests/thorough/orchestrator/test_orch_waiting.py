@@ -69,16 +69,16 @@ def test_a_wait_begins_when_its_words_change() -> None:
 
 def test_moves_of_a_step_count_and_circles_do_not() -> None:
     activity = Activity()
-    first = activity.saw(3, accepted=4, version=3)
-    assert activity.saw(3, accepted=4, version=3) == first
-    more = activity.saw(3, accepted=5, version=3)
+    first = activity.update(3, accepted=4, version=3)
+    assert activity.update(3, accepted=4, version=3) == first
+    more = activity.update(3, accepted=5, version=3)
     assert more > first
     for accepted, version in ((4, None), (5, 3), (0, 3), (5, 2)):  # groups grow too old, an engine comes and goes
-        assert activity.saw(3, accepted=accepted, version=version) == more
-    assert activity.saw(3, accepted=5, version=3, trained=0) > more
-    next_step = activity.saw(4, accepted=0)
+        assert activity.update(3, accepted=accepted, version=version) == more
+    assert activity.update(3, accepted=5, version=3, trained=0) > more
+    next_step = activity.update(4, accepted=0)
     assert next_step > more, "a step counts itself, and all marks anew"
-    assert activity.saw(4, accepted=1) > next_step
+    assert activity.update(4, accepted=1) > next_step
 
 
 def test_a_start_is_told_by_the_trainer_once_it_speaks(tmp_path: Path, tokenizer_folder: Path) -> None:

@@ -68,7 +68,7 @@ def test_account_of_long_run_needs_the_memory_of_one_line(tmp_path: Path, steps:
 def test_curve_of_long_run_needs_few_bytes_for_each_value(tmp_path: Path, steps: int) -> None:
     paths = RunPaths(tmp_path)
     write_metrics(paths, steps)
-    found, memory = measure(lambda: reading.curve(FolderRun(tmp_path), Kubectl(), "a"))
+    found, memory = measure(lambda: reading.read_curve(FolderRun(tmp_path), Kubectl(), "a"))
     assert isinstance(found, Curve)
     assert last_step(found.lines) == steps
     assert mean_between(found.lines, "reward/mean", 1, steps) == pytest.approx(0.5 + 0.5 / steps)
@@ -114,5 +114,5 @@ def test_damaged_metrics_are_left_out_of_accounts_and_curves(tmp_path: Path) -> 
     write_metrics(paths, 3)
     whole = paths.metrics.read_bytes()
     paths.metrics.write_bytes(whole + b"[" * 100_000 + b"\n\x00\xff\n[1]\n" + whole[:100])
-    assert len(reading.curve(FolderRun(tmp_path), Kubectl(), "a").lines) == 3
+    assert len(reading.read_curve(FolderRun(tmp_path), Kubectl(), "a").lines) == 3
     assert of_folder(tmp_path, time.time()).tokens == 30

@@ -51,7 +51,7 @@ _BASE = Policy(None, "base", None, "")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class QuestionOptions:
     """Options for the questions and the sampling. None: not given."""
 
     work: Path | None
@@ -69,7 +69,7 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request(Asked):
+class Request(QuestionOptions):
     """Options of the command line. None: not given."""
 
     manifest: Path
@@ -115,7 +115,7 @@ def prepare_job(request: Request, console: Console) -> Job:
     name, spec = manifest.metadata.name, manifest.spec
     work, run = _choose_folders(request, name)
     environments = chosen_environments(spec, request.environment_ids)
-    evaluation = asked_evaluation(spec, request, environments)
+    evaluation = evaluation_settings(spec, request, environments)
     available, wanted, where = _available_policies(request, run)
     # Check the choice before a model is created; only the identity of the base model is missing here.
     policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
@@ -161,7 +161,7 @@ def describe_request(request: Request) -> Json:
     name, spec = manifest.metadata.name, manifest.spec
     work, run = _choose_folders(request, name)
     environments = chosen_environments(spec, request.environment_ids)
-    evaluation = asked_evaluation(spec, request, environments)
+    evaluation = evaluation_settings(spec, request, environments)
     available, wanted, where = _available_policies(request, run)
     chosen = policies.choose_policies(available, _BASE, steps=wanted, with_base=request.base, where=where)
     shown: dict[str, Any] = {"mode": "json", "by_alias": True}
@@ -256,7 +256,9 @@ def chosen_environments(spec: RLRunSpec, ids: Sequence[str] | None) -> list[Envi
     return [e for e in spec.environments if e.label in ids or e.id in ids]
 
 
-def asked_evaluation(spec: RLRunSpec, request: Asked, environments: Sequence[EnvironmentConfig]) -> EvaluationConfig:
+def evaluation_settings(
+    spec: RLRunSpec, request: QuestionOptions, environments: Sequence[EnvironmentConfig]
+) -> EvaluationConfig:
     """Merge the options for the number of questions and the sampling into those of the specification.
 
     Raises:

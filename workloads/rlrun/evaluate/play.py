@@ -140,7 +140,7 @@ async def _run_pass(job: Job, watcher: Watcher, pace: Pace = REGULAR) -> list[Pa
         staging = stack.enter_context(staging_of(job, engines.weights))
         for number, (policy, own) in enumerate(missing.items()):
             if own:
-                await asking.ask(policy, number, own, staging, answered=lambda _: watcher.answered())
+                await asking.collect_answers(policy, number, own, staging, answered=lambda _: watcher.answered())
                 watcher.tell(f"{policy.name} answered the tasks of {', '.join(part.environment for part in own)}")
     return parts
 
@@ -195,7 +195,7 @@ def staging_of(plan: Plan, folder: Path) -> Iterator[Staging]:
 
 async def _open_all(
     job: Job, arenas: Sequence[Arena], engines: Engines, stack: AsyncExitStack, watcher: Watcher
-) -> Asking:
+) -> PolicyEvaluator:
     """Create all parts that send questions; `stack` closes the connections."""
     config = job.orchestrator
     longest = max(environment.timeout_seconds for environment in config.environments)
@@ -214,10 +214,10 @@ async def _open_all(
     evaluator = Evaluator(config, arenas, Player(config, pool, chat), pool, chat)
     kept = GroupCommit(keep_answers, Volume(job.work, say=watcher.tell), doing="keep answers")
     stack.push_async_callback(kept.close)
-    return Asking(config, evaluator, pool, signals, kept)
+    return PolicyEvaluator(config, evaluator, pool, signals, kept)
 
 
-class Asking:
+class PolicyEvaluator:
     """Engines with their weight hand-over, and the questions to them.
 
     Args:
@@ -243,7 +243,7 @@ class Asking:
         """Return a monitor that detects a hanging engine long before the timeout of an episode."""
         return Monitor(self._pool, self._signals, pace)
 
-    async def ask(
+    async def collect_answers(
         self,
         policy: Policy,
         number: int,
@@ -278,6 +278,8 @@ class Asking:
             answered(answer)
 
         loaded()
-        await self._evaluator.ask([question for part in parts for question in part.left], number, taken=taken)
+        await self._evaluator.collect_answers(
+            [question for part in parts for question in part.left], number, taken=taken
+        )
         self.sync.release(number)
         staging.remove(path)

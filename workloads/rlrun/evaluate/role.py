@@ -20,7 +20,7 @@ from rlrun.evaluate import report
 from rlrun.evaluate.account import Account
 from rlrun.evaluate.answers import keep_answers
 from rlrun.evaluate.plan import Plan
-from rlrun.evaluate.play import Asking, Part, parts_of, staging_of
+from rlrun.evaluate.play import Part, PolicyEvaluator, parts_of, staging_of
 from rlrun.evaluate.ready import begin_attempt, make_plan
 from rlrun.orchestrator.aio.volume import in_thread, retry_until_done
 from rlrun.orchestrator.attempt import RunningAttempt, open_attempt
@@ -83,7 +83,7 @@ async def run(
         evaluator = Evaluator(plan.orchestrator, arenas, Player(config, pool, chat), pool, chat)
         kept = GroupCommit(keep_answers, volume, doing="keep answers")
         stack.push_async_callback(kept.close)
-        asking = Asking(config, evaluator, pool, running.signal, kept)
+        asking = PolicyEvaluator(config, evaluator, pool, running.signal, kept)
         background(asking.sync.run())
         background(asking.monitor(outside.pace).run())
         loaded()
@@ -122,7 +122,9 @@ async def _until_stopped(running: RunningAttempt, work: Coroutine[object, object
     return True
 
 
-async def _answer_questions(plan: Plan, parts: Sequence[Part], asking: Asking, staged: Path, account: Account) -> None:
+async def _answer_questions(
+    plan: Plan, parts: Sequence[Part], asking: PolicyEvaluator, staged: Path, account: Account
+) -> None:
     logger.info(f"{account.total} answers of {len(plan.policies)} policies requested, {account.found} already saved")
     with staging_of(plan, staged) as staging:
         for number, policy in enumerate(plan.policies):
@@ -135,7 +137,7 @@ async def _answer_questions(plan: Plan, parts: Sequence[Part], asking: Asking, s
             if missing:
                 account.loads(policy)
                 loaded = partial(account.loaded, policy)
-                await asking.ask(policy, number, missing, staging, loaded=loaded, answered=account.answered)
+                await asking.collect_answers(policy, number, missing, staging, loaded=loaded, answered=account.answered)
                 account.over(policy)
             for line in report.short_lines(report.results_document(plan, own)):
                 logger.info(line)

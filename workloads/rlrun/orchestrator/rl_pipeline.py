@@ -163,7 +163,7 @@ class Pipeline:
             for task in background:
                 task.cancel()
             if self.trainer.ending:
-                await self.trainer.see_off(following, self.config.checkpoint.grace_period_seconds)
+                await self.trainer.stop_and_wait(following, self.config.checkpoint.grace_period_seconds)
             following.cancel()
             saving.cancel()
 

@@ -29,13 +29,13 @@ def is_running(run: FolderRun) -> bool:
     return record is not None and record.alive(time.time())
 
 
-def go_on_command(run: FolderRun) -> str:
+def resume_command(run: FolderRun) -> str:
     """Return the command that resumes a run on this machine."""
     record = launcher_of(run)
     return record.command if record is not None else "the command that started it, with --resume"
 
 
-def ask_to_stop(run: FolderRun, *, dry_run: bool = False) -> int:
+def request_stop(run: FolderRun, *, dry_run: bool = False) -> int:
     """Request a save and stop from a run's launcher, like Ctrl-C, and return its process id.
 
     Raises:
@@ -53,7 +53,7 @@ def ask_to_stop(run: FolderRun, *, dry_run: bool = False) -> int:
     return record.pid
 
 
-def patch(api: Api, name: str, change: Json, *, dry_run: bool = False) -> None:
+def patch_run(api: Api, name: str, change: Json, *, dry_run: bool = False) -> None:
     """Check with a server-side dry run that the API server accepts all fields of a merge patch, then patch.
 
     Raises:
@@ -70,7 +70,7 @@ def patch(api: Api, name: str, change: Json, *, dry_run: bool = False) -> None:
         api.ask(words)
 
 
-def apply(api: Api, document: Json) -> Json:
+def apply_manifest(api: Api, document: Json) -> Json:
     """Apply a manifest and return the object in the API server.
 
     Raises:

@@ -43,7 +43,7 @@ class WaitTimeoutError(RunError, TimeoutError):
     """Error for a wait that timed out; the run itself continues."""
 
 
-def translated(call: Callable[P, T]) -> Callable[P, T]:
+def translate_errors(call: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method so that errors of readers, the cluster and this machine become a `RunError`."""
 
     @wraps(call)

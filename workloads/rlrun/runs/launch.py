@@ -49,7 +49,7 @@ class Launched:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         """Return the last lines of its output."""
         with suppress(OSError), self.log.open("rb") as file:
             file.seek(self.begin)
@@ -58,7 +58,7 @@ class Launched:
         return ""
 
 
-def look(run: Run, api: Api, launched: Launched | None, now: float) -> Snapshot:
+def read_snapshot(run: Run, api: Api, launched: Launched | None, now: float) -> Snapshot:
     """Return a snapshot of a run; for a run started by this process also before its launcher has written a record.
 
     Args:
@@ -78,7 +78,7 @@ def look(run: Run, api: Api, launched: Launched | None, now: float) -> Snapshot:
     if code is None:
         return _with_condition(seen, "Starting", "Progressing", "Launching", "its launcher reads the manifest")
     return _with_condition(
-        seen, "Failed", "Failed", "NotBegun", f"its launcher ended with exit code {code}: {launched.said()}"
+        seen, "Failed", "Failed", "NotBegun", f"its launcher ended with exit code {code}: {launched.last_output()}"
     )
 
 

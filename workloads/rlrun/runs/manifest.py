@@ -56,7 +56,9 @@ class Manifest:
         )
 
 
-def built(name: str, namespace: str | None, labels: Mapping[str, str] | None, spec: Mapping[str, object]) -> Manifest:
+def build_manifest(
+    name: str, namespace: str | None, labels: Mapping[str, str] | None, spec: Mapping[str, object]
+) -> Manifest:
     """Build a manifest from fields of a specification.
 
     Args:
@@ -73,16 +75,16 @@ def built(name: str, namespace: str | None, labels: Mapping[str, str] | None, sp
     return _judged(_layer(spec, _BUILT, metadata), metadata)
 
 
-def read(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """Read a manifest from a file.
 
     Raises:
         ConfigError: all problems, with their lines.
     """
-    return parsed(read_text(path), str(path), file=path)
+    return parse_text(read_text(path), str(path), file=path)
 
 
-def parsed(text: str, source: str, *, file: Path | None = None) -> Manifest:
+def parse_text(text: str, source: str, *, file: Path | None = None) -> Manifest:
     """Parse a manifest from a text; `source` is its name in messages."""
     parse_manifest(text, source)
     documents, _ = examine_yaml(text, source)
@@ -90,16 +92,18 @@ def parsed(text: str, source: str, *, file: Path | None = None) -> Manifest:
     return Manifest(the_run(documents, source).value, text if alone else None, file if alone else None)
 
 
-def of_document(document: Mapping[str, object]) -> Manifest:
+def manifest_from_mapping(document: Mapping[str, object]) -> Manifest:
     """Read a manifest from a mapping, such as parsed YAML or JSON.
 
     Raises:
         ConfigError: all problems.
     """
-    return Manifest(parsed(yaml.safe_dump(plain(document), sort_keys=False, allow_unicode=True), "mapping").document)
+    return Manifest(
+        parse_text(yaml.safe_dump(plain(document), sort_keys=False, allow_unicode=True), "mapping").document
+    )
 
 
-def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, object]) -> Manifest:
+def change_fields(manifest: Manifest, words: Sequence[str], fields: Mapping[str, object]) -> Manifest:
     """Return a manifest with changed fields.
 
     Args:
@@ -126,7 +130,7 @@ def changed(manifest: Manifest, words: Sequence[str], fields: Mapping[str, objec
     return _judged(layer, metadata, without={*out, *((name,) for name, value in fields.items() if value is None)})
 
 
-def renamed(manifest: Manifest, name: str) -> Manifest:
+def rename_run(manifest: Manifest, name: str) -> Manifest:
     """Return the manifest with another name of the run.
 
     Raises:
@@ -209,7 +213,7 @@ def patch_of_fields(fields: Mapping[str, object]) -> Json:
     return {"spec": as_written(layer.values, Shape("model", model=RLRunSpec))}
 
 
-def of_resource(found: Json) -> Manifest:
+def manifest_from_resource(found: Json) -> Manifest:
     """Return the manifest of an object in the API server: with its defaults, without its status and managed metadata."""
     kept = ("name", "namespace", "labels", "annotations")
     metadata = {name: value for name, value in found["metadata"].items() if name in kept}

@@ -16,7 +16,7 @@ _OTHER = "#b8860b"
 _WIDTH = "max-width: 44em"
 
 
-def line(seen: Snapshot) -> str:
+def status_line(seen: Snapshot) -> str:
     """Return a run as one line for a terminal."""
     return f"<Run {seen.title}: {', '.join(_facts(seen))}>"
 
@@ -31,7 +31,7 @@ def _facts(seen: Snapshot) -> Iterator[str]:
         yield f"ETA {show_span(seen.progress.eta_seconds)}"
 
 
-def html(seen: Snapshot, told: Explanation, lines: Sequence[Mapping[str, object]]) -> str:
+def render_html(seen: Snapshot, told: Explanation, lines: Sequence[Mapping[str, object]]) -> str:
     """Return a run as an HTML fragment without scripts.
 
     Args:
@@ -60,6 +60,6 @@ def _picture(lines: Sequence[Mapping[str, object]]) -> Iterator[str]:
             yield draw_svg(metric, [found])
 
 
-def manifest(text: str) -> str:
+def render_text(text: str) -> str:
     """Return a text as an HTML fragment."""
     return f"<pre>{escape(text)}</pre>"

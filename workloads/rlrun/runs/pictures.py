@@ -12,7 +12,7 @@ from rlrun.runs.results import Picture, Words
 from rlrun.runtime.printable import printable
 
 
-def lines_of(runs: Sequence[Curve], metric: str | None, smooth: int, what: str) -> tuple[str, list[Line]]:
+def select_curves(runs: Sequence[Curve], metric: str | None, smooth: int, what: str) -> tuple[str, list[Line]]:
     """Return metric and curves of runs.
 
     Args:
@@ -38,12 +38,12 @@ def lines_of(runs: Sequence[Curve], metric: str | None, smooth: int, what: str) 
     return metric, found
 
 
-def drawn(runs: Sequence[Curve], metric: str | None, smooth: int) -> Picture:
-    """Draw a metric of runs; see `lines_of`."""
-    name, found = lines_of(runs, metric, smooth, "metric")
+def draw_metric(runs: Sequence[Curve], metric: str | None, smooth: int) -> Picture:
+    """Draw a metric of runs; see `select_curves`."""
+    name, found = select_curves(runs, metric, smooth, "metric")
     return Picture(draw_svg(name, found), name)
 
 
-def compared(runs: Sequence[Curve]) -> Words:
+def compare_curves(runs: Sequence[Curve]) -> Words:
     """Return the curves at the steps that all runs have, and the differences of their configurations."""
     return Words(curves_table(runs) + "\n\n" + differences_table(runs))

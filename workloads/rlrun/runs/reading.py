@@ -65,7 +65,7 @@ def metric_lines(run: Run, api: Api) -> Iterator[dict[str, object]]:
         return
 
 
-def curve(run: Run, api: Api, label: str) -> Curve:
+def read_curve(run: Run, api: Api, label: str) -> Curve:
     """Read metrics and configuration of a run."""
     lines = MetricColumns(metric_lines(run, api))
     if isinstance(run, FolderRun):
@@ -84,7 +84,7 @@ def _without_secrets(fields: RunFields) -> RunFields:
     return replace(fields, values=document)
 
 
-def trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = None) -> Trace:
+def read_trace(run: Run, api: Api, step: int | None = None, evaluation: int | None = None) -> Trace:
     """Read the rollouts of a step, or the evaluation answers of a policy version.
 
     Args:
@@ -120,7 +120,7 @@ def _text(volume: Volume, folder: PurePosixPath, name: str) -> str:
         raise NotFoundError(f"{error}; {existing}") from None
 
 
-def of_environment(rows: Sequence[rollouts.Row], environment: str | None, what: str) -> None:
+def check_environment(rows: Sequence[rollouts.Row], environment: str | None, what: str) -> None:
     """Refuse an environment without rollouts.
 
     Args:
@@ -135,7 +135,7 @@ def of_environment(rows: Sequence[rollouts.Row], environment: str | None, what: 
         raise NotFoundError(f"{what}: {unknown_name('environment', environment, known)}")
 
 
-def checkpoints(run: Run, api: Api) -> list[Checkpoint]:
+def read_checkpoints(run: Run, api: Api) -> list[Checkpoint]:
     """Read the complete checkpoints of a run, in order of step and attempt."""
     seen = read_run(run, api, time.time(), events=False)
     volume, folder = Volume(run, seen, api), PurePosixPath(_PATHS.checkpoints.name)

@@ -14,9 +14,9 @@ from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, find_run, read_run
 from rlrun.inspect.why import explain_run
 from rlrun.runs import acts, page, reading
-from rlrun.runs.errors import RunError, translated
-from rlrun.runs.held import Held, access
-from rlrun.runs.pictures import compared, drawn
+from rlrun.runs.errors import RunError, translate_errors
+from rlrun.runs.held import Held, make_kubectl
+from rlrun.runs.pictures import compare_curves, draw_metric
 from rlrun.runs.results import Picture, Rollouts, Words
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Run(Held):
         ManifestError: all problems, each with field, value and fix.
     """
 
-    @translated
+    @translate_errors
     def __init__(
         self,
         name: str,
@@ -49,12 +49,12 @@ class Run(Held):
         labels: Mapping[str, str] | None = None,
         **spec: Unpack[SpecFields],
     ) -> None:
-        from rlrun.runs.manifest import built
+        from rlrun.runs.manifest import build_manifest
 
-        self._begin(built(name, namespace, labels, spec))
+        self._set_manifest(build_manifest(name, namespace, labels, spec))
 
     @classmethod
-    @translated
+    @translate_errors
     def load(cls, source: str | Path | Mapping[str, Any], *, name: str | None = None) -> Run:
         """Load a run from a manifest: a file (YAML or JSON), or a mapping with its content.
 
@@ -68,12 +68,16 @@ class Run(Held):
         from rlrun.runs import manifest
 
         made = cls.__new__(cls)
-        found = manifest.of_document(source) if isinstance(source, Mapping) else manifest.read(Path(source))
-        made._begin(found if name is None else manifest.renamed(found, name))
+        found = (
+            manifest.manifest_from_mapping(source)
+            if isinstance(source, Mapping)
+            else manifest.read_manifest(Path(source))
+        )
+        made._set_manifest(found if name is None else manifest.rename_run(found, name))
         return made
 
     @classmethod
-    @translated
+    @translate_errors
     def open(
         cls,
         where: str | Path,
@@ -95,9 +99,9 @@ class Run(Held):
         """
         in_cluster = namespace is not None or context is not None or kubeconfig is not None
         made = cls.__new__(cls)
-        made._begin(None)
+        made._set_manifest(None)
         made._place = find_run(str(where), cluster_only=in_cluster)
-        made._api = access(namespace, context, kubeconfig)
+        made._api = make_kubectl(namespace, context, kubeconfig)
         if isinstance(made._place, ClusterRun):
             read_run(made._place, made._api, time.time(), events=False)
         return made
@@ -114,22 +118,22 @@ class Run(Held):
         """Folder of a run on this machine; None if it is in a cluster or not started."""
         return self._place.root if isinstance(self._place, FolderRun) else None
 
-    @translated
+    @translate_errors
     def to_yaml(self) -> str:
         """Return the manifest without defaults; for an unchanged file the text of the file.
 
         Raises:
             RunError: the run was opened and has no manifest here.
         """
-        return self._written().to_yaml()
+        return self._require_manifest().to_yaml()
 
-    @translated
+    @translate_errors
     def save(self, path: str | Path) -> Path:
         """Write the manifest to a file; an existing file is replaced."""
-        Path(path).write_text(self._written().to_yaml())
+        Path(path).write_text(self._require_manifest().to_yaml())
         return Path(path)
 
-    @translated
+    @translate_errors
     def set(self, *words: str, **fields: Unpack[SpecFields]) -> Run:
         """Change fields: of the manifest before the start, of the RLRun afterwards, like `rlrun set`.
 
@@ -149,14 +153,14 @@ class Run(Held):
                 "Run.load(FILE).set(...).local(FOLDER, resume=True)"
             )
         if self._place is None:
-            self._manifest = manifest.changed(self._written(), words, fields)
+            self._manifest = manifest.change_fields(self._require_manifest(), words, fields)
             return self
         for change in (patch_of(words) if words else {}, manifest.patch_of_fields(fields) if fields else {}):
             if change:
-                acts.patch(self._api, self._place.name, change)
+                acts.patch_run(self._api, self._place.name, change)
         return self
 
-    @translated
+    @translate_errors
     def local(
         self,
         folder: str | Path | None = None,
@@ -188,7 +192,7 @@ class Run(Held):
         self._place = FolderRun(root)
         return self.wait() if wait else self
 
-    @translated
+    @translate_errors
     def apply(
         self, *, namespace: str | None = None, context: str | None = None, kubeconfig: str | Path | None = None
     ) -> Run:
@@ -197,27 +201,27 @@ class Run(Held):
         Raises:
             RunError: the API server refuses the manifest or is unreachable.
         """
-        manifest = self._written()
+        manifest = self._require_manifest()
         document = dict(manifest.document)
         if namespace is not None:
             document["metadata"] = document["metadata"] | {"namespace": namespace}
-        api = access(namespace or manifest.namespace, context, kubeconfig)
-        acts.apply(api, document)
+        api = make_kubectl(namespace or manifest.namespace, context, kubeconfig)
+        acts.apply_manifest(api, document)
         self._api, self._place = api, ClusterRun(manifest.name)
         return self
 
-    @translated
+    @translate_errors
     def status(self) -> Snapshot:
         """Return the current state of the run: phase, progress, conditions, failures."""
-        return self._seen(time.time())
+        return self._read_snapshot(time.time())
 
-    @translated
+    @translate_errors
     def why(self) -> Words:
         """Explain why the run waits, restarted or failed, and how to fix it, like `rlrun why`."""
         now = time.time()
-        return Words(screen.explanation_text(explain_run(self._seen(now), now), now))
+        return Words(screen.explanation_text(explain_run(self._read_snapshot(now), now), now))
 
-    @translated
+    @translate_errors
     def wait(
         self, phase: str = "Complete", *, step: int | None = None, timeout: float | None = None, every: float = 1.0
     ) -> Run:
@@ -235,13 +239,13 @@ class Run(Held):
         """
         from rlrun.runs.waiting import wait_for
 
-        wait_for(self._there(), self._api, self._launched, phase=phase, step=step, timeout=timeout, every=every)
+        wait_for(self._require_place(), self._api, self._launched, phase=phase, step=step, timeout=timeout, every=every)
         return self
 
-    @translated
+    @translate_errors
     def metric_rows(self) -> list[dict[str, object]]:
         """Return the metrics, one mapping per step, as in metrics.jsonl."""
-        return list(reading.metric_lines(self._there(), self._api))
+        return list(reading.metric_lines(self._require_place(), self._api))
 
     def metrics(self) -> pandas.DataFrame:
         """Return the metrics as a table with one row per step and the step as index.
@@ -258,7 +262,7 @@ class Run(Held):
         rows = self.metric_rows()
         return pandas.DataFrame(rows).set_index("step") if rows else pandas.DataFrame()
 
-    @translated
+    @translate_errors
     def rollouts(
         self,
         step: int | None = None,
@@ -280,17 +284,17 @@ class Run(Held):
         Raises:
             RunError: the rollouts do not exist; the message lists the existing ones.
         """
-        label, rows = reading.trace(self._there(), self._api, step, evaluation)
-        reading.of_environment(rows, environment, "environment")
+        label, rows = reading.read_trace(self._require_place(), self._api, step, evaluation)
+        reading.check_environment(rows, environment, "environment")
         found = traces.choose_rollouts(rows, worst=worst, best=best, environment=environment)
         return Rollouts(found, traces.summarize_step(label, rows, len(found)))
 
-    @translated
+    @translate_errors
     def checkpoints(self) -> list[reading.Checkpoint]:
         """Return the complete checkpoints, oldest first: step, attempt, path, size in bytes."""
-        return reading.checkpoints(self._there(), self._api)
+        return reading.read_checkpoints(self._require_place(), self._api)
 
-    @translated
+    @translate_errors
     def plot(self, *others: Run, metric: str | None = None, smooth: int = 1) -> Picture:
         """Draw a metric of this run and others.
 
@@ -302,43 +306,43 @@ class Run(Held):
         Raises:
             RunError: a run lacks the metric; the message lists the existing ones.
         """
-        return drawn([one._curve() for one in (self, *others)], metric, smooth)
+        return draw_metric([one._curve() for one in (self, *others)], metric, smooth)
 
-    @translated
+    @translate_errors
     def compare(self, *others: Run) -> Words:
         """Compare the curves of runs at their common steps, and list the differences of their configurations."""
         if not others:
             raise RunError("compare needs at least one other run, such as a.compare(b)")
-        return compared([one._curve() for one in (self, *others)])
+        return compare_curves([one._curve() for one in (self, *others)])
 
-    @translated
+    @translate_errors
     def suspend(self) -> Run:
         """Save the last trained step and free all GPUs; returns at once. `resume` continues the run."""
-        place = self._there()
+        place = self._require_place()
         if isinstance(place, FolderRun):
-            acts.ask_to_stop(place)
+            acts.request_stop(place)
         else:
-            acts.patch(self._api, place.name, {"spec": {"suspend": True}})
+            acts.patch_run(self._api, place.name, {"spec": {"suspend": True}})
         return self
 
-    @translated
+    @translate_errors
     def resume(self) -> Run:
         """Resume a suspended run. On this machine this needs the manifest.
 
         Raises:
             RunError: the run was opened from a folder; the message contains the command that resumes it.
         """
-        place = self._there()
+        place = self._require_place()
         if isinstance(place, ClusterRun):
-            acts.patch(self._api, place.name, {"spec": {"suspend": False}})
+            acts.patch_run(self._api, place.name, {"spec": {"suspend": False}})
             return self
         if self._manifest is None:
             raise NotFoundError(
-                f"a run opened from a folder is not resumed from Python; resume it in a terminal with: {acts.go_on_command(place)}"
+                f"a run opened from a folder is not resumed from Python; resume it in a terminal with: {acts.resume_command(place)}"
             )
         return self.local(place.root, resume=True)
 
-    @translated
+    @translate_errors
     def stop(self, *, timeout: float | None = None) -> Run:
         """Save the last trained step and wait until all roles of the run have stopped.
 
@@ -347,7 +351,7 @@ class Run(Held):
         """
         from rlrun.runs.waiting import wait_until_stopped
 
-        place = self._there()
+        place = self._require_place()
         if isinstance(place, ClusterRun) or acts.is_running(place):
             self.suspend()
         elif self._launched is not None:
@@ -357,21 +361,21 @@ class Run(Held):
 
     def __repr__(self) -> str:
         if self._place is None:
-            return f"<Run {self._written().name}: not started>"
+            return f"<Run {self._require_manifest().name}: not started>"
         try:
-            return page.line(self.status())
+            return page.status_line(self.status())
         except RunError as error:
             return f"<Run {self._place}: {error}>"
 
     def _repr_html_(self) -> str:
         try:
             if self._place is None:
-                return page.manifest(self._written().to_yaml())
+                return page.render_text(self._require_manifest().to_yaml())
             now = time.time()
-            seen = self._seen(now)
-            return page.html(seen, explain_run(seen, now), self._rows())
+            seen = self._read_snapshot(now)
+            return page.render_html(seen, explain_run(seen, now), self._rows())
         except Exception as error:  # an error of the display must not break the cell
-            return page.manifest(str(error))
+            return page.render_text(str(error))
 
     def _rows(self) -> list[dict[str, object]]:
         try:

@@ -10,7 +10,7 @@ from rlrun.inspect.source import FolderRun, Run, read_run
 from rlrun.inspect.why import explain_run
 from rlrun.runs.acts import is_running
 from rlrun.runs.errors import RunError, RunFailedError, WaitTimeoutError
-from rlrun.runs.launch import Launched, look
+from rlrun.runs.launch import Launched, read_snapshot
 
 _OVER = ("Complete", "Failed")
 PHASES = (
@@ -34,7 +34,7 @@ def wait_for(
         raise RunError(f"phase: got {phase!r}; expected one of {', '.join(PHASES)}")
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        seen = look(run, api, launched, time.time())
+        seen = read_snapshot(run, api, launched, time.time())
         if (seen.progress.step or 0) >= step if step is not None else seen.phase == phase:
             return
         stopped = isinstance(run, FolderRun) and seen.phase == "Suspended"

@@ -108,7 +108,7 @@ def run_resume(argv: Sequence[str]) -> int:
         if record is not None and record.alive(time.time()):
             raise NotFoundError(f"{run.root} is already running (process {record.pid} on {record.host})")
         raise NotFoundError(
-            f"a run on this machine needs its own terminal; continue it with: {acts.go_on_command(run)}"
+            f"a run on this machine needs its own terminal; continue it with: {acts.resume_command(run)}"
         )
     _patch(run, {"spec": {"suspend": False}}, options)
     _say(f"{run.name} continues from its last complete checkpoint", options)
@@ -123,7 +123,7 @@ def run_restart(argv: Sequence[str]) -> int:
     if isinstance(run, FolderRun):
         if acts.is_running(run):
             _stop(run, options)
-        print(f"continue it with: {acts.go_on_command(run)}")
+        print(f"continue it with: {acts.resume_command(run)}")
         return exit_codes.OK
     cluster = api(options)
     phase = ask_json(cluster, ["get", RUNS, run.name]).get("status", {}).get("phase")
@@ -175,7 +175,7 @@ def _in_cluster(run: Run, command: str) -> ClusterRun:
 
 
 def _patch(run: ClusterRun, change: Json, options: argparse.Namespace) -> None:
-    acts.patch(api(options), run.name, change, dry_run=options.dry_run)
+    acts.patch_run(api(options), run.name, change, dry_run=options.dry_run)
 
 
 def _say(text: str, options: argparse.Namespace) -> None:
@@ -183,7 +183,7 @@ def _say(text: str, options: argparse.Namespace) -> None:
 
 
 def _stop(run: FolderRun, options: argparse.Namespace) -> None:
-    pid = acts.ask_to_stop(run, dry_run=options.dry_run)
+    pid = acts.request_stop(run, dry_run=options.dry_run)
     if options.dry_run:
         print(f"would send process {pid} the signal to save and stop", file=sys.stderr)
         return

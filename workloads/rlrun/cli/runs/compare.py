@@ -56,4 +56,4 @@ def run_compare(argv: Sequence[str]) -> int:
 
 def read_curve(word: str, cluster: Api) -> Curve:
     """Read the metrics and the configuration of the run that an argument names."""
-    return reading.curve(find_run(word, cluster_only=is_plugin()), cluster, word)
+    return reading.read_curve(find_run(word, cluster_only=is_plugin()), cluster, word)

@@ -12,7 +12,7 @@ from rlrun.cli.runs.compare import read_curve
 from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.inspect.curves import Line, draw_png, draw_svg
 from rlrun.inspect.source import NotFoundError
-from rlrun.runs.pictures import lines_of
+from rlrun.runs.pictures import select_curves
 from rlrun.runtime import exit_codes
 
 _ROWS = 18
@@ -61,7 +61,7 @@ def run_plot(argv: Sequence[str]) -> int:
     """Run `rlrun plot` and return the exit code."""
     options = plot_parser().parse_args(list(argv))
     runs = [read_curve(word, api(options)) for word in options.runs]
-    metric, found = lines_of(runs, options.metric, options.smooth, "--metric")
+    metric, found = select_curves(runs, options.metric, options.smooth, "--metric")
     if options.svg is not None:
         options.svg.write_text(draw_svg(metric, found))
         print(options.svg)

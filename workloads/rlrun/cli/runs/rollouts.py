@@ -41,8 +41,8 @@ def rollouts_parser() -> Parser:
 def run_rollouts(argv: Sequence[str]) -> int:
     """Run `rlrun rollouts` and return the exit code."""
     options = rollouts_parser().parse_args(list(argv))
-    label, rows = reading.trace(the_run(options), api(options), options.step, options.evaluation)
-    reading.of_environment(rows, options.environment, "--environment")
+    label, rows = reading.read_trace(the_run(options), api(options), options.step, options.evaluation)
+    reading.check_environment(rows, options.environment, "--environment")
     found = rollouts.choose_rollouts(rows, worst=options.worst, best=options.best, environment=options.environment)
     if options.output == "json":
         write(found, "json")

@@ -12,7 +12,7 @@ from pathlib import Path
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.model import ModelConfig
-from rlrun.evaluate.job import Asked, asked_evaluation, chosen_environments
+from rlrun.evaluate.job import QuestionOptions, chosen_environments, evaluation_settings
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.served.client import ClientConfig
@@ -22,7 +22,7 @@ _UID = "evaluation"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedRequest(Asked):
+class ServedRequest(QuestionOptions):
     """Settings of a command line and its files. None: not given."""
 
     name: str
@@ -58,7 +58,7 @@ def prepare_served(request: ServedRequest) -> ServedJob:
     """
     spec = request.spec
     environments = chosen_environments(spec, request.environment_ids)
-    evaluation = asked_evaluation(spec, request, environments)
+    evaluation = evaluation_settings(spec, request, environments)
     model = request.model if request.model is not None else asyncio.run(_only_model(request))
     work = (request.work or Path("evaluations") / request.name).absolute()
     work.mkdir(parents=True, exist_ok=True)

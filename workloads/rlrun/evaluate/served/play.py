@@ -17,7 +17,7 @@ from rlrun.evaluate.served.job import ServedJob
 from rlrun.evaluate.served.model import ServedModel, ServedRollout
 from rlrun.evaluate.served.servers import RefusedError, Servers
 from rlrun.orchestrator.aio.background import background_tasks
-from rlrun.orchestrator.evaluation.evaluator import MAX_TRIES, Answer, Asker, Question
+from rlrun.orchestrator.evaluation.evaluator import MAX_TRIES, Answer, Question, QuestionRunner
 from rlrun.orchestrator.journal.group_commit import GroupCommit
 from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
@@ -51,7 +51,7 @@ async def ask_servers(job: ServedJob, watcher: Watcher) -> list[Part]:
             await kept.add((files[question.arena.config.label], question, answer))
             watcher.answered()
 
-        await ServedAsker(job, servers).ask([one for part in parts for one in part.left], 0, taken=taken)
+        await ServedRunner(job, servers).collect_answers([one for part in parts for one in part.left], 0, taken=taken)
     return parts
 
 
@@ -66,7 +66,7 @@ async def _open_servers(job: ServedJob) -> AsyncIterator[Servers]:
         await servers.close()
 
 
-class ServedAsker(Asker):
+class ServedRunner(QuestionRunner):
     """Runner of questions on external servers.
 
     Args:

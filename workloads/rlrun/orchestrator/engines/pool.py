@@ -226,7 +226,7 @@ class EnginePool:
         replica.rest_until = time.monotonic() + pause
         self.fail(replica, reason)
 
-    def moved(self, seconds: float) -> None:
+    def count_moved_request(self, seconds: float) -> None:
         """Count a request that moved after a replica had it for `seconds`."""
         self.lost.requests += 1
         self.lost.seconds += seconds

@@ -155,7 +155,7 @@ def _mean_reward(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-class Asker(ABC):
+class QuestionRunner(ABC):
     """Runner of questions: all in parallel within the limits of the engines. Answers that an environment compares stay
     together.
 
@@ -170,7 +170,7 @@ class Asker(ABC):
         self.waited_seconds = 0.0
         """Seconds of the latest evaluation during which its deadline was paused."""
 
-    async def ask(
+    async def collect_answers(
         self,
         wanted: Iterable[Question],
         version: int,
@@ -242,7 +242,7 @@ class Asker(ABC):
         return self._config.evaluation.sampling_over(arena.config.sampling or self._config.sampling)
 
 
-class Evaluator(Asker):
+class Evaluator(QuestionRunner):
     """Evaluation of one version at a time.
 
     Args:
@@ -269,7 +269,7 @@ class Evaluator(Asker):
         wanted = list_questions(
             self._arenas, "eval", num_tasks=settings.num_tasks, samples_per_task=settings.samples_per_task
         )
-        return await self.ask(wanted, version, seconds=settings.timeout_seconds)
+        return await self.collect_answers(wanted, version, seconds=settings.timeout_seconds)
 
     def metrics(self, answers: Sequence[Answered]) -> dict[str, float]:
         """Return the metrics of the answers of one version, see `evaluation_metrics`."""

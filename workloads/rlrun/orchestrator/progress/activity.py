@@ -15,7 +15,7 @@ class Activity:
         self._step: int | None = None
         self._best: dict[str, int] = {}
 
-    def saw(self, step: int, **marks: int | None) -> int:
+    def update(self, step: int, **marks: int | None) -> int:
         """Update the counter with the marks of the step after `step`, and return it. None: unknown mark."""
         if step != self._step:
             self._step, self._best = step, {}

@@ -119,7 +119,7 @@ class Standing:
             samples=self._metrics.samples or None,
             engine_load=self._engines.load(),
             engines_drained=self._engines.drain.drained(),
-            activity=self._activity.saw(
+            activity=self._activity.update(
                 self._step,
                 made=self._groups.made,
                 accepted=self._groups.accepted,

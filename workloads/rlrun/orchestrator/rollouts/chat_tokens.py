@@ -156,9 +156,9 @@ class ChatTokens:
         Raises:
             TemplateError: the chat template refuses the conversation or drops one of the new messages.
         """
-        return self.appended(self.template.after_reply(messages, replies_at, tools), sampled)
+        return self.encode_appended(self.template.after_reply(messages, replies_at, tools), sampled)
 
-    def appended(self, text: str, sampled: int | Sequence[int] = ()) -> array[int]:
+    def encode_appended(self, text: str, sampled: int | Sequence[int] = ()) -> array[int]:
         """Return the ids of a text after sampled tokens, without an end of the turn that the model has already sampled.
 
         A reply cut by a limit gets the complete text.
@@ -187,12 +187,12 @@ class ChatTokens:
         """Return the text of a reply without special tokens."""
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
-    def spelled(self, token_ids: Sequence[int]) -> str:
+    def decode_all(self, token_ids: Sequence[int]) -> str:
         """Return the complete text of a reply with special tokens, without the token that ended it."""
-        ids = self.unended(token_ids)
+        ids = self.without_end(token_ids)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
-    def unended(self, token_ids: Sequence[int]) -> list[int]:
+    def without_end(self, token_ids: Sequence[int]) -> list[int]:
         """Return a reply without the token that ended it."""
         return list(token_ids[:-1] if token_ids and token_ids[-1] in self.stop_token_ids else token_ids)
 

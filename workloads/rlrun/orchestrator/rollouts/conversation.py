@@ -26,7 +26,7 @@ from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import PREFILLED, SAMPLED_ENDS, ChatTokens
-from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, Said, parse_text
+from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, ReplyParts, parse_text
 from rlrun.orchestrator.types import Recorded
 from rlrun.protocol.files.batch import NO_VERSION
 from rlrun.protocol.messages.packed import FLOATS, INTEGERS
@@ -219,12 +219,12 @@ class Conversation:
         characters = len(completion.token_ids) * _CHARACTERS
         count, text, stopped = await compute(characters, partial(self._cut, completion, words))
         finish = "stop" if stopped else completion.finish_reason
-        said = await self._take_apart(completion.token_ids[:count], text, finish, tools or ())
+        said = await self._parse_reply(completion.token_ids[:count], text, finish, tools or ())
         reply = Reply(
             text if said.text is None else said.text,
             finish,
             truncated=finish == "length",
-            tool_calls=tuple(said.messages_calls(self._calls)),
+            tool_calls=tuple(said.calls_as_messages(self._calls)),
             content=said.content,
             reasoning=said.reasoning,
             prompt_tokens=len(prompt),
@@ -235,7 +235,7 @@ class Conversation:
         place.sequence.append(place.added)
         place.sequence.sampled(completion, count)
         if self._branching:
-            written = self._chat.spelled(completion.token_ids[:count])
+            written = self._chat.decode_all(completion.token_ids[:count])
             # The environment's message has no stop text, so the template will not render it.
             place.sequence.text = place.text + (_text_before(written, words) if stopped else written)
         return self._reply(place, messages, reply)
@@ -259,10 +259,10 @@ class Conversation:
             raise RolloutError(message)
         raise UnplayablePromptError(message, "too_long")
 
-    async def _take_apart(self, token_ids: Sequence[int], text: str, finish: str, tools: Sequence[Tool]) -> Said:
+    async def _parse_reply(self, token_ids: Sequence[int], text: str, finish: str, tools: Sequence[Tool]) -> ReplyParts:
         if not self._parse_all and (not tools or finish == "length"):
-            return Said()
-        said = await self._parse(self._chat.unended(token_ids), text, tools)
+            return ReplyParts()
+        said = await self._parse(self._chat.without_end(token_ids), text, tools)
         return replace(said, calls=()) if finish == "length" else said  # the last call may be cut
 
     def recorded(self) -> list[Recorded]:
@@ -300,9 +300,9 @@ class Conversation:
         if not self._branching:
             added = self._chat.continuation(messages, mark.messages - 1, sampled, tools or ())
         elif text.startswith(known := sequence.text[: mark.text]):
-            added = self._chat.appended(text[len(known) :], sampled)
+            added = self._chat.encode_appended(text[len(known) :], sampled)
         else:
-            return _Place(TokenSequence(tools), True, self._chat.appended(text), text)
+            return _Place(TokenSequence(tools), True, self._chat.encode_appended(text), text)
         return _Place(sequence if continues else sequence.fork(mark), not continues, added, text)
 
     def _latest(self, messages: Sequence[Message], tools: list[Tool] | None) -> tuple[Mark, TokenSequence] | None:

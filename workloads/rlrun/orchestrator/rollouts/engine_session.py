@@ -16,7 +16,7 @@ from rlrun.environments.protocol import Tool
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Affinity, Replica
-from rlrun.orchestrator.rollouts.tool_parsing import Said
+from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
 from rlrun.protocol.messages.packed import integer_column
 
 MAX_TRIES = 5
@@ -143,13 +143,13 @@ class Session:
                     raise
                 error, self._moved = failure, True
                 failed.append(replica)
-                self._pool.moved(time.monotonic() - began)
+                self._pool.count_moved_request(time.monotonic() - began)
                 self._pool.fail_request(replica, rotation, str(failure))
             finally:
                 self._pool.release(replica, n)
         raise EngineUnavailableError(f"{MAX_TRIES} tries failed, the last one with: {error}") from error
 
-    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
+    async def parse(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
         """Parse a reply with an engine's parser. Any engine can do it, whatever weights it holds.
 
         Raises:
@@ -157,12 +157,12 @@ class Session:
             EngineError: an engine refused the request.
         """
         if not token_ids:
-            return Said()
+            return ReplyParts()
         error: object = self._pool.nobody
         for replica in islice(self._parsers(), MAX_TRIES):
             try:
                 found = await replica.client.parse(token_ids, tools, self._sampling.chat_template_arguments)
-                return Said(found.content, tuple(found.calls), found.reasoning)
+                return ReplyParts(found.content, tuple(found.calls), found.reasoning)
             except EngineError as failure:
                 if failure.status in _CLIENT_ERRORS:
                     raise

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rlrun.environments.protocol import Tool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.tool_parsing import Said
+from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
 
 _TOKENS = frozenset({"<|start|>", "<|channel|>", "<|message|>", "<|end|>"})
 _MESSAGE = re.compile(r"(.*?)<\|message\|>(.*?)(?=<\|start\|>|<\|end\|>|<\|call\|>|<\|return\|>|$)", re.DOTALL)
@@ -36,11 +36,11 @@ class HarmonyParser:
     def __init__(self, chat: ChatTokens) -> None:
         self._chat = chat
 
-    async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
-        return parse_channels(self._chat.spelled(token_ids))
+    async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
+        return parse_channels(self._chat.decode_all(token_ids))
 
 
-def parse_channels(spelled: str) -> Said:
+def parse_channels(spelled: str) -> ReplyParts:
     """Parse a reply.
 
     Args:
@@ -56,6 +56,6 @@ def parse_channels(spelled: str) -> Said:
         channel = _CHANNEL.search(header)
         (final if channel is None or channel[1] == "final" else thoughts).append(body)
     if not (final or thoughts or calls):
-        return Said()
+        return ReplyParts()
     content = "".join(final)
-    return Said(content, tuple(calls), reasoning="\n".join(thoughts) or None, text=content)
+    return ReplyParts(content, tuple(calls), reasoning="\n".join(thoughts) or None, text=content)

@@ -12,7 +12,7 @@ from rlrun.environments.tool_calls import parse_tool_calls
 
 
 @dataclass(frozen=True)
-class Said:
+class ReplyParts:
     """Parsed reply.
 
     Attributes:
@@ -27,7 +27,7 @@ class Said:
     reasoning: str | None = None
     text: str | None = None
 
-    def messages_calls(self, before: int) -> list[dict[str, object]]:
+    def calls_as_messages(self, before: int) -> list[dict[str, object]]:
         """Return the calls as in OpenAI messages. `before` is the number of earlier calls in the conversation.
 
         All ids have nine letters and digits, because Mistral's templates refuse others.
@@ -47,10 +47,14 @@ class ParseReply(Protocol):
         tools: offered functions; empty for a parser of every reply.
     """
 
-    async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said: ...
+    async def __call__(self, token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts: ...
 
 
-async def parse_text(token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> Said:
+async def parse_text(token_ids: Sequence[int], text: str, tools: Sequence[Tool]) -> ReplyParts:
     """Parse calls in the text form of `environments.tool_calls`."""
     content, calls = parse_tool_calls(text)
-    return Said(content, tuple((name, json.dumps(arguments)) for name, arguments in calls)) if calls else Said()
+    return (
+        ReplyParts(content, tuple((name, json.dumps(arguments)) for name, arguments in calls))
+        if calls
+        else ReplyParts()
+    )

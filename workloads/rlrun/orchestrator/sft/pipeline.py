@@ -132,7 +132,7 @@ class DataPipeline:
             await self._signal.until(lambda: self._done() or self.trainer.ending)
             making.cancel()
             if self.trainer.ending:
-                await self.trainer.see_off(following, self.config.checkpoint.grace_period_seconds)
+                await self.trainer.stop_and_wait(following, self.config.checkpoint.grace_period_seconds)
             following.cancel()
             saving.cancel()
 
@@ -275,7 +275,7 @@ class DataPipeline:
             start_seconds=self._clock.start,
             tokens=self._metrics.tokens or None,
             samples=self._metrics.samples or None,
-            activity=self._activity.saw(
+            activity=self._activity.update(
                 self._trained,
                 made=self._made,
                 checkpoint=self._checkpoint_step,

@@ -93,7 +93,7 @@ class TrainerClient:
         except _NO_ANSWER:
             return time.monotonic() - self._answered
 
-    async def wait_until_begun(self, deadline_seconds: float = STARTUP_SECONDS) -> TrainerState:
+    async def wait_until_ready(self, deadline_seconds: float = STARTUP_SECONDS) -> TrainerState:
         """Wait until this attempt's trainer has written its attempt file and loaded its model, and return its state.
 
         Raises:
@@ -132,27 +132,29 @@ class TrainerClient:
         """
         seen = 0
         while True:
-            answer = await self._patiently("GET", f"{channel.EVENTS}?after={seen}&wait={POLL_SECONDS:g}", EventList)
+            answer = await self._request_with_retry(
+                "GET", f"{channel.EVENTS}?after={seen}&wait={POLL_SECONDS:g}", EventList
+            )
             if answer.attempt != self._attempt:
                 raise RoleError(
                     f"the trainer at {self._base} runs attempt {answer.attempt}, this role {self._attempt}; all roles restart together"
                 )
-            self.state = await self._patiently("GET", channel.STATE, TrainerState)
+            self.state = await self._request_with_retry("GET", channel.STATE, TrainerState)
             for event in answer.events:
                 seen = event.seq
                 yield event
 
     async def batch_ready(self, step: int, path: str) -> None:
         """Announce a durable batch to the trainer."""
-        await self._patiently("POST", channel.BATCHES, None, BatchReady(step=step, path=path))
+        await self._request_with_retry("POST", channel.BATCHES, None, BatchReady(step=step, path=path))
         reach("batch.told")
 
     async def checkpoint_saved(self, step: int) -> None:
         """Report to the trainer that the orchestrator's part of a checkpoint is durable."""
-        await self._patiently("POST", channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
+        await self._request_with_retry("POST", channel.CHECKPOINTS, None, OrchestratorSaved(step=step))
         reach("checkpoint.orchestrator.told")
 
-    async def see_off(self, following: asyncio.Task[None], seconds: float) -> None:
+    async def stop_and_wait(self, following: asyncio.Task[None], seconds: float) -> None:
         """Request a save and the end of the trainer, because the orchestrator stops, and wait for it.
 
         Args:
@@ -188,7 +190,7 @@ class TrainerClient:
         except (*_NO_ANSWER, TrainerGoneError):
             return
 
-    async def _patiently(
+    async def _request_with_retry(
         self, method: str, path: str, model: type[AnswerT] | None, body: BaseModel | None = None
     ) -> AnswerT:
         """Send a request and repeat it while the trainer is silent. All requests are idempotent."""

@@ -170,7 +170,7 @@ class Connection:
             if self._shared is not None:
                 self.api_key = await self._shared.join()
                 await self._client.use_key(self.api_key)
-            await self._client.wait_until_begun(STARTUP_SECONDS + self._first)
+            await self._client.wait_until_ready(STARTUP_SECONDS + self._first)
         except BaseException:
             await self.__aexit__()
             raise
