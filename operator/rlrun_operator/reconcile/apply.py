@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from rlrun_operator.kube.client import ABSENT, ApiError, Client, UnavailableError, address_of
 from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRET, STATEFUL_SET, WATCHED
@@ -30,56 +32,49 @@ ASKED = "be looked for"
 log = logging.getLogger(__name__)
 
 
-class RejectedError(Exception):
-    """Error for a child that the API server refuses because of the spec.
+OutcomeKind = Literal["done", "not-admitted", "invalid", "name-taken", "key-lost", "stale"]
+"""Result of the writes of a decision:
 
-    Attributes:
-        manifest: the child.
-        causes: fields of it, and what is wrong with them.
-    """
-
-    def __init__(self, message: str, manifest: Manifest, causes: Sequence[Cause]) -> None:
-        super().__init__(message)
-        self.manifest = manifest
-        self.causes = causes
-
-
-class KeptOutError(Exception):
-    """Error for writes that admission does not let in, or for which a right is missing; trying again may help.
-
-    Attributes:
-        refused: the writes; nothing that depends on them was done, and all else of the decision was.
-        made: whether all that was to be created and applied was, but for a pod, on which nothing depends.
-    """
-
-    def __init__(self, refused: Sequence[Refusal], *, made: bool = False) -> None:
-        super().__init__(refused[0].text)
-        self.refused = tuple(refused)
-        self.made = made
+- done: every write was made.
+- not-admitted: a quota, another admission check or a missing permission refuses some writes, and a retry may help. All writes that do not
+  depend on them were made.
+- invalid: the API server refuses a child because of the specification. No later write was made.
+- name-taken: a foreign object has the name of a child. It was not changed, and no later write was made.
+- key-lost: the Secret with the run's API key does not exist any more. Nothing was written.
+- stale: the cluster differs from the observation. No later write was made, and the caller decides again.
+"""
 
 
-class NameTakenError(Exception):
-    """A foreign object has the name that a child needs; the message is that object.
+@dataclass(frozen=True)
+class Outcome:
+    """Result of the writes of one decision."""
 
-    Attributes:
-        manifest: the child.
-    """
+    kind: OutcomeKind
+    text: str = ""
+    """Message of the API server; for name-taken and key-lost: the object; for stale: the difference."""
+    child: Manifest | None = None
+    """Child of an invalid or name-taken outcome."""
+    causes: Sequence[Cause] = ()
+    """Invalid fields of that child, each with the reason."""
+    refused: tuple[Refusal, ...] = ()
+    """Refused writes of a not-admitted outcome."""
+    created: bool = True
+    """Whether all objects to create and apply exist, except a pod, on which nothing depends."""
 
-    def __init__(self, message: str, manifest: Manifest) -> None:
-        super().__init__(message)
-        self.manifest = manifest
+
+DONE = Outcome("done")
 
 
-class KeyLostError(Exception):
-    """The Secret with the run's API key does not exist any more; the message is its name."""
+class _StopError(Exception):
+    """End of one write with an outcome other than done."""
 
-
-class StaleViewError(Exception):
-    """The cluster is not as observed: the decision was made on a state that is too old. Decide again."""
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.text)
+        self.outcome = outcome
 
 
 class _LateError(Exception):
-    """The time of a decision is over; what is left of it is left to the next one."""
+    """The time of a decision is over; the next pass makes the remaining writes."""
 
 
 class _Gate:
@@ -105,8 +100,10 @@ class _Gate:
             raise _LateError
         try:
             await work
-        except KeptOutError as error:
-            self.refused += error.refused
+        except _StopError as error:
+            if error.outcome.kind != "not-admitted":
+                raise
+            self.refused += error.outcome.refused
             return False
         return True
 
@@ -125,16 +122,11 @@ class Applier:
         self._now = now
         self._clock = clock
 
-    async def act(self, namespace: str, decision: Decision) -> None:
-        """Do everything of a decision but its status and events. One refused object keeps back only what depends on it.
+    async def act(self, namespace: str, decision: Decision) -> Outcome:
+        """Make all writes of a decision except its status and events. A refused write stops only the writes that depend on it.
 
         Raises:
-            RejectedError: a child was refused for what the spec says; nothing after it was done.
-            KeptOutError: some objects have to wait for a quota or another admission; all that does not depend on them was done.
-            StaleViewError: something exists that was taken to be absent; nothing after it was done.
-            KeyLostError: the Secret that the decision counts on is gone; nothing was done.
-            NameTakenError: a foreign object exists where a child belongs; it is left alone, and nothing after it was done.
-            ApiError, UnavailableError: to be retried; also where the writes take too long.
+            ApiError, UnavailableError: the pass has to be retried; also if the writes take longer than `ACT_SECONDS`.
         """
         gate, made = _Gate(self._clock, self._clock() + ACT_SECONDS), False
         try:
@@ -142,12 +134,15 @@ class Applier:
                 await gate.let_in(self._ask(decision.ask))
             made = await self._make(decision, gate)
             await self._change(namespace, decision, gate)
+        except _StopError as error:
+            return error.outcome
         except _LateError:
             if not gate.refused:
                 raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass goes on") from None
             made = False
         if gate.refused:
-            raise KeptOutError(gate.refused, made=made)
+            return Outcome("not-admitted", gate.refused[0].text, refused=tuple(gate.refused), created=made)
+        return DONE
 
     async def _change(self, namespace: str, decision: Decision, gate: _Gate) -> None:
         """Change what exists."""
@@ -188,19 +183,15 @@ class Applier:
         """True if a foreign object has a child's name."""
         try:
             await self._find_own(manifest)
-        except NameTakenError:
+        except _StopError:
             return True
         return False
 
-    async def grow(self, namespace: str, grow: Grow) -> str | None:
-        """Raise what a claim asks for.
-
-        Returns:
-            the API server's words, where it refuses that.
+    async def grow(self, namespace: str, grow: Grow) -> Outcome:
+        """Enlarge a claim; not-admitted if the API server refuses, stale if the claim has changed since the observation.
 
         Raises:
-            StaleViewError: the claim is another one, or in another state, than was observed.
-            UnavailableError: to be retried.
+            UnavailableError: the pass has to be retried.
         """
         preconditions = {"uid": grow.uid} | ({} if grow.version is None else {"resourceVersion": grow.version})
         patch = {"metadata": preconditions, "spec": {"resources": {"requests": {"storage": grow.size}}}}
@@ -209,30 +200,26 @@ class Applier:
         except ApiError as error:
             found = await self._client.get(CLAIM, namespace, grow.claim)
             if found is not None and preconditions.items() <= found["metadata"].items():
-                return error.message
+                return Outcome("not-admitted", error.message)
             if found is None or found["metadata"]["uid"] != grow.uid:
                 self._store.remove(CLAIM.kind, namespace, grow.claim, grow.uid)
             if found is not None:
                 self._learn({**found, "apiVersion": CLAIM.api_version, "kind": CLAIM.kind})
-            raise StaleViewError(f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}") from error
-        return None
+            return Outcome("stale", f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}")
+        return DONE
 
     async def _try(self, manifest: Manifest) -> None:
         try:
             await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
-        except RejectedError:
-            await self._find_own(manifest)  # a foreign one may be what does not go with it
-            raise
-        except KeptOutError as error:
-            if not error.refused[0].quota:
+        except _StopError as error:
+            if error.outcome.kind == "invalid":
+                await self._find_own(manifest)  # a foreign object of this name may be the reason
+                raise
+            if not error.outcome.refused[0].quota:
                 raise
 
     async def _ask(self, secret: Manifest) -> None:
-        """Ask whether a Secret is there. Where admission lets in none, that is unknown, and none could be made instead.
-
-        Raises:
-            KeyLostError: it could be created.
-        """
+        """Check by a dry-run create whether a Secret exists; key-lost if it could be created. If the dry run is refused, it is unknown."""
         ref = Ref(secret["kind"], secret["metadata"]["name"])
         try:
             lost = await self._client.create(secret, dry_run=True) is not None
@@ -242,7 +229,7 @@ class Applier:
             log.debug("whether %s is there cannot be asked: %s", _describe_object(secret), error)
             return
         if lost:
-            raise KeyLostError(ref.name)
+            raise _StopError(Outcome("key-lost", ref.name))
 
     async def _create(self, manifest: Manifest) -> None:
         made = await self._judged(manifest, self._client.create(manifest))
@@ -260,12 +247,10 @@ class Applier:
         found = await self._find_own(item.manifest)
         if found is None:
             if not await self._applied_over(item.manifest, ABSENT):
-                raise StaleViewError(f"{_describe_object(item.manifest)} has appeared")
+                raise _stale(f"{_describe_object(item.manifest)} has appeared")
         elif expected is not None:
             self._learn(found)
-            raise StaleViewError(
-                f"{_describe_object(item.manifest)} {'has changed' if item.replaces else 'exists already'}"
-            )
+            raise _stale(f"{_describe_object(item.manifest)} {'has changed' if item.replaces else 'exists already'}")
         else:
             self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)), applied=True)
 
@@ -275,17 +260,13 @@ class Applier:
         return made is not None
 
     async def _find_own(self, manifest: Manifest) -> Manifest | None:
-        """The object of a child's name, if there is one.
-
-        Raises:
-            NameTakenError: no run of this name has made it, neither this one nor one that was deleted.
-        """
+        """Return the object with a child's name, or None; name-taken if no run of this name made it, neither this run nor a deleted one."""
         resource, namespace, name = address_of(manifest)
         found = await self._client.get(resource, namespace, name)
         if found is None:
             return None
         if not _is_own(found, manifest):
-            raise NameTakenError(f"{resource.kind} {name}", manifest)
+            raise _StopError(Outcome("name-taken", f"{resource.kind} {name}", manifest))
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
     async def _annotate(self, namespace: str, annotate: Annotate) -> None:
@@ -322,9 +303,7 @@ class Applier:
             self._store.remove(resource.kind, namespace, name, scale.uid)
             if found is not None:
                 self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
-            raise StaleViewError(
-                f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}"
-            ) from error
+            raise _stale(f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}") from error
 
     async def _disown(self, namespace: str, disown: Disown) -> None:
         preconditions = {"uid": disown.uid} | ({} if disown.version is None else {"resourceVersion": disown.version})
@@ -363,7 +342,8 @@ class Applier:
             if error.withheld or limit_was_filled_in(error.message, manifest) or _is_fixed(error, manifest):
                 raise _kept_out(Ref(manifest["kind"], manifest["metadata"]["name"]), error) from error
             if error.refused:
-                raise RejectedError(error.message, manifest, refusal_causes(error.message, error.details)) from error
+                causes = refusal_causes(error.message, error.details)
+                raise _StopError(Outcome("invalid", error.message, manifest, causes)) from error
             raise
 
     def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:
@@ -376,8 +356,13 @@ def _is_fixed(error: ApiError, manifest: Manifest) -> bool:
     return error.refused and manifest["kind"] != POD.kind and is_fixed(error.message)
 
 
-def _kept_out(ref: Ref, error: ApiError, doing: str = MADE) -> KeptOutError:
-    return KeptOutError([Refusal(ref, error.message, doing, quota=error.over_quota)])
+def _kept_out(ref: Ref, error: ApiError, doing: str = MADE) -> _StopError:
+    refused = Refusal(ref, error.message, doing, quota=error.over_quota)
+    return _StopError(Outcome("not-admitted", error.message, refused=(refused,)))
+
+
+def _stale(difference: str) -> _StopError:
+    return _StopError(Outcome("stale", difference))
 
 
 def _is_own(found: Manifest, manifest: Manifest) -> bool:

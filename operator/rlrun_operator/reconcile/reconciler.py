@@ -20,15 +20,7 @@ from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import LEASE, RLRUN
 from rlrun_operator.names import Names
-from rlrun_operator.reconcile.apply import (
-    ACT_SECONDS,
-    Applier,
-    KeptOutError,
-    KeyLostError,
-    NameTakenError,
-    RejectedError,
-    StaleViewError,
-)
+from rlrun_operator.reconcile.apply import ACT_SECONDS, DONE, Applier, Outcome
 from rlrun_operator.reconcile.kept_out import events_of, report_waiting
 from rlrun_operator.reconcile.memory import NameConflict, RunMemory, desired_of, spec_edition
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
@@ -209,51 +201,55 @@ class Reconciler:
             the decision to report, or None if a new fact requires another decision first.
         """
         mark, repaired_before = self._settings.network.mark, memory.repaired_at
-        try:
-            if decision.grow is not None and not await self._grown(key, decision.grow, memory):
-                return None
+        outcome = DONE if decision.grow is None else await self._grow(key, decision.grow, memory)
+        if outcome.kind == "not-admitted":
+            return None
+        if outcome.kind == "done":
             memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
-            await self._applier.act(key[0], decision)
-            memory.access = mark if _lets_out(key, decision) else memory.access
-        except RejectedError as error:
-            metadata = observed.run["metadata"]
-            problems = explain_refusal(error.manifest, error.causes, str(error), observed.run.get("spec") or {})
-            memory.rejection = (spec_edition(metadata, observed.defaults), bound_message(problems))
-            return None
-        except KeyLostError as error:
-            memory.lost_key = observed.run["metadata"]["uid"], str(error)
-            return None
-        except NameTakenError as error:
-            memory.taken = NameConflict(desired_of(observed.run), error.manifest, self._clock() + TAKEN_SECONDS)
-            return None
-        except KeptOutError as error:
-            memory.access = mark if error.made and _lets_out(key, decision) else memory.access
-            return self._kept_out(key, observed.run, decision, error, memory, last=last)
-        except StaleViewError as error:
+            outcome = await self._applier.act(key[0], decision)
+        if outcome.created and outcome.kind in ("done", "not-admitted") and _lets_out(key, decision):
+            memory.access = mark
+        if outcome.kind == "not-admitted":
+            return self._kept_out(key, observed.run, decision, outcome, memory, last=last)
+        if outcome.kind == "stale":
             memory.repaired_at = repaired_before  # the changed state may need another repair at once
-            log.debug("run %s/%s: %s; deciding again", *key, error)
+            log.debug("run %s/%s: %s; deciding again", *key, outcome.text)
+            return None
+        if outcome.kind != "done":
+            self._remember(observed, outcome, memory)
             return None
         if memory.kept_out:
             self._again(key, SETTLE_SECONDS)  # this report still names the refused writes
         memory.kept_out, memory.tries = (), 0
         return decision
 
+    def _remember(self, observed: Observed, outcome: Outcome, memory: RunMemory) -> None:
+        """Keep a refusal for the next decision."""
+        run = observed.run
+        if outcome.kind == "invalid" and outcome.child is not None:
+            problems = explain_refusal(outcome.child, outcome.causes, outcome.text, run.get("spec") or {})
+            memory.rejection = (spec_edition(run["metadata"], observed.defaults), bound_message(problems))
+        elif outcome.kind == "name-taken" and outcome.child is not None:
+            memory.taken = NameConflict(desired_of(run), outcome.child, self._clock() + TAKEN_SECONDS)
+        elif outcome.kind == "key-lost":
+            memory.lost_key = run["metadata"]["uid"], outcome.text
+
     def _kept_out(
-        self, key: Key, run: Manifest, decision: Decision, error: KeptOutError, memory: RunMemory, *, last: bool
+        self, key: Key, run: Manifest, decision: Decision, outcome: Outcome, memory: RunMemory, *, last: bool
     ) -> Decision | None:
         """Return the report of a run whose writes are refused, and queue a retry; None if the refusal is new and has to be decided on.
 
         `last`: no other decision is made in this pass, even if the refusal is new: some webhooks change their words each time.
         """
-        known, memory.kept_out = memory.kept_out, error.refused
-        if known != error.refused and not last:
-            for each in set(error.refused) - set(known):
+        known, memory.kept_out = memory.kept_out, outcome.refused
+        if known != outcome.refused and not last:
+            for each in set(outcome.refused) - set(known):
                 log.warning("run %s/%s: %s %s cannot %s: %s", *key, each.ref.kind, each.ref.name, each.doing, each.text)
             return None
-        memory.tries = 0 if all(each.quota for each in error.refused) else memory.tries + 1
+        memory.tries = 0 if all(each.quota for each in outcome.refused) else memory.tries + 1
         wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
         self._again(key, wait)
-        return report_waiting(decision, run, made=error.made)
+        return report_waiting(decision, run, made=outcome.created)
 
     def _observe(self, key: Key, memory: RunMemory) -> Observed | None:
         rejection = None
@@ -302,18 +298,18 @@ class Reconciler:
                 self._store.put({**live, "kind": LEASE.kind}, self._now())
         memory.asked_at = self._clock()  # not after an error: the next pass reads again before it decides
 
-    async def _grown(self, key: Key, grow: Grow, memory: RunMemory) -> bool:
-        """Enlarge the claim; return False if the API server refuses."""
-        text = await self._applier.grow(key[0], grow)
-        if text is None:
+    async def _grow(self, key: Key, grow: Grow, memory: RunMemory) -> Outcome:
+        """Enlarge the claim, and keep a refusal with the time of the next try."""
+        outcome = await self._applier.grow(key[0], grow)
+        if outcome.kind == "done":
             memory.ungrown, memory.ungrown_until = None, float("-inf")
-            return True
-        known = memory.ungrown
-        same = known is not None and (known.grow.uid, known.grow.size) == (grow.uid, grow.size)
-        memory.growths_refused = memory.growths_refused + 1 if same else 1
-        wait = backoff(memory.growths_refused, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
-        memory.ungrown, memory.ungrown_until = Ungrown(grow, text), self._clock() + wait
-        return False
+        elif outcome.kind == "not-admitted":
+            known = memory.ungrown
+            same = known is not None and (known.grow.uid, known.grow.size) == (grow.uid, grow.size)
+            memory.growths_refused = memory.growths_refused + 1 if same else 1
+            wait = backoff(memory.growths_refused, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
+            memory.ungrown, memory.ungrown_until = Ungrown(grow, outcome.text), self._clock() + wait
+        return outcome
 
     async def _decided(self, observed: Observed, memory: RunMemory) -> Decision:
         """Decide; if the decision requests facts that can be read, read them and decide again."""

@@ -22,7 +22,7 @@ from rlrun_operator.deletion import asked_at
 from rlrun_operator.failures import policy
 from rlrun_operator.kube.client import Client
 from rlrun_operator.pods import Pod
-from rlrun_operator.reconcile.apply import Applier, KeptOutError, StaleViewError
+from rlrun_operator.reconcile.apply import DONE, Applier, Outcome
 from rlrun_operator.reconcile.reconciler import Reconciler
 from rlrun_operator.runtime import cache
 from rlrun_operator.runtime.cache import Store
@@ -84,13 +84,12 @@ def attempts_rise_twice(stack: contextlib.ExitStack) -> None:
 def the_status_is_written_before_the_children(stack: contextlib.ExitStack) -> None:
     act, report = Applier.act, Reconciler._report
 
-    async def nothing(self: Applier, namespace: str, decision: Decision) -> None:
-        return None
+    async def nothing(self: Applier, namespace: str, decision: Decision) -> Outcome:
+        return DONE
 
     async def first(self: Reconciler, key: Any, run: Any, decision: Decision, memory: Any) -> None:
         await report(self, key, run, decision, memory)
-        with contextlib.suppress(KeptOutError, StaleViewError):
-            await act(self._applier, key[0], decision)
+        await act(self._applier, key[0], decision)
 
     put(stack, Applier, "act", nothing)
     put(stack, Reconciler, "_report", first)
