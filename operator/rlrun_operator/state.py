@@ -40,28 +40,32 @@ class Disown:
     """Owner references that stay."""
 
 
-@dataclass(frozen=True)
-class Ungrown:
-    """Refused growth of a claim, with the API server's message."""
-
-    grow: Grow
-    text: str
-
-
 MADE = "be created"
+RefusalKind = Literal["not-admitted", "invalid", "name-taken", "key-lost", "not-grown"]
+"""Reason why a write was not made:
+
+- not-admitted: a quota or another admission check refuses it, or the operator lacks the permission.
+- invalid: the API server refuses a child because of the specification (dry run, quota or admission).
+- name-taken: a foreign object has the name of a child.
+- key-lost: the Secret with the run's API key was deleted.
+- not-grown: the API server does not enlarge the claim.
+"""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Refused write of one object: admission refuses it, or the operator lacks the right."""
+    """A write that was not made, with the reason."""
 
     ref: Ref
     text: str
-    """Message of the API server."""
+    """Message of the API server; for invalid: the invalid fields of the specification."""
     doing: str = MADE
     """Description of the write, as in "cannot be scaled to 2"."""
     quota: bool = False
     """Whether a ResourceQuota is exhausted; a dry-run does not detect that."""
+    kind: RefusalKind = "not-admitted"
+    grow: Grow | None = None
+    """The refused growth of a not-grown refusal."""
 
 
 @dataclass(frozen=True)
@@ -130,23 +134,15 @@ class Observed:
     """Recent Warning events about the children; looked up only while a condition waits."""
     nodes: tuple[Manifest, ...] | None = None
     """Nodes of the cluster; None: the operator may not read them, or did not look them up."""
-    rejection: str | None = None
-    """Message with which the API server refused this spec's children (dry-run, quota or admission), or None."""
-    taken: str | None = None
-    """Foreign object that was just found under the name of a child."""
+    refusals: tuple[Refusal, ...] = ()
+    """Refused writes of earlier passes that are still valid. Refused creations are among `events` too."""
     access: str | None = None
     """Hash of the API server's addresses in the policy that this process last applied for the run."""
-    ungrown: Ungrown | None = None
-    """Refused growth of the claim, until the next retry."""
-    refused: tuple[Refusal, ...] = ()
-    """Writes that were refused in the last pass; refused creations are also in `events`."""
     host: Manifest | None = None
     """The RLRun that `trainer.sharedWith` names, if it exists."""
     parts: Mapping[Ref, Manifest] = field(default_factory=dict)
     """Metadata of Services, policies, ConfigMap, account, rights and budget. `held`: fields that the operator's applies own
     (`managed_fields.held_fields`); `accepted`: the same after this process's last apply, or None if it has not applied the object."""
-    lost_key: str | None = None
-    """Name of a Secret with the run's API key that this process found deleted."""
     repaired_ago: float = float("inf")
     """Seconds since this process last requested the repair of one of `parts`."""
     admission: Admission | None = None
@@ -155,6 +151,31 @@ class Observed:
     """Defaults of the run's namespace, or None."""
     guests: tuple[Manifest, ...] = ()
     """RLRuns whose `trainer.sharedWith` names this run; for a guest: all guests of its host, including itself."""
+
+    @property
+    def rejection(self) -> str | None:
+        """Invalid fields of the specification, according to the API server; None if it has not refused a child."""
+        return next((each.text for each in self.refusals if each.kind == "invalid"), None)
+
+    @property
+    def taken(self) -> str | None:
+        """Kind and name of a foreign object that has the name of a child."""
+        return next((f"{each.ref.kind} {each.ref.name}" for each in self.refusals if each.kind == "name-taken"), None)
+
+    @property
+    def lost_key(self) -> str | None:
+        """Name of a Secret with the run's API key that this process has found deleted."""
+        return next((each.ref.name for each in self.refusals if each.kind == "key-lost"), None)
+
+    @property
+    def ungrown(self) -> Refusal | None:
+        """Refused growth of the claim, until the operator tries it again."""
+        return next((each for each in self.refusals if each.kind == "not-grown"), None)
+
+    @property
+    def refused(self) -> tuple[Refusal, ...]:
+        """Writes that were not admitted at the last attempt to make them."""
+        return tuple(each for each in self.refusals if each.kind == "not-admitted")
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,13 @@ class Outcome:
 
     kind: OutcomeKind
     text: str = ""
-    """Message of the API server; for name-taken and key-lost: the object; for stale: the difference."""
+    """Message of the API server; for stale: the difference."""
     child: Manifest | None = None
     """Child of an invalid or name-taken outcome."""
     causes: Sequence[Cause] = ()
     """Invalid fields of that child, each with the reason."""
     refused: tuple[Refusal, ...] = ()
-    """Refused writes of a not-admitted outcome."""
+    """Refused writes; none if the outcome is done or stale."""
     created: bool = True
     """Whether all objects to create and apply exist, except a pod, on which nothing depends."""
 
@@ -200,7 +200,8 @@ class Applier:
         except ApiError as error:
             found = await self._client.get(CLAIM, namespace, grow.claim)
             if found is not None and preconditions.items() <= found["metadata"].items():
-                return Outcome("not-admitted", error.message)
+                refused = Refusal(Ref(CLAIM.kind, grow.claim), error.message, kind="not-grown", grow=grow)
+                return Outcome("not-admitted", error.message, refused=(refused,))
             if found is None or found["metadata"]["uid"] != grow.uid:
                 self._store.remove(CLAIM.kind, namespace, grow.claim, grow.uid)
             if found is not None:
@@ -229,7 +230,7 @@ class Applier:
             log.debug("whether %s is there cannot be asked: %s", _describe_object(secret), error)
             return
         if lost:
-            raise _StopError(Outcome("key-lost", ref.name))
+            raise _StopError(Outcome("key-lost", refused=(Refusal(ref, "", kind="key-lost"),)))
 
     async def _create(self, manifest: Manifest) -> None:
         made = await self._judged(manifest, self._client.create(manifest))
@@ -266,7 +267,8 @@ class Applier:
         if found is None:
             return None
         if not _is_own(found, manifest):
-            raise _StopError(Outcome("name-taken", f"{resource.kind} {name}", manifest))
+            refused = Refusal(Ref(resource.kind, name), "", kind="name-taken")
+            raise _StopError(Outcome("name-taken", child=manifest, refused=(refused,)))
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
     async def _annotate(self, namespace: str, annotate: Annotate) -> None:
@@ -343,7 +345,8 @@ class Applier:
                 raise _kept_out(Ref(manifest["kind"], manifest["metadata"]["name"]), error) from error
             if error.refused:
                 causes = refusal_causes(error.message, error.details)
-                raise _StopError(Outcome("invalid", error.message, manifest, causes)) from error
+                refused = Refusal(Ref(manifest["kind"], manifest["metadata"]["name"]), error.message, kind="invalid")
+                raise _StopError(Outcome("invalid", error.message, manifest, causes, (refused,))) from error
             raise
 
     def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:

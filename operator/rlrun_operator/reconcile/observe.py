@@ -28,7 +28,7 @@ from rlrun_operator.kube.resources import (
 from rlrun_operator.names import KIND, Names, Ref
 from rlrun_operator.runtime.cache import Key, Store, claim_name
 from rlrun_operator.sharing import host_name
-from rlrun_operator.state import Fact, Manifest, Observed, TeamDefaults, Ungrown
+from rlrun_operator.state import Fact, Manifest, Observed, Refusal, TeamDefaults
 
 LOOK_UP_SECONDS = 5.0
 """Events of a namespace and nodes are asked for at most this often, however many runs wait."""
@@ -50,12 +50,11 @@ def observe_run(
     store: Store,
     key: Key,
     *,
-    rejection: str | None = None,
-    taken: str | None = None,
+    refusals: tuple[Refusal, ...] = (),
     access: str | None = None,
-    ungrown: Ungrown | None = None,
+    repaired_ago: float = float("inf"),
 ) -> Observed | None:
-    """The run as the store knows it; None when it does not exist. For the others see `Observed`."""
+    """Return the observation of a run from the store, or None if the run does not exist. For the other arguments see `Observed`."""
     run = store.get(RLRUN.kind, *key)
     if run is None:
         return None
@@ -82,10 +81,9 @@ def observe_run(
         lease_changed_at=store.lease_changed_at(namespace, lease),
         lease_moved_at=store.lease_moved_at(namespace, lease),
         watching_since=store.watching_since,
-        rejection=rejection,
-        taken=taken,
+        refusals=refusals,
         access=access,
-        ungrown=ungrown,
+        repaired_ago=repaired_ago,
         host=host,
         parts=parts,
         defaults=defaults,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +23,7 @@ from rlrun_operator.kube.resources import LEASE, RLRUN
 from rlrun_operator.names import Names
 from rlrun_operator.reconcile.apply import ACT_SECONDS, DONE, Applier, Outcome
 from rlrun_operator.reconcile.kept_out import events_of, report_waiting
-from rlrun_operator.reconcile.memory import NameConflict, RunMemory, desired_of, spec_edition
+from rlrun_operator.reconcile.memory import Remembered, RunMemory, relevant_facts
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
 from rlrun_operator.render.origin import explain_refusal
 from rlrun_operator.runtime.cache import Key, Store
@@ -37,7 +38,6 @@ from rlrun_operator.state import (
     Grow,
     Manifest,
     Observed,
-    Ungrown,
     progress_seconds,
 )
 from rlrun_operator.status.progress import HEARTBEAT_SECONDS, silent_for
@@ -158,8 +158,8 @@ class Reconciler:
             # Admit: the queue answers before the decision, which then sees the answer like any other fact.
             if self._queue is not None:
                 answer = await self._queue.answer(observed.run)
-                refused = (*observed.refused, *answer.refused) if answer is not None else observed.refused
-                observed = replace(observed, admission=answer, refused=refused)
+                refused = answer.refused if answer is not None else ()
+                observed = replace(observed, admission=answer, refusals=(*observed.refusals, *refused))
             # Decide and act. A refused write is remembered and decided again with that fact, a limited number of times.
             decided = await self._decided(observed, memory)
             last = left == 0 or self._clock() >= until
@@ -173,8 +173,8 @@ class Reconciler:
             # Queue the next pass: for a deadline, for a refused growth of the claim, and after own writes.
             if decision.wake_in is not None:
                 self._again(key, decision.wake_in)
-            if (waits := memory.ungrown_until - self._clock()) > 0:
-                self._again(key, waits)
+            if (held := memory.refusals.get("not-grown")) is not None and held.until > self._clock():
+                self._again(key, held.until - self._clock())
             if any(
                 (
                     decision.create,
@@ -218,21 +218,20 @@ class Reconciler:
         if outcome.kind != "done":
             self._remember(observed, outcome, memory)
             return None
-        if memory.kept_out:
+        if memory.refusals.pop("not-admitted", None) is not None:
             self._again(key, SETTLE_SECONDS)  # this report still names the refused writes
-        memory.kept_out, memory.tries = (), 0
         return decision
 
     def _remember(self, observed: Observed, outcome: Outcome, memory: RunMemory) -> None:
-        """Keep a refusal for the next decision."""
-        run = observed.run
-        if outcome.kind == "invalid" and outcome.child is not None:
+        """Keep an invalid child, a taken name or a lost key for the next decision."""
+        run, kind, refused = observed.run, outcome.kind, outcome.refused
+        assert kind in ("invalid", "name-taken", "key-lost")
+        if kind == "invalid" and outcome.child is not None:
             problems = explain_refusal(outcome.child, outcome.causes, outcome.text, run.get("spec") or {})
-            memory.rejection = (spec_edition(run["metadata"], observed.defaults), bound_message(problems))
-        elif outcome.kind == "name-taken" and outcome.child is not None:
-            memory.taken = NameConflict(desired_of(run), outcome.child, self._clock() + TAKEN_SECONDS)
-        elif outcome.kind == "key-lost":
-            memory.lost_key = run["metadata"]["uid"], outcome.text
+            refused = tuple(replace(each, text=bound_message(problems)) for each in refused)
+        until = self._clock() + TAKEN_SECONDS if kind == "name-taken" else math.inf
+        facts = relevant_facts(kind, run, observed.defaults)
+        memory.refusals[kind] = Remembered(refused, facts, until, child=outcome.child)
 
     def _kept_out(
         self, key: Key, run: Manifest, decision: Decision, outcome: Outcome, memory: RunMemory, *, last: bool
@@ -241,48 +240,38 @@ class Reconciler:
 
         `last`: no other decision is made in this pass, even if the refusal is new: some webhooks change their words each time.
         """
-        known, memory.kept_out = memory.kept_out, outcome.refused
-        if known != outcome.refused and not last:
-            for each in set(outcome.refused) - set(known):
+        known = memory.refusals.get("not-admitted", Remembered(()))
+        if known.refusals != outcome.refused and not last:
+            memory.refusals["not-admitted"] = replace(known, refusals=outcome.refused)
+            for each in set(outcome.refused) - set(known.refusals):
                 log.warning("run %s/%s: %s %s cannot %s: %s", *key, each.ref.kind, each.ref.name, each.doing, each.text)
             return None
-        memory.tries = 0 if all(each.quota for each in outcome.refused) else memory.tries + 1
-        wait = backoff(memory.tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
+        tries = 0 if all(each.quota for each in outcome.refused) else known.tries + 1
+        memory.refusals["not-admitted"] = Remembered(outcome.refused, tries=tries)
+        wait = backoff(tries, first=KEPT_OUT_SECONDS, longest=LONGEST_KEPT_OUT_SECONDS)
         self._again(key, wait)
         return report_waiting(decision, run, made=outcome.created)
 
     def _observe(self, key: Key, memory: RunMemory) -> Observed | None:
-        rejection = None
         run = self._store.get(RLRUN.kind, *key)
-        if run is not None and memory.rejection is not None:
-            edition, message = memory.rejection
-            if edition == spec_edition(run["metadata"], defaults_of(self._store, key[0])):
-                rejection = message
-        taken = None
-        if run is not None and memory.taken is not None:
-            wanted, child, until = memory.taken
-            here = wanted == desired_of(run) and self._clock() < until
-            taken = f"{child['kind']} {child['metadata']['name']}" if here else None
-        ungrown = memory.ungrown if self._clock() < memory.ungrown_until else None
-        found = observe_run(self._store, key, rejection=rejection, taken=taken, access=memory.access, ungrown=ungrown)
-        if found is None:
+        if run is None:
             return None
-        lost = None
-        if memory.lost_key is not None:
-            uid, secret = memory.lost_key
-            lost = secret if uid == found.run["metadata"]["uid"] else None
-        return replace(found, repaired_ago=self._clock() - memory.repaired_at, lost_key=lost, refused=memory.kept_out)
+        refusals = tuple(memory.valid_refusals(run, defaults_of(self._store, key[0]), self._clock()))
+        repaired_ago = self._clock() - memory.repaired_at
+        return observe_run(self._store, key, refusals=refusals, access=memory.access, repaired_ago=repaired_ago)
 
     async def _look_at_taken(self, key: Key, memory: RunMemory) -> None:
         """Check a taken name again: one read instead of all the writes that precede that child."""
-        taken, run = memory.taken, self._store.get(RLRUN.kind, *key)
-        if taken is None or run is None:
+        known, run = memory.refusals.get("name-taken"), self._store.get(RLRUN.kind, *key)
+        if known is None or known.child is None or run is None:
             return
-        if taken.wanted != desired_of(run):  # an edited run may need other names
-            memory.taken = None
-        elif self._clock() >= taken.until:
-            still = await self._applier.is_taken(taken.child)
-            memory.taken = taken._replace(until=self._clock() + TAKEN_SECONDS) if still else None
+        if known.facts != relevant_facts("name-taken", run, None):  # an edited run may need other names
+            del memory.refusals["name-taken"]
+        elif self._clock() >= known.until:
+            if await self._applier.is_taken(known.child):
+                memory.refusals["name-taken"] = replace(known, until=self._clock() + TAKEN_SECONDS)
+            else:
+                del memory.refusals["name-taken"]
 
     async def _look_at_silent(self, key: Key, memory: RunMemory) -> None:
         """Read the Lease of a run without recent reports: the watch may be silent, and not the run."""
@@ -302,13 +291,14 @@ class Reconciler:
         """Enlarge the claim, and keep a refusal with the time of the next try."""
         outcome = await self._applier.grow(key[0], grow)
         if outcome.kind == "done":
-            memory.ungrown, memory.ungrown_until = None, float("-inf")
+            memory.refusals.pop("not-grown", None)
         elif outcome.kind == "not-admitted":
-            known = memory.ungrown
-            same = known is not None and (known.grow.uid, known.grow.size) == (grow.uid, grow.size)
-            memory.growths_refused = memory.growths_refused + 1 if same else 1
-            wait = backoff(memory.growths_refused, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
-            memory.ungrown, memory.ungrown_until = Ungrown(grow, outcome.text), self._clock() + wait
+            known = memory.refusals.get("not-grown")
+            before = known.refusals[0].grow if known is not None else None
+            same = before is not None and (before.uid, before.size) == (grow.uid, grow.size)
+            tries = known.tries + 1 if known is not None and same else 1
+            wait = backoff(tries, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
+            memory.refusals["not-grown"] = Remembered(outcome.refused, until=self._clock() + wait, tries=tries)
         return outcome
 
     async def _decided(self, observed: Observed, memory: RunMemory) -> Decision:
@@ -319,8 +309,9 @@ class Reconciler:
             return self._decide(given, now, settings=self._settings, fresh_key=fresh_key, random=random)
 
         decision = ask(observed)
-        if decision.look_up or memory.kept_out:
-            of_operator = events_of(memory.kept_out, observed.run["metadata"]["namespace"])
+        refused = memory.refusals_of("not-admitted")
+        if decision.look_up or refused:
+            of_operator = events_of(refused, observed.run["metadata"]["namespace"])
             observed = await self._look_ups.complete(observed, decision.look_up, of_operator)
             if observed.events or observed.nodes is not None:
                 decision = ask(observed)

@@ -92,8 +92,9 @@ def _missing_growth(run: RunSnapshot) -> Grow | None:
 def _growth_refusal(run: RunSnapshot, grow: Grow) -> str | None:
     """Return the API server's message if it refused this growth recently."""
     refused = run.observed.ungrown
-    same = refused is not None and (refused.grow.uid, refused.grow.size) == (grow.uid, grow.size)
-    return refused.text if refused is not None and same else None
+    if refused is None or refused.grow is None:
+        return None
+    return refused.text if (refused.grow.uid, refused.grow.size) == (grow.uid, grow.size) else None
 
 
 def _growth_update(run: RunSnapshot, claim: Manifest) -> ConditionUpdate | None:

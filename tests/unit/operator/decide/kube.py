@@ -19,7 +19,7 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, SPOT_LABEL, Ref, att
 from rlrun_operator.runtime.cache_fields import slim_object
 from rlrun_operator.runtime.pulse import Pulse, record_beat
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults, Ungrown
+from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults
 from rlrun_operator.times import rfc3339
 
 NAME, UID = "run", "uid-of-run"
@@ -87,7 +87,7 @@ class Kube:
         self.edited: set[Ref] = set()
         """Parts that somebody has edited."""
         self.repaired_at = float("-inf")
-        self.ungrown: Ungrown | None = None
+        self.ungrown: Refusal | None = None
         self.refuses_growth = ""
         """Why the API server does not let claims grow."""
         self.lost_key: str | None = None
@@ -154,18 +154,24 @@ class Kube:
             watching_since=self.watching_since,
             events=tuple(self.events),
             nodes=tuple(self.nodes) if self.nodes is not None else None,
-            rejection=self.rejection,
-            refused=self.refused,
-            taken=self.taken,
+            refusals=self._refusals(),
             defaults=self.defaults,
             parts={ref: self._held(o) for ref, o in fresh.items() if ref.kind in PART_KINDS},
             repaired_ago=self.now - self.repaired_at,
-            ungrown=self.ungrown,
             admission=self.admission,
-            lost_key=self.lost_key,
             host=copied(self.host.run) if self.host is not None else None,
             guests=tuple(copied(guest.run) for guest in self.guests),
         )
+
+    def _refusals(self) -> tuple[Refusal, ...]:
+        found = [*self.refused, *([] if self.ungrown is None else [self.ungrown])]
+        if self.rejection is not None:
+            found.append(Refusal(Ref("Pod", "run-orchestrator-1"), self.rejection, kind="invalid"))
+        if self.taken is not None:
+            found.append(Refusal(Ref(*self.taken.split(" ")), "", kind="name-taken"))
+        if self.lost_key is not None:
+            found.append(Refusal(Ref("Secret", self.lost_key), "", kind="key-lost"))
+        return tuple(found)
 
     def _held(self, part: Object) -> Object:
         """As the store keeps it: its metadata, and whether the operator still holds what it has applied."""
@@ -309,7 +315,8 @@ class Kube:
         if claim["metadata"]["uid"] != grow.uid:
             raise KeyError(grow)
         if self.refuses_growth:
-            self.ungrown = Ungrown(grow, self.refuses_growth)
+            ref = Ref("PersistentVolumeClaim", grow.claim)
+            self.ungrown = Refusal(ref, self.refuses_growth, kind="not-grown", grow=grow)
             return
         claim["spec"]["resources"]["requests"]["storage"] = grow.size
         self.writes.append(f"grow {grow.claim} {grow.size}")
