@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -15,7 +15,7 @@ from rlrun_operator.names import Ref
 
 @dataclass(frozen=True)
 class Grow:
-    """Increase the requested size of a claim."""
+    """Enlarge a claim. A refusal stops all other writes; it comes back as `Observed.ungrown`, and the run is decided again."""
 
     claim: str
     """Name of the claim."""
@@ -25,10 +25,15 @@ class Grow:
     """Precondition: resourceVersion in the cache; a user may have increased the size further."""
     size: str
 
+    @property
+    def target(self) -> tuple[str, str]:
+        """UID of the claim, and its new size."""
+        return self.uid, self.size
+
 
 @dataclass(frozen=True)
 class Disown:
-    """Remove the run from the owners of its claim, so that the claim outlives it."""
+    """Remove the run from the owners of its claim, so that the claim outlives it. A claim that has changed or is gone is left alone."""
 
     claim: str
     """Name of the claim."""
@@ -179,17 +184,48 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class CheckSecret:
+    """Check whether a Secret exists, by a create with dryRun=All, which needs no permission to read Secrets.
+
+    If it does not exist, no other write is made, and its name comes back as `Observed.lost_key`. If admission refuses the dry run, the
+    answer is unknown.
+    """
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """Server-side apply with dryRun=All.
+
+    An invalid specification stops all other writes and comes back as `Observed.rejection`. If admission refuses a dry run, nothing is
+    created or applied.
+    """
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class Create:
+    """Create one object (claim, Secret, Lease); an existing one is not changed."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
 class Apply:
     """Server-side apply of one object."""
 
     manifest: Manifest
     expect_absent: bool = False
-    """Whether the cache has no such object; an existing object is not changed, because the cache may lag."""
+    """Whether the object is absent in the cache. An existing object is left alone, because the cache may lag."""
     replaces: str | None = None
-    """resourceVersion in the cache of the object to replace; any other version is not changed, because the cache may lag."""
+    """resourceVersion of the cached object. An object with any other version is left alone, because the cache may lag."""
     known: str | None = None
-    """resourceVersion in the cache, or None. If the object has another version, the operator first checks that it belongs to the run, and
-    then applies over it."""
+    """resourceVersion of the cached object; None: the cache has none. An object with another version is read first, to check that it
+    belongs to the run; then it is replaced."""
+    repairs: bool = False
+    """Whether this restores a part of a running attempt that was deleted or edited. No other write depends on it."""
 
 
 @dataclass(frozen=True)
@@ -204,7 +240,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Annotate:
-    """Set only annotations of an object."""
+    """Set annotations of an object and nothing else. An object that is gone is left out."""
 
     ref: Ref
     uid: str
@@ -221,6 +257,23 @@ class Delete:
     """Precondition: UID of the object; a successor of the same name must not be deleted."""
     grace_seconds: int | None = None
     """Grace period; None: the pod's own."""
+
+
+Write = Grow | CheckSecret | DryRun | Create | Apply | Annotate | Scale | Delete | Disown
+_ORDER: tuple[type[Write], ...] = (Grow, CheckSecret, DryRun, Create, Apply, Annotate, Scale, Delete, Disown)
+
+
+def in_order(writes: Iterable[Write]) -> tuple[Write, ...]:
+    """Return the writes in the order in which they are made; writes of one type keep their order.
+
+    The checks come first, because they may stop everything else. Objects that pods mount (`Create`) precede the other children. The order
+    of the applies is the caller's: an attempt's parts, then its workloads. Repairs come last, because nothing depends on them.
+    """
+
+    def rank(write: Write) -> int:
+        return len(_ORDER) if isinstance(write, Apply) and write.repairs else _ORDER.index(type(write))
+
+    return tuple(sorted(writes, key=rank))
 
 
 @dataclass(frozen=True)
@@ -259,15 +312,10 @@ def progress_seconds(age: float, runs: int) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Actions:
-    """Part of a decision without status and events; the fields are those of `Decision`."""
+    """Part of a decision in addition to status and events; each field as in `Decision`."""
 
-    dry_run: Sequence[Manifest] = ()
-    create: Sequence[Manifest] = ()
-    apply: Sequence[Apply] = ()
-    annotate: Sequence[Annotate] = ()
-    scale: Sequence[Scale] = ()
-    delete: Sequence[Delete] = ()
-    repair: Sequence[Apply] = ()
+    writes: Sequence[Write] = ()
+    """In any order."""
     wake_in: float | None = None
     look_up: frozenset[Fact] = frozenset()
 
@@ -279,30 +327,13 @@ AT_ONCE = Actions(wake_in=0.0)
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions of one pass, in this order: grow, ask, dry-run, create, apply, annotate, scale, delete, disown, repair, status, events."""
+    """Next status, writes and events of a run. The writes are made first, then the status is written, then the events are posted."""
 
     status: Manifest
     """The complete new status, camelCase, without nulls; written if it differs."""
     urgency: Urgency = "now"
-    ask: Manifest | None = None
-    """Secret that should exist. The operator checks it by a POST with dryRun=All, which needs no right to read Secrets. If it does not
-    exist, the pass ends and the next one has its name in `Observed.lost_key`. If admission refuses the POST, the result is unknown."""
-    dry_run: tuple[Manifest, ...] = ()
-    """Objects to apply server-side with dryRun=All first. An error in the specification ends the pass, and the next one has it in
-    `Observed.rejection`; if admission refuses an object, nothing is created or applied."""
-    create: tuple[Manifest, ...] = ()
-    """Objects to POST (claim, Secret, Lease); existing ones are not changed."""
-    apply: tuple[Apply, ...] = ()
-    annotate: tuple[Annotate, ...] = ()
-    """Annotations to set; a deleted object is skipped."""
-    scale: tuple[Scale, ...] = ()
-    delete: tuple[Delete, ...] = ()
-    disown: Disown | None = None
-    """Claim to release; skipped if the claim has changed since or is deleted."""
-    repair: tuple[Apply, ...] = ()
-    """Deleted or edited parts of a running attempt. No other action waits for them; a refused repair is retried."""
-    grow: Grow | None = None
-    """Claim to enlarge. A refusal stops no other action; the next pass has it in `Observed.ungrown`."""
+    writes: tuple[Write, ...] = ()
+    """In the order of `in_order`. A refused write stops only the writes that depend on it."""
     events: tuple[EventRecord, ...] = ()
     """Events, posted after the status is written, so that a retry does not repeat them."""
     wake_in: float | None = None

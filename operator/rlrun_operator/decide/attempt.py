@@ -7,7 +7,7 @@ and the next pass adopts it. Its pods are created only if no trainer or orchestr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlrun.api.kubernetes import Affinity
 from rlrun.api.pods import PodFields
@@ -33,7 +33,7 @@ from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.failures import detect
 from rlrun_operator.names import Role, attempt_of, key_attempt_of
 from rlrun_operator.render import placement
-from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Decision, Delete, Manifest
+from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Create, Decision, Delete, DryRun, Manifest, Write
 from rlrun_operator.status import failure_reasons, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.status.conditions import ConditionUpdate, not_failed
@@ -71,7 +71,7 @@ def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
     if start.recorded:
         # The first pass of this attempt is complete; missing objects are on their way into the cache. The existing ones were not
         # judged yet, and their events have arrived already, so this pass follows the attempt.
-        return follow_attempt(run, attempt, launched, Actions(apply=applies, wake_in=LOOK_AGAIN_SECONDS))
+        return follow_attempt(run, attempt, launched, Actions(writes=applies, wake_in=LOOK_AGAIN_SECONDS))
     change = launched | _record_beginning(run, spec, attempt, config_hash=start.context.config.hash())
     if start.is_complete:
         # Its other objects were created before its workloads. Even if admission refuses one of them now, the attempt is recorded:
@@ -150,19 +150,15 @@ def _begin_attempt(
 ) -> Decision:
     """Create all missing objects of the attempt, and record it in the status."""
     needs = render.render_prerequisites(start.context)
-    create = [child for child in needs.create if not _workload_exists(run, child)]
+    create = [Create(child) for child in needs.create if not _workload_exists(run, child)]
     makes_key = keys.is_made_now(run)
     if makes_key and not start.existing:  # existing workloads have read the key that was created before them
-        create.append(render.api_key_secret(start.context, run.fresh_key))
+        create.append(Create(render.api_key_secret(start.context, run.fresh_key)))
     untried = not start.existing and run.past.spec_hash != run.spec_hash
-    actions = Actions(
-        create=create,
-        apply=[*parts.apply_parts(run, needs.apply), *applies],
-        dry_run=_untried_workloads(spec, start.rendered) if untried else (),
-    )
-    begins = follow_attempt(run, start.attempt, change, actions)
-    asks = not makes_key and run.attempt < start.attempt
-    return replace(begins, ask=keys.render_secret(run, spec)) if asks else begins
+    checks = [keys.check_secret(run, spec)] if not makes_key and run.attempt < start.attempt else []
+    dry_runs = _untried_workloads(spec, start.rendered) if untried else []
+    writes: list[Write] = [*checks, *dry_runs, *create, *parts.apply_parts(run, needs.apply), *applies]
+    return follow_attempt(run, start.attempt, change, Actions(writes=writes))
 
 
 def _record_beginning(run: RunSnapshot, spec: RLRunSpec, attempt: int, *, config_hash: str) -> StatusChange:
@@ -226,10 +222,10 @@ def _is_whole(run: RunSnapshot, attempt: int) -> bool:
     return run.orchestrator(attempt) is not None and (trains or not own) and served
 
 
-def _untried_workloads(spec: RLRunSpec, made: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Return the workloads with fields that only the API server can validate; they are tried with a dry run first."""
+def _untried_workloads(spec: RLRunSpec, made: Sequence[Manifest]) -> list[DryRun]:
+    """Return the dry runs of workloads with fields that only the API server can validate."""
     roles: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
-    return tuple(child for child in made if _is_unjudged(placement.role_block(spec, roles[child["kind"]])))
+    return [DryRun(child) for child in made if _is_unjudged(placement.role_block(spec, roles[child["kind"]]))]
 
 
 def _is_unjudged(block: PodFields) -> bool:
@@ -251,7 +247,7 @@ def _free_claim(run: RunSnapshot) -> Decision:
         f"claim {run.wanted.claim} is being deleted, and goes when no pod uses it; the next attempt begins then, on a new "
         "claim: from the model, where nothing else has the checkpoints"
     )
-    actions = Actions(delete=engines, wake_in=LOOK_AGAIN_SECONDS)
+    actions = Actions(writes=engines, wake_in=LOOK_AGAIN_SECONDS)
     return report_restart(run, message, reasons.CLAIM_DELETED, actions=actions)
 
 
@@ -297,7 +293,8 @@ def _wait_for_host(run: RunSnapshot, attempt: int) -> Decision | None:
 
 
 def _begin_again(run: RunSnapshot, attempt: int, what: str) -> Decision:
-    """End an attempt unseen, as something came between two of its children; its successor is made whole."""
+    """End an attempt that cannot be completed, because something changed between the creation of its children; the next attempt replaces
+    it."""
     change = StatusChange(attempt=attempt, launched_attempt=attempt)
     if attempt != run.past.attempt:
         change |= StatusChange(checkpoint=status_before_attempt(run).checkpoint)
@@ -305,8 +302,9 @@ def _begin_again(run: RunSnapshot, attempt: int, what: str) -> Decision:
 
 
 def _has_another_key(run: RunSnapshot, child: Manifest, attempt: int) -> bool:
-    """True if one of the attempt's workloads was made with another API key than the run has: two operators have asked for its Secret, one
-    of them before it was lost. A workload of an earlier attempt is still to be renewed.
+    """Return whether a workload of the attempt was created with another API key than the run's: two operators have checked for the
+    Secret, one of
+    them before it was lost. Workloads of earlier attempts do not count, because they are replaced.
     """
     return attempt_of(child["metadata"]) == attempt and key_attempt_of(child["metadata"]) != run.key_attempt
 
@@ -314,10 +312,11 @@ def _has_another_key(run: RunSnapshot, child: Manifest, attempt: int) -> bool:
 def _existing_workloads(
     run: RunSnapshot, attempt: int, meant: str | None, made: Sequence[Manifest] | None
 ) -> dict[str, Manifest]:
-    """The attempt's workloads that exist, by kind.
+    """Return the existing workloads of the attempt, by kind.
 
-    Engines outlive attempts: theirs is there if it has the specification that is meant and, where an attempt begins, is rendered no
-    otherwise than now. `made`: how the beginning attempt is rendered; None: it has begun, and what runs is touched by no other release.
+    Engines outlive attempts: their Deployment counts if it has the specification with the hash `meant` and, when an attempt starts, the
+    same
+    rendering as now. `made`: rendered workloads of a starting attempt; None: the attempt has started, and other releases do not change it.
     """
     result: dict[str, Manifest] = {}
     if run.statefulset is not None and attempt_of(run.statefulset["metadata"]) == attempt:
@@ -337,18 +336,19 @@ def _existing_workloads(
 
 
 def _is_as_made(deployment: Manifest, made: Manifest) -> bool:
-    """True if engines need not be made again: they were rendered no otherwise than now, and nobody has edited them."""
+    """Return whether engines can stay: they have the current rendering, and were not edited."""
     return rendering_of(deployment) == rendering_of(made) and not lost_fields(deployment, made)
 
 
 def _rendered_otherwise(there: Mapping[str, Manifest], made: Sequence[Manifest]) -> bool:
-    """True if a workload that exists does not go with those that would be made beside it. A pod is made last, and has no mark."""
+    """Return whether an existing workload does not fit those that would be created next to it. A pod is created last and has no hash."""
     now = {child["kind"]: rendering_of(child) for child in made}
     return any(rendering_of(child) != now.get(kind) for kind, child in there.items())
 
 
 def _apply_workloads(run: RunSnapshot, made: Sequence[Manifest], recorded: bool) -> list[Apply]:
-    """Workloads in the order of their making. A cached one of an older attempt is not made again once the beginning is on record."""
+    """Return the applies of workloads in the order of their creation. After the start is recorded, cached ones of an older attempt are
+    left out."""
     older = {"StatefulSet": run.statefulset, "Deployment": run.deployment, "Pod": None}
     kept = [child for child in made if older[child["kind"]] is None or not recorded]
     return [_apply_over(child, older[child["kind"]]) for child in kept]
@@ -366,7 +366,7 @@ def _workload_exists(run: RunSnapshot, child: Manifest) -> bool:
 
 
 def _progress_of_before(run: RunSnapshot, spec: RLRunSpec) -> ProgressStatus:
-    """Progress of the last attempt, which stays until the new one reports: steps lost are counted from it."""
+    """Return the progress of the last attempt, which stays until the new attempt reports: lost steps are counted from it."""
     total = spec.max_steps if run.trains else run.past.progress.total_steps
     return progress.change_progress(
         run.past.progress,

@@ -1,6 +1,6 @@
-"""End of attempts, as it is put on record: the cause comes before anything is removed, because removing the pods destroys the evidence.
+"""Record of the end of attempts. The cause is recorded before pods are removed, because the removal destroys the evidence.
 
-What is removed is up to the next pass (`restart`).
+The next pass removes the pods (`restart`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlrun_operator.status.conditions import ConditionUpdate, find_condition
 from rlrun_operator.times import rfc3339
 
 FAILURES_KEPT = 5
-"""Most entries of `status.failures`."""
+"""Maximum number of entries in `status.failures`."""
 
 
 def record_end(run: RunSnapshot, cause: Cause) -> Decision:
@@ -86,8 +86,11 @@ def fail_run(
     """Fail the run; the next pass frees its GPUs.
 
     Args:
-        failure: to put on record.
-        corrects: whether it takes the place of the last one.
+        run: snapshot of the run.
+        reason: reason of the condition Failed.
+        message: message of the condition Failed.
+        failure: record of the failure, or None.
+        corrects: whether `failure` replaces the last record.
     """
     past, attempt = run.past, run.past.attempt
     report = progress.read_lease(run.observed.lease, attempt)
@@ -123,7 +126,7 @@ def _end_waits(run: RunSnapshot, *kinds: str) -> list[str]:
 def report_restart(
     run: RunSnapshot, message: str, reason: str, change: StatusChange = NO_CHANGE, actions: Actions = NO_ACTIONS
 ) -> Decision:
-    """Report that the run restarts, and the reason; `change` holds further fields of the status."""
+    """Return the decision that reports a restart with its reason; `change`: further fields of the status."""
     attempt = run.past.attempt
     report = progress.read_lease(run.observed.lease, attempt)
     updates: dict[str, ConditionUpdate | None] = {
@@ -133,7 +136,7 @@ def report_restart(
             (*_end_waits(run, reasons.SCHEDULED), reasons.PROGRESSING),
             ConditionUpdate("False", reasons.RESTARTING, "the run restarts"),
         ),
-        reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
+        reasons.COMPLETE: None,  # a run that had only stayed for its guests passes through its end again
         **of_inference(run, attempt),
         **standing_conditions(run, pending=True),
     }

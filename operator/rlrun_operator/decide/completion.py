@@ -46,7 +46,7 @@ def complete_run(run: RunSnapshot) -> Decision:
     change |= StatusChange(completion_time=rfc3339(run.now) if over else None)
     # What the end leaves, the next pass sees to: no event may come.
     delete = () if keeps else (*_list_deletions(run), *shorten_grace(run))
-    return finish_decision(run, updates, change, Actions(delete=delete, wake_in=0.0 if over else None), training=True)
+    return finish_decision(run, updates, change, Actions(writes=delete, wake_in=0.0 if over else None), training=True)
 
 
 def _completed_conditions(run: RunSnapshot, update: ConditionUpdate, message: str) -> dict[str, ConditionUpdate]:
@@ -90,7 +90,7 @@ def _stay_for_guests(run: RunSnapshot) -> Decision | None:
     updates = _completed_conditions(run, update, "all steps are trained") | of_inference(run, run.attempt)
     scale, apply = restore_engines_for_guests(run)
     beside = parts.compare_parts(run, run.attempt)
-    actions = Actions(scale=scale, apply=apply, repair=beside.repair, wake_in=beside.wake_in)
+    actions = Actions(writes=(*apply, *scale, *beside.repair), wake_in=beside.wake_in)
     return finish_decision(run, {**updates, **beside.updates}, _trained_status(run, over=False), actions, training=True)
 
 
@@ -105,7 +105,7 @@ def clean_ended_run(run: RunSnapshot) -> Decision:
     report = progress.read_lease(run.observed.lease, run.past.attempt)
     change = StatusChange(checkpoint=progress.checkpoint_after(run.past, report, run.now))
     roles = status_builder.role_status(run, run.past.attempt, report, over=policy != "None")
-    return finish_decision(run, {}, roles | change, Actions(delete=delete))
+    return finish_decision(run, {}, roles | change, Actions(writes=delete))
 
 
 def _list_deletions(run: RunSnapshot) -> list[Delete]:

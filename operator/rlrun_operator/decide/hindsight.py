@@ -1,14 +1,15 @@
-"""Late correction of a recorded attempt's end: why its processes failed. Pure.
+"""Late correction of the recorded cause of an attempt's end. Pure.
 
-When a process of a group dies, or its node, its peers fail too, with errors of their own, and Kubernetes may report a peer first. So the
-record is put right until the attempt's pods are gone: by a pod that ended by itself, and by a node that does not answer any more, which
-makes the restart one that does not count. Whichever Kubernetes reports first, the same pod is blamed in the end:
+If a process of a group or its node dies, its peers fail too, with their own errors, and Kubernetes may report a peer first. Therefore the
+record is corrected until the attempt's pods are gone: by a pod that failed by itself, and by a node that does not answer, whose restart
+is not
+counted. Independent of the order of the reports, the same pod is recorded in the end:
 
-    a pod that says what broke, before one that may have lost a peer, before one that says that it has (NCCL)
-    of two that say as much, the one that ended first, by the clocks of their nodes
-    within one second, Kubernetes' resolution, the trainer before the orchestrator, and then by name
+    a pod that reports a cause, before a pod that may have lost a peer, before a pod that reports a lost peer (NCCL)
+    of two equal pods, the one that ended first, by the clocks of their nodes
+    within one second (the resolution of Kubernetes), the trainer before the orchestrator, and then by name
 
-A pod that was asked to end is never blamed for having ended.
+A pod that was requested to end is never recorded as the cause.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from rlrun_operator.status.change import NO_CHANGE, StatusChange
 from rlrun_operator.times import rfc3339, seconds_of
 
 AFTERMATH = frozenset({failure_reasons.EXIT_CODE, failure_reasons.NCCL_ERROR})
-"""Reasons with which processes end that have lost a peer."""
+"""Reasons of processes that may have ended because of a lost peer."""
 TERMINATED = 128 + 15
-"""Exit code of a process that SIGTERM ended."""
+"""Exit code of a process that was ended by SIGTERM."""
 AFTERMATH_SECONDS = 10.0
-"""A peer that ended so much later than the one on record may still have been the first: nodes' clocks differ, and so do time-outs."""
+"""Maximum time by which the first failed pod may seem to end later than the recorded one: clocks of nodes and time-outs differ."""
 
 
 def correct_record(run: RunSnapshot, silent: Sequence[Pod]) -> StatusChange:
-    """Fields of the status that the record of the current attempt's end needs; none while it stands.
+    """Return the correction of the record of the current attempt's end, or no change.
 
     Args:
-        run: of a run that restarts.
+        run: snapshot of a run that restarts.
         silent: pods of the ended attempt on nodes that do not answer.
     """
     known = run.past.last_failure
@@ -54,9 +55,9 @@ def correct_record(run: RunSnapshot, silent: Sequence[Pod]) -> StatusChange:
 
 
 def ends_for_good(run: RunSnapshot) -> Cause | None:
-    """The end of another pod of the attempt that no restart can repair, and that came before the one on record; None: there is none.
+    """Return a permanent failure of another pod of the attempt that precedes the recorded one, or None.
 
-    One that came later may be what a lost peer made of a role, and the next attempt shows whether it was.
+    A later one may be a consequence of a lost peer; the next attempt shows whether it is.
     """
     known = run.past.last_failure
     if known is None or known.attempt != run.past.attempt or known.reason not in AFTERMATH:
@@ -66,7 +67,7 @@ def ends_for_good(run: RunSnapshot) -> Cause | None:
 
 
 def _first_failure(run: RunSnapshot, known: FailureRecord) -> Cause | None:
-    """The end of another pod of the attempt that explains the one on record."""
+    """Return the end of another pod of the attempt that explains the recorded one, or None."""
     at = seconds_of(known.time) or run.now
     recorded = (detect.echo_of(known.reason), at, ROLES.index(known.role), known.pod_name)
     ends = [
@@ -84,7 +85,9 @@ def _first_failure(run: RunSnapshot, known: FailureRecord) -> Cause | None:
 
 
 def _own_failure(pod: Pod) -> Cause | None:
-    """Failure of a pod by itself, if any. Node and API server clocks differ: one asked to end that SIGTERM ended did not fail by itself."""
+    """Return the failure of a pod by itself, or None. A terminating pod that ended by SIGTERM did not fail, even if clocks say that it
+    ended
+    before the request."""
     end = detect.end_of(pod)
     return None if end is not None and pod.deleted_at is not None and end.exit_code == TERMINATED else end
 

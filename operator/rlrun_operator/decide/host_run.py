@@ -1,4 +1,4 @@
-"""Check that a guest's host can train it, else the reason, with the fix. Pure; first match wins."""
+"""Check whether a guest's host can train it, and the reason with a fix if it cannot. Pure; the first match wins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEXT_MAX = 300
 
 
 def known_host(host: Manifest | None) -> Host | None:
-    """Host from which children of a guest are rendered; None while there is no host with a usable specification."""
+    """Return the host that a guest's children are rendered with, or None without a host with a valid specification."""
     if host is None or is_ending(host) or host_name(host) is not None:
         return None
     metadata, spec = host["metadata"], judge_spec(host).spec
@@ -33,13 +33,13 @@ def known_host(host: Manifest | None) -> Host | None:
 def host_condition(
     guest: Manifest, spec: RLRunSpec, host: Manifest | None, guests: Sequence[Manifest]
 ) -> ConditionUpdate:
-    """HostAvailable.
+    """Return HostAvailable of a guest.
 
     Args:
-        guest: the run that is decided about.
-        spec: its specification.
-        host: the run that it names; None: there is none.
-        guests: every run that names this host.
+        guest: RLRun of the guest.
+        spec: specification of the guest.
+        host: RLRun in `trainer.sharedWith`, or None if it does not exist.
+        guests: RLRuns of all guests of this host.
     """
     name, field = host_name(guest), f"trainer.sharedWith ({host_name(guest)})"
     if host is None or is_ending(host):
@@ -75,7 +75,7 @@ def host_condition(
 
 
 def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
-    """Guests live on their host's volume, mounted where the host mounts it."""
+    """Return the difference between the storage of guest and host, or None: a guest uses its host's volume at the host's mount path."""
     own, there = spec.storage, host.spec.storage
     if own == DEFAULT_STORAGE:
         return None
@@ -95,12 +95,12 @@ def storage_problem(spec: RLRunSpec, host: Host) -> str | None:
 
 
 def explain_lost_host(guest: Manifest, host: Manifest | None, mark: str | None) -> Cause | None:
-    """Reason why an attempt of a guest is over through no fault of its own: the trainer's process that had its slot is, or will be.
+    """Return the cause that ends a guest's attempt because the host's trainer ends or has ended, or None. It does not count.
 
     Args:
-        guest: the run that is decided about.
-        host: the run that it names.
-        mark: the host's life that the attempt was made for (`HOST_ANNOTATION`); None: not known.
+        guest: RLRun of the guest.
+        host: RLRun of the host.
+        mark: UID and attempt of the host that the attempt was created for (`HOST_ANNOTATION`); None: unknown.
     """
     name = host_name(guest) or ""
 
@@ -121,7 +121,7 @@ def explain_lost_host(guest: Manifest, host: Manifest | None, mark: str | None) 
 
 
 def trainer_ready(host: Manifest | None) -> bool:
-    """True if every pod of the host's trainer is ready, so that it takes guests."""
+    """Return whether all pods of the host's trainer are ready, so that it accepts guests."""
     trainer = _host_status(host).get("trainer") or {}
     return 0 < int(trainer.get("desired", 0)) <= int(trainer.get("ready", 0))
 
@@ -158,7 +158,7 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
 
 
 def _slots_taken(guest: Manifest, known: Host, guests: Sequence[Manifest]) -> str | None:
-    """Holders of the host's slots if they leave none for this run; None: one is free."""
+    """Return a message with the holders of the host's slots if all are taken, or None if one is free."""
     others = sorted(
         g["metadata"]["name"] for g in guests if holds_slot(g) and g["metadata"]["name"] != _run_name(guest)
     )
@@ -173,7 +173,7 @@ def _is_named(patterns: Sequence[str], name: str) -> bool:
 
 
 def _explain_mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | None:
-    """Message on a difference that one trainer cannot hold side by side, or one engine cannot serve; None: there is none."""
+    """Return a difference of guest and host that one trainer or one engine cannot support, or None."""
     of, theirs = f"of run {host.name}, whose trainer this run uses", host.spec
     if spec.task != theirs.task:
         return f"task ({spec.task}) must be that {of} ({theirs.task}); name another host"
@@ -185,7 +185,7 @@ def _explain_mismatch(spec: RLRunSpec, guest: Manifest, host: Host) -> str | Non
 
 
 def _is_freeing_trainer(host: Manifest) -> bool:
-    """True if the host's trainer is being removed: no guest can go on with it."""
+    """Return whether the host's trainer is being removed, so that no guest can continue."""
     return (_host_status(host).get("phase"), _host_status(host).get("reason")) == ("Completing", reasons.COMPLETING)
 
 

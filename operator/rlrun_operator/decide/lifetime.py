@@ -1,4 +1,4 @@
-"""Lifetime of a run: deadline, cleanup, more steps, a restart by hand. Pure."""
+"""Lifetime of a run: deadline, cleanup, more steps, and requests for a restart or a new key. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Start of a new attempt on request: more steps, a restart by hand, another API key, or an edit before every role has started."""
+"""Start of a new attempt on request: more steps, a manual restart, another API key, or an edit before every role has started."""
 
 from __future__ import annotations
 
@@ -50,16 +50,16 @@ def more_steps(run: RunSnapshot) -> Decision:
 
 
 def restart_by_request(run: RunSnapshot, *, is_restarting: bool) -> Decision | None:
-    """Restart by request, which does not count; during a restart the request ends the backoff.
+    """Restart by request, which is not counted; during a restart the request ends the backoff.
 
-    So does another key. Where a restart is under way anyway, the attempt that begins has it.
+    A request for another key also restarts the attempt. During a restart, the next attempt gets the new key.
     """
     request, rotation = restart_request(run), rotation_request(run)
     restarts = seconds_of(request) is not None
     rotates = seconds_of(rotation) is not None and not is_restarting
     begins = run.attempt != run.past.attempt or not run.attempt
     if begins or run.spec is None or not (restarts or rotates):
-        return None  # the attempt that begins has heard of it
+        return None  # the starting attempt fulfills the request
     if is_restarting and run.past.next_retry_time is None:
         return None
     asks = f"{ROTATE_ANNOTATION} asks ({rotation})" if rotates else f"{RESTART_ANNOTATION} asks ({request})"

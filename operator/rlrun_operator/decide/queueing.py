@@ -1,7 +1,7 @@
-"""Answer of the queue in a run's decisions: the condition Admitted, the place in the queue, and what waits for either.
+"""Answer of the queue in the decisions about a run: the condition Admitted, the position in the queue, and waits for both.
 
-An admission is on record before any pod is made, and taken from the record before any is removed. Where the operator has no queue,
-`Observed.admission` is None, and nothing here says anything.
+An admission is recorded before a pod is created, and its end is recorded before a pod is removed. Without a queue, `Observed.admission` is
+None, and these functions change nothing.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is
 from rlrun_operator.times import rfc3339
 
 _NOT_KEPT_OUT = frozenset({reasons.SCHEDULING, *reasons.SUSPENSION})
-"""Reasons of Scheduled that blame nobody: pods are being made, or removed."""
+"""Reasons of Scheduled that are no obstacles: pods are being created or removed."""
 LOOK_SECONDS = 10.0
-"""A run that waits is looked at this often; the operator wakes it when its turn comes."""
+"""Interval of passes over a waiting run; the queue starts a pass when the run is admitted."""
 
 
 def shall_rest(run: RunSnapshot) -> bool:
-    """True if the run is to have no pods whatever its queue says: its user suspends it, or its budget is spent."""
+    """Return whether the run must not have pods, independent of its queue: its user suspends it, or its budget is spent."""
     return is_suspended_by_user(run) or budget.is_spent(run)
 
 
 def is_suspended_by_user(run: RunSnapshot) -> bool:
-    """True if `spec.suspend` is true; the rest of the specification may be invalid."""
+    """Return whether `spec.suspend` is true; the rest of the specification may be invalid."""
     return (run.observed.run.get("spec") or {}).get("suspend") is True
 
 
 def is_evicted(run: RunSnapshot) -> bool:
-    """True if the queue takes the run's room back."""
+    """Return whether the queue evicts the run."""
     answer = run.observed.admission
     return answer is not None and answer.stops
 
 
 def stopping_words(run: RunSnapshot) -> str:
-    """Reason why the queue takes the room back, with what has kept the run's pods from their nodes; empty: there is no queue.
+    """Return the reason of the eviction, with the reason why the run's pods were not scheduled; empty without a queue.
 
-    Whoever keeps a pod out does so in the next attempt as well, whose first seconds explain nothing yet.
+    The same obstacle will stop the next attempt, whose first seconds do not show it yet.
     """
     answer, scheduled = run.observed.admission, find_condition(run.past.conditions, reasons.SCHEDULED)
     if answer is None:
@@ -63,7 +63,7 @@ def awaited_admission(run: RunSnapshot) -> ConditionUpdate | None:
 
 
 def explain_conflict(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> str:
-    """Contradictions between what the queue's admission adds to the run's pods and these; empty: there are none."""
+    """Return the contradictions between the run's pods and the additions of the admission; empty if they agree."""
     answer = run.observed.admission
     if answer is None or not answer.admitted or run.attempt >= attempt:
         return ""
@@ -73,7 +73,7 @@ def explain_conflict(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> str:
 def with_admission_condition(
     run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
 ) -> Mapping[str, ConditionUpdate | None]:
-    """Conditions to write, Admitted among them."""
+    """Return `updates` with the condition Admitted."""
     past = run.past.conditions
     if run.observed.admission is None:
         return updates if find_condition(past, reasons.ADMITTED) is None else {**updates, reasons.ADMITTED: None}
@@ -97,7 +97,7 @@ def with_admission_condition(
 
 
 def queue_status(run: RunSnapshot, conditions: Sequence[Condition]) -> QueueStatus | None:
-    """Place in the queue; None: the run is over, suspended by its user or its budget, or there is no queue."""
+    """Return the position in the queue; None if the run has ended, is suspended by its user or its budget, or has no queue."""
     answer, admitted = run.observed.admission, find_condition(conditions, reasons.ADMITTED)
     if answer is None or admitted is None or admitted.reason == reasons.RUN_OVER or shall_rest(run):
         return None
@@ -111,7 +111,7 @@ def queue_status(run: RunSnapshot, conditions: Sequence[Condition]) -> QueueStat
 
 
 def with_admitted_size(run: RunSnapshot, new: RLRunStatus) -> RLRunStatus:
-    """`new` with the size of an elastic trainer that the queue has room for, where it has just admitted the run."""
+    """Return `new` with the admitted size of an elastic trainer if the queue has just admitted the run."""
     answer, spec = run.observed.admission, run.spec
     block = spec.trainer.elastic if spec is not None else None
     if answer is None or answer.room is None or block is None or spec is None:
@@ -136,7 +136,7 @@ def _report_answer(run: RunSnapshot) -> ConditionUpdate:
 
 
 def _status_and_reason(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None], kind: str) -> tuple[str, str]:
-    """Status and reason of a condition, as they will be written."""
+    """Return status and reason of a condition as they will be written."""
     if kind in updates:
         update = updates[kind]
         return (update.status, update.reason) if update is not None else ("", "")

@@ -54,7 +54,9 @@ def _restart_reason(run: RunSnapshot) -> str:
         code = "" if ended.exit_code is None else f" (exit code {ended.exit_code})"
         return f"{because}: {ended.role} pod {ended.pod_name}{code}: {ended.message}"
     updates = find_condition(past.conditions, reasons.RESTARTING)
-    if updates is not None and updates.status == "True":  # nothing failed: what was said first says why
+    if (
+        updates is not None and updates.status == "True"
+    ):  # without a failure, the first part of the message is the reason
         return updates.message.partition("; ")[0]
     return because
 
@@ -70,8 +72,7 @@ def _remove_pods(run: RunSnapshot, because: str) -> Decision:
         reasons.PODS_ENDING,
         hindsight.correct_record(run, stuck.silent),
         Actions(
-            scale=scale,
-            delete=[*delete, *stuck.force],
+            writes=[*scale, *delete, *stuck.force],
             wake_in=stuck.look_in,
             look_up=frozenset(("nodes",)) if stuck.nodes_would_help else frozenset(),
         ),
@@ -105,10 +106,11 @@ def _ended_for_good(run: RunSnapshot) -> Decision | None:
 
 
 def settles_in(run: RunSnapshot, kind: str) -> float:
-    """Seconds until the cache is believed that there is no trainer.
+    """Return the seconds until the cache is trusted to contain no pods of the trainer.
 
     Args:
-        kind: of the condition that says since when there shall be none: Restarting, or Suspended.
+        run: snapshot of the run.
+        kind: type of the condition whose transition is the request to end: Restarting or Suspended.
     """
     began = true_since(run.past.conditions, kind, true=kind == reasons.RESTARTING)
     if not run.past.attempt or began is None or run.statefulset is not None or run.host_name is not None:

@@ -14,7 +14,7 @@ from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.decide.trainers import look
 from rlrun_operator.failures import node_exclusion, policy
-from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Decision
+from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Write
 from rlrun_operator.status import claims, diagnose, progress, reasons
 from rlrun_operator.status.change import NO_CHANGE, StatusChange, combine_changes
 from rlrun_operator.status.conditions import (
@@ -45,9 +45,9 @@ def follow_attempt(
 
     Args:
         run: snapshot of the run.
-        attempt: the current one, or the one that begins now.
-        change: more fields of the status.
-        actions: what beginning the attempt takes.
+        attempt: number of the current attempt, or of the one that starts now.
+        change: further fields of the status.
+        actions: writes that start the attempt.
     """
     begins = run.past.attempt != attempt
     report = stall.read_report(run, attempt)
@@ -58,15 +58,21 @@ def follow_attempt(
     beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.compare_parts(run, attempt)
     again = _look_again(run, scene, report, waits, updates)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
-    corrected = corrections.correct_objects(run, attempt, begins, bool(actions.apply))
+    in_hand = any(isinstance(write, Apply) for write in actions.writes)
+    corrected = corrections.correct_objects(run, attempt, begins, in_hand)
+    adjusted: list[Write] = [*scaling.announce_engines(run, report), *engine_marks, *engine_scales]
     todo = Actions(
-        create=(*actions.create, *corrections.lost_claim(run, attempt)),
-        apply=(*actions.apply, *corrected, *spot_engines),
-        dry_run=actions.dry_run,
-        annotate=() if begins else (*scaling.announce_engines(run, report), *engine_marks),
-        scale=() if begins else (*engine_scales, *corrections.restore_trainer_size(run)),
-        delete=(*corrections.delete_stale_pods(run, attempt), *spot.remove_spot_engines(run)),
-        repair=(*corrections.lost_lease(run, attempt), *beside.repair),
+        writes=(
+            *actions.writes,
+            *corrections.lost_claim(run, attempt),
+            *corrected,
+            *spot_engines,
+            *(() if begins else (*adjusted, *corrections.restore_trainer_size(run))),
+            *corrections.delete_stale_pods(run, attempt),
+            *spot.remove_spot_engines(run),
+            *corrections.lost_lease(run, attempt),
+            *beside.repair,
+        ),
         wake_in=min((w for w in wakes if w is not None), default=None),
         look_up=again.look_up,
     )
@@ -220,17 +226,17 @@ class _Waits:
     KINDS = (reasons.STORAGE_READY, reasons.SCHEDULED, reasons.PODS_READY, reasons.INFERENCE_AVAILABLE)
 
     def __init__(self, run: RunSnapshot) -> None:
-        self._case = run
-        # Events are there before an attempt is on record only where it is due and not let in: nothing is asked for at a healthy start.
+        self._run = run
+        # Before an attempt is recorded, events are present only if its objects are refused: a healthy start requests no events.
         kept_out = true_since(run.past.conditions, reasons.RESTARTING, true=True) if run.observed.events else None
         began = attempt_started_at(run.past.conditions)
-        self._begun = kept_out if began is None else began
+        self._started_at = kept_out if began is None else began
 
     def seconds(self, kind: str) -> float:
-        waiting = true_since(self._case.past.conditions, kind, true=False)
-        if waiting is None or self._begun is None:
+        waiting = true_since(self._run.past.conditions, kind, true=False)
+        if waiting is None or self._started_at is None:
             return 0.0
-        return self._case.now - max(waiting, self._begun)
+        return self._run.now - max(waiting, self._started_at)
 
     def patient(self, kind: str) -> bool:
         return 0.0 <= self.seconds(kind) <= PATIENCE_SECONDS  # below 0: the clock was set back
@@ -327,7 +333,7 @@ def _lost_checkpoints(run: RunSnapshot, spec: RLRunSpec, report: progress.Report
     if (report.checkpoint_step or 0) > resumed:
         return None
     told = find_condition(run.past.conditions, reasons.CHECKPOINT_HEALTHY)
-    if known.resumed_from_step is not None:  # told when its first report came
+    if known.resumed_from_step is not None:  # reported with the first report of the attempt
         return (
             None
             if told is None or told.reason != reasons.CHECKPOINTS_LOST

@@ -238,9 +238,9 @@ class RunSnapshot(JudgedRun):
 
     @cached_property
     def key_attempt(self) -> int:
-        """The attempt that the run's API key is made for, 0: the first key. Beyond `past.attempt`: with the attempt that begins next.
+        """Attempt that the run's API key was created for; 0: the first key. A number above `past.attempt`: the next attempt creates it.
 
-        It never goes back, also where the status was lost: an earlier key may have been rotated because others know it.
+        It never decreases, even after a loss of the status: an earlier key may have been rotated because it was leaked.
         """
         orchestrators = [pod.manifest for pod in self.group if pod.role == "orchestrator"]
         children = [child for child in (self.statefulset, self.deployment, *orchestrators) if child is not None]

@@ -1,17 +1,18 @@
-"""Stalled runs: the Lease is renewed, and the step does not advance.
+"""Stalled runs: the orchestrator renews the Lease, but the step does not advance.
 
     no first step    `progress.startupDeadlineSeconds` after all pods of the attempt were scheduled
-    no next step     `progress.deadlineSeconds` after the last step, or the last activity that every step has a bounded number of
+    no next step     `progress.deadlineSeconds` after the last step, or after the last activity of which each step has a bounded number
 
-Both clocks run only while this operator watches, and within one attempt: its own start, an outage of the API server and a gap between two
-renewals restart them. What the run waits for is known up to the last renewal of the Lease, so steps are judged up to then. A stale Lease
-alone says nothing about them, nor does one that was never renewed: that is HeartbeatLost, which is reported only, as training goes on
-without the API server. The kubelets are the second channel. An orchestrator that has not renewed its Lease three times over, and that its
-own kubelet finds not ready either, hangs itself, or has found that its run does: after the deadline it is the one that the run waits for.
-Where it had been silent long before it was not ready, the deadline begins then. The kubelet's word is that of the container: of a pod on a
-lost node, others say that it is not ready.
+Both clocks only run while this operator watches, and within one attempt: a start of the operator, an outage of the API server and a gap
+between two renewals restart them. The state of the run is known up to the last renewal of the Lease, so steps are judged up to this time.
+A stale Lease is no evidence of a stall, and neither is a Lease that was never renewed: this is HeartbeatLost, which is only reported,
+because training continues without the API server. The kubelets are the second channel. An orchestrator that has missed three renewals
+and that its kubelet reports as not ready either hangs itself or has detected a hang: after the deadline the run waits for it. If it had
+been
+silent long before it was not ready, the deadline starts when it is not ready. The readiness of the container counts: on a lost node, other
+components set the pod to not ready.
 
-The condition is written first; what follows from it is decided when it is on record.
+The condition is written first; the action is decided in a later pass, when the condition is recorded.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def stall_condition(run: RunSnapshot, report: progress.Report | None) -> Conditi
     return ConditionUpdate("False", reasons.NO_PROGRESS, f"{over}; {_THEN[action]}")
 
 
-_THEN = {  # what `_stall_action` says, in words
+_THEN = {  # messages for the values of `_stall_action`
     "Restart": "the run is restarted, which counts",
     "never": "the run is ended, because a restart would find the same",
     "Fail": "the run is ended (progress.action: Fail)",
@@ -168,7 +169,9 @@ def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock |
     if (report is not None and report.storage is not None) or (
         storage is not None and storage.reason in reasons.VOLUME
     ):
-        return None  # the run waits for its volume, or has just stopped to: it goes on by itself, and no restart would help
+        return (
+            None  # the run waits for its volume, or did until now: it continues by itself, and a restart would not help
+        )
     usable = true_since(past.conditions, reasons.STORAGE_READY, true=True) or 0.0
     least = max(run.observed.watching_since, usable)
     margin = GUEST_MARGIN_SECONDS if run.host_name is not None else 0.0
@@ -187,7 +190,9 @@ def _first_step_clock(run: RunSnapshot, report: progress.Report | None, least: f
     if scheduled is None or run.observed.lease is None:
         return None
     what = f"the attempt's {run.words.first} {run.words.lacks}"
-    made = (run.observed.lease_changed_at or 0.0) if report is None else 0.0  # one that was deleted is made again empty
+    made = (
+        (run.observed.lease_changed_at or 0.0) if report is None else 0.0
+    )  # a deleted Lease is recreated without a report
     began = max(scheduled, least, made, _unready_since(run, report))
     return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(run, report))
 
@@ -228,7 +233,9 @@ def _seen_until(run: RunSnapshot, report: progress.Report | None) -> float:
 
 
 def _unready_since(run: RunSnapshot, report: progress.Report | None) -> float:
-    """Time since which pods are not ready that were ready long after the last renewal: until then nothing spoke against the run. Else 0."""
+    """Return the time since which pods are not ready if they were ready long after the last renewal (until then there was no sign of a
+    stall),
+    otherwise 0."""
     unready = true_since(run.past.conditions, reasons.PODS_READY, true=False)
     if unready is None:
         return 0.0
@@ -262,7 +269,7 @@ def _waited_for(run: RunSnapshot, report: progress.Report | None) -> tuple[Role,
     pods = run.needed_pods(run.past.attempt)
     told = report.waiting_role if report is not None else None
     late = {pod.role for pod in pods if not pod.ready}
-    # Before the orchestrator has spoken, a role that is not ready is waited for.
+    # Before the first report of the orchestrator, the run waits for a role that is not ready.
     candidates = [r for r in ROLES if r == told] or [r for r in ROLES if r in late] or ["orchestrator"]
     role: Role = candidates[0]
     mine = sorted((pod for pod in pods if pod.role == role), key=lambda pod: (pod.ready, pod.name))

@@ -26,7 +26,7 @@ from rlrun_operator.decide.running import follow_attempt
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.trainers import look, resizing
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.state import Decision, Observed
+from rlrun_operator.state import CheckSecret, Decision, Observed, in_order
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find_condition, is_true
 
@@ -45,13 +45,10 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     if "deletionTimestamp" in run.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
     decision = manual_restart.warn_invalid_annotation(run, _apply_first_rule(run))
-    decision = replace(
-        decision,
-        grow=growth.wanted_growth(run),
-        disown=claims.disown_claim(run),
-        ask=decision.ask or keys.in_doubt(run),
-    )
-    decision = replace(decision, look_up=decision.look_up | look.request_facts(run))
+    checks = any(isinstance(write, CheckSecret) for write in decision.writes)
+    more = (growth.wanted_growth(run), claims.disown_claim(run), None if checks else keys.in_doubt(run))
+    writes = in_order((*decision.writes, *(write for write in more if write is not None)))
+    decision = replace(decision, writes=writes, look_up=decision.look_up | look.request_facts(run))
     clocks = [
         decision.wake_in,
         lifetime.seconds_left(run),

@@ -1,4 +1,4 @@
-"""Decision from what it says: the whole status, and the urgency of its writing."""
+"""Assembly of a decision: the complete new status, and the urgency of its write."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlrun_operator.decide.reading.written_status import read_status
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
 from rlrun_operator.pods import Pod
-from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency
+from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency, in_order
 from rlrun_operator.status import reasons, restart_time
 from rlrun_operator.status.change import UNSET, StatusChange, combine_changes
 from rlrun_operator.status.conditions import (
@@ -38,7 +38,7 @@ from rlrun_operator.status.events import list_events
 from rlrun_operator.status.progress import Report, is_training, read_lease
 
 TEXT_MAX = 4000
-"""Characters of any text in the status."""
+"""Maximum number of characters of a text in the status."""
 _AT_ONCE = ("phase", "attempt", "launchedAttempt", "restarts", "lastFailure", "observedGeneration", "nextRetryTime")
 _MERE_PROGRESS = ("progress", "checkpoint", "steps", "results", "cost")
 
@@ -51,28 +51,22 @@ def finish_decision(
     *,
     training: bool = False,
 ) -> Decision:
-    """The decision with its status, urgency and events.
+    """Return the decision with its status, urgency and events.
 
     Args:
         run: snapshot of the run.
-        updates: conditions that are spoken of; the others stay as they were.
-        change: fields of the status that change.
-        actions: what is done beside.
+        updates: changed conditions by type; None removes a condition. All other conditions stay.
+        change: changed fields of the status.
+        actions: writes and the time of the next pass.
         training: whether the current attempt has trained a step.
     """
     new = build_status(run, updates, change, training=training)
     written, before = status_document(new), run.observed.run.get("status") or {}
     return Decision(
         status=written,
-        # A pass that follows at once acts on what this one puts on record: held back, it would decide the same again and again.
+        # The next pass, which follows at once, acts on this record: with a delayed write it would decide the same again.
         urgency="now" if actions.wake_in == 0.0 else write_urgency(before, written),
-        dry_run=tuple(actions.dry_run),
-        create=tuple(actions.create),
-        apply=tuple(actions.apply),
-        annotate=tuple(actions.annotate),
-        scale=tuple(actions.scale),
-        delete=tuple(actions.delete),
-        repair=tuple(actions.repair),
+        writes=in_order(actions.writes),
         events=list_events(run.past, new, trains=run.trains) if written != before else (),
         wake_in=actions.wake_in,
         look_up=actions.look_up,
@@ -82,7 +76,7 @@ def finish_decision(
 def build_status(
     run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None], change: StatusChange, *, training: bool
 ) -> RLRunStatus:
-    """The new status; arguments as of `finish_decision`."""
+    """Return the new status; for the arguments see `finish_decision`."""
     past = run.past
     if reasons.SUSPENDED not in updates and find_condition(past.conditions, reasons.SUSPENDED) is not None:
         updates = {
@@ -127,7 +121,7 @@ def build_status(
 
 
 def _restart_status(run: RunSnapshot, conditions: Sequence[Condition], attempt: int) -> RestartStatus | None:
-    """Time of the last restart, by phase."""
+    """Return the duration of the last restart, by phase."""
     was, restarting = is_true(run.past.conditions, reasons.RESTARTING), find_condition(conditions, reasons.RESTARTING)
     now = restarting is not None and restarting.status == "True"
     past = run.past.last_restart
@@ -152,7 +146,7 @@ def _restart_status(run: RunSnapshot, conditions: Sequence[Condition], attempt: 
 
 
 def _latest_results(run: RunSnapshot, attempt: int) -> list[str] | None:
-    """Results that the orchestrator has measured; between two attempts, those of the last one."""
+    """Return the results of the orchestrator; between two attempts, those of the last one."""
     report = read_lease(run.observed.lease, attempt)
     return (list(report.results) if report is not None else None) or run.past.results
 
@@ -186,7 +180,7 @@ def _kstatus_conditions(conditions: Sequence[Condition], training: bool) -> dict
 
 
 def status_document(new: RLRunStatus) -> Json:
-    """The status as it is written: every text in it of bounded length, and such that a terminal shows it."""
+    """Return the status as JSON; all texts are bounded and printable."""
     written = new.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {name: _bound_texts(value) for name, value in written.items()}
 
@@ -201,7 +195,7 @@ def _bound_texts(value: object) -> object:
 
 
 def role_status(run: RunSnapshot, attempt: int, report: Report | None, *, over: bool = False) -> StatusChange:
-    """Desired and ready pods of each role, a guest's trainer and engines being its host's; `over`: none is desired any more."""
+    """Return desired and ready pods of each role; a guest reports its host's trainer and engines. `over`: no pods are desired any more."""
     wanted, pods = run.wanted, run.pods_of_attempt(attempt)
     ready = {
         role: sum(1 for p in pods if p.role == role and p.ready) for role in ("trainer", "inference", "orchestrator")
@@ -234,7 +228,7 @@ def role_status(run: RunSnapshot, attempt: int, report: Report | None, *, over: 
 
 
 def _spot_status(run: RunSnapshot, pods: Sequence[Pod], *, over: bool) -> SpotStatus | None:
-    """Engines on interruptible nodes; None: the run has none."""
+    """Return the status of the spot engines, or None if the run has none."""
     past = run.past.inference.spot
     if not (run.has_spot or (run.spec is None and past is not None)):
         return None
@@ -244,13 +238,13 @@ def _spot_status(run: RunSnapshot, pods: Sequence[Pod], *, over: bool) -> SpotSt
 
 
 def _trainer_status(run: RunSnapshot, ready: int, *, over: bool) -> TrainerStatus:
-    """The trainer's pods, and why they are fewer than `replicas`: on record until another attempt has all of them."""
+    """Return the status of the trainer, with the reason why it has fewer pods than `replicas`, until an attempt has all of them."""
     past, size, spec = run.past.trainer, run.wanted.trainers, run.spec
     if over or not run.trains:
         return TrainerStatus(desired=0, ready=ready)
     update: dict[str, object] = {"desired": size, "ready": ready}
     if run.beginning and past.size is not None and spec is not None:
-        whole = size == spec.trainer.replicas  # by an edit: a growth has taken the size off the record before
+        whole = size == spec.trainer.replicas  # because of an edit: a growth has removed the recorded size before
         update |= (
             dict.fromkeys(("size", "reason", "changed", "grow_time", "grown_from", "growths"))
             if whole
@@ -260,7 +254,7 @@ def _trainer_status(run: RunSnapshot, ready: int, *, over: bool) -> TrainerStatu
 
 
 def shared_with(run: RunSnapshot) -> SharedWithStatus | None:
-    """A guest's host, and the life of it that the current attempt belongs to."""
+    """Return a guest's host with the attempt of the host that the current attempt belongs to."""
     if run.host_name is None:
         return None
     mark, before = run.host_mark(run.attempt), run.past.shared_with
@@ -272,7 +266,7 @@ def shared_with(run: RunSnapshot) -> SharedWithStatus | None:
 
 
 def write_urgency(old: Manifest, new: Manifest) -> Urgency:
-    """Longest delay before the change is written."""
+    """Return the maximum delay of the write."""
     changed = {key for key in {*old, *new} if old.get(key) != new.get(key)}
     if not old or changed & set(_AT_ONCE) or _urgent_truths(old) != _urgent_truths(new):
         return "now"
@@ -281,7 +275,7 @@ def write_urgency(old: Manifest, new: Manifest) -> Urgency:
 
 
 def _urgent_truths(document: Manifest) -> dict[str, tuple[object, object]]:
-    """The conditions that ask for action, or report one that is over at once; readiness of pods is not among them and may wait."""
+    """Return status and reason of the conditions that are written at once; the readiness of pods may wait."""
     acted_on = (
         reasons.ADMITTED,
         reasons.CONFIGURATION_VALID,

@@ -1,10 +1,11 @@
-"""Suspension: a graceful stop that saves, then the engines, then nothing; and from there the next attempt.
+"""Suspension: trainer and orchestrator save and end, then the engines end; the run can resume with the next attempt.
 
     any ──> Suspending ──> Suspended ──> the next attempt, which does not count
 
-The intent is on record (condition Suspended, reason Suspending) before anything is removed, and from then on it does not matter what
-`spec.suspend` says until all pods are gone: the trainer's pods and the orchestrator get SIGTERM together, which makes them complete a
-checkpoint of the last finished step; the engines go when they are gone. The volume and the small objects stay.
+The suspension is recorded (condition Suspended, reason Suspending) before pods are removed. From then on `spec.suspend` is ignored until
+all pods are gone: the pods of trainer and orchestrator get SIGTERM together and complete a checkpoint of the last finished step; the
+engines
+are removed after them. The volume and the small objects stay.
 """
 
 from __future__ import annotations
@@ -65,15 +66,15 @@ def _remove_remaining(run: RunSnapshot) -> Decision:
     ends = Actions(wake_in=stuck.look_in, look_up=frozenset(("nodes",)) if stuck.nodes_would_help else frozenset())
     if names or not has_let_go(run.statefulset):
         what = f"{_name_roles(run)} save and end{f': {stuck.told}' if stuck.told else list_names(names)}"
-        return _suspending_decision(run, what, replace(ends, scale=scale, delete=[*delete, *stuck.force]))
+        return _suspending_decision(run, what, replace(ends, writes=[*scale, *delete, *stuck.force]))
     engines = [Delete(ref, uid_of(child)) for ref, child in run.engine_deployments if not is_ending(child)]
     if engines:
         return _suspending_decision(
-            run, f"{_name_roles(run)} are gone; the engines are removed", Actions(delete=tuple(engines))
+            run, f"{_name_roles(run)} are gone; the engines are removed", Actions(writes=engines)
         )
     if run.pods or run.engine_deployments:
         left = f": {stuck.told}" if stuck.told else list_names(sorted(pod.name for pod in run.pods))
-        return _suspending_decision(run, f"the engines end{left}", replace(ends, delete=stuck.force))
+        return _suspending_decision(run, f"the engines end{left}", replace(ends, writes=stuck.force))
     if (settles := settles_in(run, reasons.SUSPENDED)) > 0:
         return _suspending_decision(run, "no pod is seen any more", Actions(wake_in=settles))
     return _rest_suspended(run)
@@ -92,7 +93,7 @@ def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
     message = f"no pod is left; {where_it_goes_on(run)}, {_awaited_condition(run)}"
     actions = NO_ACTIONS if is_wanted(run) else AT_ONCE
     if queueing.is_evicted(run):
-        actions = Actions(wake_in=queueing.LOOK_SECONDS)  # the queue's next plan wakes the run before
+        actions = Actions(wake_in=queueing.LOOK_SECONDS)  # usually the next plan of the queue starts a pass earlier
     return _suspension_decision(run, ConditionUpdate("True", reasons.SUSPENDED, message), actions, over=True)
 
 
@@ -111,9 +112,9 @@ def _resume_run(run: RunSnapshot) -> Decision:
     """Start the next attempt, or adopt one whose children were created before its start was recorded."""
     is_begun = run.attempt > run.past.attempt
     if any(pod.attempt <= run.past.attempt for pod in run.group) or not (is_begun or has_let_go(run.statefulset)):
-        return _remove_remaining(run)  # pods that appeared after all
+        return _remove_remaining(run)  # late pods of an older attempt
     if queueing.is_evicted(run):
-        return _remove_remaining(run)  # its room is taken back in the middle of its beginning
+        return _remove_remaining(run)  # the queue has evicted the run during its start
     host = run.host_available
     if run.spec is None:
         fix = "set spec.suspend to true, mend it, and set it to false"
@@ -126,10 +127,10 @@ def _resume_run(run: RunSnapshot) -> Decision:
         fix = "correct it while spec.suspend is true, and resume it"
         return _remove_remaining(run) if is_begun else _rest_suspended(run, f"{run.forbidden}; {fix}")
     if not is_begun and host is not None and host.status != "True":
-        return _rest_suspended(run, host.message)  # not as one that waits between two attempts: that would hold a slot
+        return _rest_suspended(run, host.message)  # a wait between two attempts would hold a slot of the host
     if (queued := queueing.awaited_admission(run)) is not None:
         if is_begun:
-            return _remove_remaining(run)  # made before its room was given away, and seen only now
+            return _remove_remaining(run)  # created before the eviction, and observed only now
         actions = AT_ONCE if queued.status == "True" else Actions(wake_in=queueing.LOOK_SECONDS)
         return _suspension_decision(
             run, ConditionUpdate("True", reasons.SUSPENDED, f"no pod is left; {queued.message}"), actions, over=True
@@ -167,7 +168,7 @@ def _suspension_decision(
         **storage_at_rest(run),
         reasons.SUSPENDED: suspended,
         reasons.RESTARTING: ConditionUpdate("False", reasons.NOT_RESTARTING, "the run is being suspended, or is"),
-        reasons.COMPLETE: None,  # a run that had stayed for its guests alone goes through its end once more
+        reasons.COMPLETE: None,  # a run that had only stayed for its guests passes through its end again
         **standing_conditions(run, pending=True),
     }
     if find_condition(run.past.conditions, reasons.SCHEDULED) is not None:

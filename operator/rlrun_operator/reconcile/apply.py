@@ -1,12 +1,9 @@
-"""Carries out a decision: ask, dry-run, create, apply, annotate, scale, delete, repair, in this order.
-
-The answers go into the store at once.
-"""
+"""Write requests of a decision, in order. The objects in the responses are stored in the cache at once."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +12,22 @@ from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRE
 from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
 from rlrun_operator.render.origin import Cause, refusal_causes
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.state import MADE, Annotate, Apply, Decision, Delete, Disown, Grow, Manifest, Refusal, Scale
+from rlrun_operator.state import (
+    MADE,
+    Annotate,
+    Apply,
+    CheckSecret,
+    Create,
+    Decision,
+    Delete,
+    Disown,
+    DryRun,
+    Grow,
+    Manifest,
+    Refusal,
+    Scale,
+    Write,
+)
 from rlrun_operator.status.admission_limits import is_fixed, limit_was_filled_in
 
 _KEPT = {resource.kind for resource in WATCHED}
@@ -24,20 +36,21 @@ _WORKS_WITH = {
     DEPLOYMENT.kind: frozenset({STATEFUL_SET.kind}),
     POD.kind: frozenset({STATEFUL_SET.kind, DEPLOYMENT.kind}),
 }
-"""Workloads, each with those that are made before it. An attempt is made in this order, so that no GPU waits for what is refused."""
+"""Workloads that must exist before each workload. Attempts are created in this order, so that no GPU waits for a refused object."""
 ACT_SECONDS = 30.0
-"""Time in which the writes of a decision begin. Where webhooks let each take seconds, those of an attempt's beginning take minutes."""
+"""Seconds in which the writes of a decision have to start: with slow webhooks, the writes of a starting attempt take minutes."""
 ASKED = "be looked for"
-"""A write that changes nothing: the question whether a Secret is there."""
+"""Name of the check for a Secret, as in "cannot be looked for"; it changes nothing."""
 log = logging.getLogger(__name__)
 
 
-OutcomeKind = Literal["done", "not-admitted", "invalid", "name-taken", "key-lost", "stale"]
+OutcomeKind = Literal["done", "not-admitted", "not-grown", "invalid", "name-taken", "key-lost", "stale"]
 """Result of the writes of a decision:
 
 - done: every write was made.
 - not-admitted: a quota, another admission check or a missing permission refuses some writes, and a retry may help. All writes that do not
   depend on them were made.
+- not-grown: the API server does not enlarge the claim. No later write was made.
 - invalid: the API server refuses a child because of the specification. No later write was made.
 - name-taken: a foreign object has the name of a child. It was not changed, and no later write was made.
 - key-lost: the Secret with the run's API key does not exist any more. Nothing was written.
@@ -73,47 +86,14 @@ class _StopError(Exception):
         self.outcome = outcome
 
 
-class _LateError(Exception):
-    """The time of a decision is over; the next pass makes the remaining writes."""
-
-
-class _Gate:
-    """Writes of one decision, one after the other.
-
-    Args:
-        until: no write begins later (`clock`): each may wait for a webhook, and the operator for none of them too long.
-    """
-
-    def __init__(self, clock: Callable[[], float], until: float) -> None:
-        self.refused: list[Refusal] = []
-        self._clock = clock
-        self._until = until
-
-    async def let_in(self, work: Coroutine[object, object, None]) -> bool:
-        """Do some work; False, and one more refusal: admission does not let it in.
-
-        Raises:
-            _LateError: nothing was begun.
-        """
-        if self._clock() >= self._until:
-            work.close()
-            raise _LateError
-        try:
-            await work
-        except _StopError as error:
-            if error.outcome.kind != "not-admitted":
-                raise
-            self.refused += error.outcome.refused
-            return False
-        return True
-
-
 class Applier:
     """Writes to the cluster.
 
     Args:
-        now: seconds since the epoch.
-        clock: steady seconds.
+        client: client of the API server.
+        store: cache, which gets the objects in the responses.
+        now: returns seconds since the epoch.
+        clock: returns steady seconds.
     """
 
     def __init__(self, client: Client, store: Store, now: Callable[[], float], clock: Callable[[], float]) -> None:
@@ -123,95 +103,82 @@ class Applier:
         self._clock = clock
 
     async def act(self, namespace: str, decision: Decision) -> Outcome:
-        """Make all writes of a decision except its status and events. A refused write stops only the writes that depend on it.
+        """Make the writes of a decision, one after the other. A refused write stops only the writes that depend on it.
 
         Raises:
             ApiError, UnavailableError: the pass has to be retried; also if the writes take longer than `ACT_SECONDS`.
         """
-        gate, made = _Gate(self._clock, self._clock() + ACT_SECONDS), False
-        try:
-            if decision.ask is not None:
-                await gate.let_in(self._ask(decision.ask))
-            made = await self._make(decision, gate)
-            await self._change(namespace, decision, gate)
-        except _StopError as error:
-            return error.outcome
-        except _LateError:
-            if not gate.refused:
-                raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass goes on") from None
-            made = False
-        if gate.refused:
-            return Outcome("not-admitted", gate.refused[0].text, refused=tuple(gate.refused), created=made)
+        until = self._clock() + ACT_SECONDS
+        failed, refused, late = list[Write](), list[Refusal](), False
+        for write in decision.writes:
+            if _depends_on_failed(write, failed):
+                continue
+            # Each write may wait for a webhook; no webhook may block this operator for long.
+            if late := self._clock() >= until:
+                break
+            try:
+                await self._make_write(namespace, write)
+            except _StopError as error:
+                if error.outcome.kind != "not-admitted":
+                    return error.outcome
+                failed.append(write)
+                refused += error.outcome.refused
+        if late and not refused:
+            raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass goes on")
+        if refused:
+            created = not late and not any(_is_creation(write) and _kind_of(write) != POD.kind for write in failed)
+            return Outcome("not-admitted", refused[0].text, refused=tuple(refused), created=created)
         return DONE
 
-    async def _change(self, namespace: str, decision: Decision, gate: _Gate) -> None:
-        """Change what exists."""
-        for annotate in decision.annotate:
-            await gate.let_in(self._annotate(namespace, annotate))
-        for scale in decision.scale:
-            await gate.let_in(self._scale(namespace, scale))
-        for delete in decision.delete:
-            await gate.let_in(self._delete(namespace, delete))
-        if decision.disown is not None:
-            await gate.let_in(self._disown(namespace, decision.disown))
-        for item in decision.repair:
-            await gate.let_in(self._apply(item))
-
-    async def _make(self, decision: Decision, gate: _Gate) -> bool:
-        """Dry-run, create and apply; False: something else than a pod is not let in.
-
-        Pods mount, read and are guarded by what is made before them: a workload waits for all of that, and for the workloads that it
-        works with.
-        """
-        for manifest in decision.dry_run:
-            if not await gate.let_in(self._try(manifest)):
-                return False
-        ready = True
-        for manifest in decision.create:
-            ready &= await gate.let_in(self._create(manifest))
-        lacking: set[str] = set()
-        for item in decision.apply:
-            kind = item.manifest["kind"]
-            if kind in _WORKS_WITH and (not ready or lacking & _WORKS_WITH[kind]):
-                continue
-            if not await gate.let_in(self._apply(item)):
-                lacking.add(kind)
-                ready &= kind in _WORKS_WITH
-        return ready and lacking <= {POD.kind}
+    async def _make_write(self, namespace: str, write: Write) -> None:
+        match write:
+            case Grow():
+                await self._grow(namespace, write)
+            case CheckSecret():
+                await self._check_secret(write.manifest)
+            case DryRun():
+                await self._dry_run(write.manifest)
+            case Create():
+                await self._create(write.manifest)
+            case Apply():
+                await self._apply(write)
+            case Annotate():
+                await self._annotate(namespace, write)
+            case Scale():
+                await self._scale(namespace, write)
+            case Delete():
+                await self._delete(namespace, write)
+            case Disown():
+                await self._disown(namespace, write)
 
     async def is_taken(self, manifest: Manifest) -> bool:
-        """True if a foreign object has a child's name."""
+        """Return whether a foreign object has a child's name."""
         try:
             await self._find_own(manifest)
         except _StopError:
             return True
         return False
 
-    async def grow(self, namespace: str, grow: Grow) -> Outcome:
-        """Enlarge a claim; not-admitted if the API server refuses, stale if the claim has changed since the observation.
-
-        Raises:
-            UnavailableError: the pass has to be retried.
-        """
+    async def _grow(self, namespace: str, grow: Grow) -> None:
+        """Enlarge a claim; not-grown if the API server refuses, stale if the claim has changed since the observation."""
         preconditions = {"uid": grow.uid} | ({} if grow.version is None else {"resourceVersion": grow.version})
         patch = {"metadata": preconditions, "spec": {"resources": {"requests": {"storage": grow.size}}}}
         try:
-            self._learn(await self._client.merge(CLAIM, namespace, grow.claim, patch))
+            self._store_response(await self._client.merge(CLAIM, namespace, grow.claim, patch))
         except ApiError as error:
             found = await self._client.get(CLAIM, namespace, grow.claim)
             if found is not None and preconditions.items() <= found["metadata"].items():
                 refused = Refusal(Ref(CLAIM.kind, grow.claim), error.message, kind="not-grown", grow=grow)
-                return Outcome("not-admitted", error.message, refused=(refused,))
+                raise _StopError(Outcome("not-grown", error.message, refused=(refused,))) from error
             if found is None or found["metadata"]["uid"] != grow.uid:
                 self._store.remove(CLAIM.kind, namespace, grow.claim, grow.uid)
             if found is not None:
-                self._learn({**found, "apiVersion": CLAIM.api_version, "kind": CLAIM.kind})
-            return Outcome("stale", f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}")
-        return DONE
+                self._store_response({**found, "apiVersion": CLAIM.api_version, "kind": CLAIM.kind})
+            raise _stale(f"claim {grow.claim} {'has changed' if found is not None else 'is gone'}") from error
 
-    async def _try(self, manifest: Manifest) -> None:
+    async def _dry_run(self, manifest: Manifest) -> None:
         try:
-            await self._judged(manifest, self._client.apply(_without_account(manifest), dry_run=True))
+            await self._classify_refusal(manifest, self._client.apply(_without_account(manifest), dry_run=True))
         except _StopError as error:
             if error.outcome.kind == "invalid":
                 await self._find_own(manifest)  # a foreign object of this name may be the reason
@@ -219,7 +186,7 @@ class Applier:
             if not error.outcome.refused[0].quota:
                 raise
 
-    async def _ask(self, secret: Manifest) -> None:
+    async def _check_secret(self, secret: Manifest) -> None:
         """Check by a dry-run create whether a Secret exists; key-lost if it could be created. If the dry run is refused, it is unknown."""
         ref = Ref(secret["kind"], secret["metadata"]["name"])
         try:
@@ -227,21 +194,21 @@ class Applier:
         except ApiError as error:
             if error.withheld or error.refused:
                 raise _kept_out(ref, error, ASKED) from error
-            log.debug("whether %s is there cannot be asked: %s", _describe_object(secret), error)
+            log.debug("the existence of %s cannot be checked: %s", _describe_object(secret), error)
             return
         if lost:
             raise _StopError(Outcome("key-lost", refused=(Refusal(ref, "", kind="key-lost"),)))
 
     async def _create(self, manifest: Manifest) -> None:
-        made = await self._judged(manifest, self._client.create(manifest))
-        self._learn(made)
+        made = await self._classify_refusal(manifest, self._client.create(manifest))
+        self._store_response(made)
         if (
             made is None and manifest["kind"] != SECRET.kind
         ):  # the operator can read none, and its name holds the run's UID
-            self._learn(await self._find_own(manifest))
+            self._store_response(await self._find_own(manifest))
 
     async def _apply(self, item: Apply) -> None:
-        # Never over what was not looked at: an apply with force takes over what is there, and deletes it with the run.
+        # Never apply over an unknown object: an apply with force takes it over, and its deletion follows that of the run.
         expected = item.replaces or (ABSENT if item.expect_absent else None)
         if await self._applied_over(item.manifest, expected or item.known or ABSENT):
             return
@@ -250,14 +217,16 @@ class Applier:
             if not await self._applied_over(item.manifest, ABSENT):
                 raise _stale(f"{_describe_object(item.manifest)} has appeared")
         elif expected is not None:
-            self._learn(found)
+            self._store_response(found)
             raise _stale(f"{_describe_object(item.manifest)} {'has changed' if item.replaces else 'exists already'}")
         else:
-            self._learn(await self._judged(item.manifest, self._client.apply(item.manifest)), applied=True)
+            self._store_response(
+                await self._classify_refusal(item.manifest, self._client.apply(item.manifest)), applied=True
+            )
 
     async def _applied_over(self, manifest: Manifest, version: str) -> bool:
-        made = await self._judged(manifest, self._client.apply_over(manifest, version))
-        self._learn(made, applied=True)
+        made = await self._classify_refusal(manifest, self._client.apply_over(manifest, version))
+        self._store_response(made, applied=True)
         return made is not None
 
     async def _find_own(self, manifest: Manifest) -> Manifest | None:
@@ -272,10 +241,12 @@ class Applier:
         return {**found, "apiVersion": resource.api_version, "kind": resource.kind}
 
     async def _annotate(self, namespace: str, annotate: Annotate) -> None:
-        """Annotate an object; one that is gone, or is another one now, needs it no more."""
+        """Annotate an object; a deleted or replaced object is left out."""
         patch = {"metadata": {"uid": annotate.uid, "annotations": dict(annotate.annotations)}}
         try:
-            self._learn(await self._client.merge(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name, patch))
+            self._store_response(
+                await self._client.merge(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name, patch)
+            )
         except ApiError as error:
             if error.withheld:
                 raise _kept_out(annotate.ref, error, "be annotated") from error
@@ -286,14 +257,14 @@ class Applier:
             log.debug("%s was not annotated: %s", annotate.ref, error)
 
     async def _is_there(self, namespace: str, annotate: Annotate) -> bool:
-        """True if the very object that was to be annotated exists."""
+        """Return whether exactly this object still exists."""
         found = await self._client.get(BY_KIND[annotate.ref.kind], namespace, annotate.ref.name)
         return found is not None and found["metadata"]["uid"] == annotate.uid
 
     async def _scale(self, namespace: str, scale: Scale) -> None:
         resource, name = BY_KIND[scale.ref.kind], scale.ref.name
         try:
-            self._learn(await self._client.scale(resource, namespace, name, scale.replicas, uid=scale.uid))
+            self._store_response(await self._client.scale(resource, namespace, name, scale.replicas, uid=scale.uid))
         except ApiError as error:
             if error.withheld:
                 raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
@@ -304,20 +275,20 @@ class Applier:
                 raise _kept_out(scale.ref, error, f"be scaled to {scale.replicas}") from error
             self._store.remove(resource.kind, namespace, name, scale.uid)
             if found is not None:
-                self._learn({**found, "apiVersion": resource.api_version, "kind": resource.kind})
+                self._store_response({**found, "apiVersion": resource.api_version, "kind": resource.kind})
             raise _stale(f"{resource.kind} {name} {'is gone' if found is None else 'is another one'}") from error
 
     async def _disown(self, namespace: str, disown: Disown) -> None:
         preconditions = {"uid": disown.uid} | ({} if disown.version is None else {"resourceVersion": disown.version})
         patch = {"metadata": {**preconditions, "ownerReferences": list(disown.owners)}}
         try:
-            self._learn(await self._client.merge(CLAIM, namespace, disown.claim, patch))
+            self._store_response(await self._client.merge(CLAIM, namespace, disown.claim, patch))
         except ApiError as error:
             if error.withheld:
                 raise _kept_out(Ref(CLAIM.kind, disown.claim), error, "be kept") from error
-            if error.status not in (404, 409, 422):  # it has changed, or is another one: the watch brings it
+            if error.status not in (404, 409, 422):  # it has changed or was replaced: the watch reports it
                 raise
-            log.debug("claim %s keeps its owner: %s", disown.claim, error)
+            log.debug("claim %s keeps its owner, because it has changed: %s", disown.claim, error)
 
     async def _delete(self, namespace: str, delete: Delete) -> None:
         try:
@@ -333,11 +304,11 @@ class Applier:
                 raise _kept_out(delete.ref, error, "be deleted") from error
             raise
         if answer is not None and answer.get("kind") == delete.ref.kind:
-            self._learn(answer)  # ending: it carries a deletionTimestamp now
+            self._store_response(answer)  # the object is being deleted: it has a deletionTimestamp now
         else:
             self._store.remove(delete.ref.kind, namespace, delete.ref.name, delete.uid)
 
-    async def _judged(self, manifest: Manifest, call: Awaitable[Manifest | None]) -> Manifest | None:
+    async def _classify_refusal(self, manifest: Manifest, call: Awaitable[Manifest | None]) -> Manifest | None:
         try:
             return await call
         except ApiError as error:
@@ -349,13 +320,39 @@ class Applier:
                 raise _StopError(Outcome("invalid", error.message, manifest, causes, (refused,))) from error
             raise
 
-    def _learn(self, manifest: Manifest | None, *, applied: bool = False) -> None:
+    def _store_response(self, manifest: Manifest | None, *, applied: bool = False) -> None:
         if manifest is not None and manifest.get("kind") in _KEPT:
             self._store.put(manifest, self._now(), applied=applied)
 
 
+def _depends_on_failed(write: Write, failed: Sequence[Write]) -> bool:
+    """Return whether a write has to wait for one that was refused.
+
+    Nothing is created if a dry run was refused. Pods mount and read the parts, which also protect them: a workload waits for all parts, and
+    for the workloads that it works with.
+    """
+    if not _is_creation(write):
+        return False
+    if any(isinstance(each, DryRun) for each in failed):
+        return True
+    needs = _WORKS_WITH.get(_kind_of(write)) if isinstance(write, Apply) else None
+    if needs is None:
+        return False
+    kinds = [_kind_of(each) for each in failed if _is_creation(each)]
+    return any(kind not in _WORKS_WITH or kind in needs for kind in kinds)
+
+
+def _is_creation(write: Write) -> bool:
+    """Return whether a write creates or updates an object that the attempt needs."""
+    return isinstance(write, (DryRun, Create)) or (isinstance(write, Apply) and not write.repairs)
+
+
+def _kind_of(write: Write) -> str:
+    return str(write.manifest["kind"]) if isinstance(write, (Create, Apply)) else ""
+
+
 def _is_fixed(error: ApiError, manifest: Manifest) -> bool:
-    """True if an object that exists cannot be changed to this one, whatever the specification says. Pods are never changed."""
+    """Return whether a refusal is caused by immutable fields of an existing object, not by the specification. Pods are never changed."""
     return error.refused and manifest["kind"] != POD.kind and is_fixed(error.message)
 
 
@@ -369,12 +366,12 @@ def _stale(difference: str) -> _StopError:
 
 
 def _is_own(found: Manifest, manifest: Manifest) -> bool:
-    """True if what exists was made for a run of the name that `manifest` is made for. Any client may copy a label."""
+    """Return whether an existing object was created for a run with the same name as `manifest`. Any client may copy a label."""
     metadata = found["metadata"]
     made_for, run = ((each["metadata"].get("labels") or {}).get(RUN_LABEL) for each in (found, manifest))
     if made_for != run:
         return False
-    if manifest["kind"] == CLAIM.kind:  # it outlives its run, and has the label alone then
+    if manifest["kind"] == CLAIM.kind:  # a claim outlives its run, and then only has the label
         return True
     if not manifest["metadata"].get("ownerReferences") or is_made_for(metadata, str(run)):
         return True
@@ -386,7 +383,7 @@ def _describe_object(manifest: Manifest) -> str:
 
 
 def _without_account(manifest: Manifest) -> Manifest:
-    """A Pod as it can be dry-run: its ServiceAccount is made later, and is not what the user's template is judged by."""
+    """Return a Pod for a dry run without its ServiceAccount, which is created later and is not part of the user's template."""
     if manifest["kind"] != POD.kind:
         return manifest
     spec = {name: value for name, value in manifest["spec"].items() if name != "serviceAccountName"}

@@ -1,4 +1,4 @@
-"""One pass over one run: observe, decide, apply, report."""
+"""One pass over one run: read, admit, decide, act, report."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import LEASE, RLRUN
 from rlrun_operator.names import Names
-from rlrun_operator.reconcile.apply import ACT_SECONDS, DONE, Applier, Outcome
+from rlrun_operator.reconcile.apply import ACT_SECONDS, Applier, Outcome
 from rlrun_operator.reconcile.kept_out import events_of, report_waiting
 from rlrun_operator.reconcile.memory import Remembered, RunMemory, relevant_facts
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
@@ -33,7 +33,10 @@ from rlrun_operator.settings import NetworkSettings, RenderSettings
 from rlrun_operator.state import (
     SOON_SECONDS,
     Admission,
+    Apply,
+    CheckSecret,
     Decision,
+    DryRun,
     EventRecord,
     Grow,
     Manifest,
@@ -45,16 +48,16 @@ from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import forget_run
 
 ROUNDS = 4
-"""Decisions in one pass, when the first ones turn out to rest on an old state."""
+"""Maximum number of decisions in one pass, if the first ones used an outdated observation."""
 KEPT_OUT_SECONDS, LONGEST_KEPT_OUT_SECONDS = 10.0, 60.0
-"""Seconds until the next try when admission keeps an object out; always the first where it is a quota, else doubled each time."""
+"""Seconds until refused writes are retried: always the first value for quotas, otherwise doubled each time up to the second."""
 SETTLE_SECONDS = 0.2
-"""Seconds until the pass after own writes, which also sees a burst of events of other controllers."""
+"""Seconds until the pass after own writes, which then covers a burst of events of other controllers."""
 log = logging.getLogger(__name__)
 
 
 class Decide(Protocol):
-    """`rlrun_operator.decide.state_machine.decide`."""
+    """Signature of `rlrun_operator.decide.state_machine.decide`."""
 
     def __call__(
         self, observed: Observed, now: float, *, settings: RenderSettings, fresh_key: str, random: float
@@ -78,17 +81,21 @@ class Dependencies:
     poster: Poster
     metrics: Metrics
     queue: Queue | None = None
-    """None: each run may start at once."""
+    """None: every run may start at once."""
 
 
 class Reconciler:
-    """Passes over runs; one instance for all of them.
+    """Passes over runs; one instance for all runs.
 
     Args:
+        decide: function that decides the next actions and the status.
+        outside: clients and caches.
+        settings: settings for rendering children.
         name: name of this operator; runs with another `managedBy` are ignored.
         again: `again(key, seconds)` queues another pass.
         now: returns seconds since the epoch.
         clock: returns steady seconds.
+        random: source of the jitter of backoffs.
     """
 
     def __init__(
@@ -127,7 +134,7 @@ class Reconciler:
         """Make one pass over a run.
 
         Raises:
-            Exception: the pass is to be retried later.
+            Exception: the pass has to be retried later.
         """
         started = self._clock()
         outcome = "error"
@@ -138,13 +145,14 @@ class Reconciler:
             self._metrics.reconcile_seconds.labels(outcome).observe(self._clock() - started)
 
     async def _pass(self, key: Key) -> None:
+        """Read, admit, decide, act and report. New facts start another round, at most `ROUNDS` in one pass."""
         memory = self._memories.setdefault(key, RunMemory())
         # Two reads that the watches cannot replace: a foreign object's name, and a Lease whose watch may be silent.
-        await self._look_at_taken(key, memory)
-        await self._look_at_silent(key, memory)
+        await self._recheck_taken_name(key, memory)
+        await self._read_silent_lease(key, memory)
         until = self._clock() + ACT_SECONDS
         for left in reversed(range(ROUNDS)):
-            # Read: everything that the caches hold about this run. A deleted run is forgotten; a run of another operator is ignored.
+            # Read: the observation of this run from the caches. A deleted run is removed from memory; a run of another operator is ignored.
             observed = self._observe(key, memory)
             if observed is None:
                 self._memories.pop(key, None)
@@ -152,78 +160,76 @@ class Reconciler:
                 self._metrics.forget(key)
                 return
             if "deletionTimestamp" in observed.run["metadata"]:
-                return  # the garbage collector does the rest
+                return  # the garbage collector deletes the children
             if (observed.run.get("spec") or {}).get("managedBy") not in (None, self._name):
                 return
-            # Admit: the queue answers before the decision, which then sees the answer like any other fact.
+            # Admit: the queue answers first, so that its answer is one more fact of the decision.
             if self._queue is not None:
                 answer = await self._queue.answer(observed.run)
                 refused = answer.refused if answer is not None else ()
                 observed = replace(observed, admission=answer, refusals=(*observed.refusals, *refused))
-            # Decide and act. A refused write is remembered and decided again with that fact, a limited number of times.
-            decided = await self._decided(observed, memory)
+            # Decide: a pure function of the observation, called again if it requests facts that have to be read.
+            planned = await self._decide_with_facts(observed, memory)
+            # Act: make the writes. A new refusal is kept in memory, and the next round decides with this fact.
             last = left == 0 or self._clock() >= until
-            decision = await self._acted(key, observed, decided, memory, last=last)
+            decision = await self._make_writes(key, observed, planned, memory, last=last)
             if decision is None and last:
                 break
             if decision is None:
                 continue
-            # Report: the status is written after the actions, so that it never promises an action that did not happen.
+            # Report: the status is written last, because it must not record actions that did not happen.
             await self._report(key, observed.run, decision, memory)
-            # Queue the next pass: for a deadline, for a refused growth of the claim, and after own writes.
-            if decision.wake_in is not None:
-                self._again(key, decision.wake_in)
-            if (held := memory.refusals.get("not-grown")) is not None and held.until > self._clock():
-                self._again(key, held.until - self._clock())
-            if any(
-                (
-                    decision.create,
-                    decision.apply,
-                    decision.annotate,
-                    decision.scale,
-                    decision.delete,
-                    decision.repair,
-                    decision.disown,
-                    decision.grow,
-                )
-            ):
-                # The store has the answers to these writes already: no watch event will follow.
-                self._again(key, SETTLE_SECONDS)
+            self._queue_next_pass(key, decision, memory)
             return
         raise UnavailableError("the cluster changes faster than it can be read")
 
-    async def _acted(
+    def _queue_next_pass(self, key: Key, decision: Decision, memory: RunMemory) -> None:
+        """Queue the next pass: for a deadline, for the retry of a refused growth, and after own writes."""
+        if decision.wake_in is not None:
+            self._again(key, decision.wake_in)
+        if (known := memory.refusals.get("not-grown")) is not None and known.until > self._clock():
+            self._again(key, known.until - self._clock())
+        if any(not isinstance(write, (CheckSecret, DryRun)) for write in decision.writes):
+            # The cache contains the responses to these writes already, so no watch event will follow.
+            self._again(key, SETTLE_SECONDS)
+
+    async def _make_writes(
         self, key: Key, observed: Observed, decision: Decision, memory: RunMemory, *, last: bool
     ) -> Decision | None:
-        """Carry out a decision; `last`: it is the last one of this pass.
+        """Make the writes of a decision, and keep refusals in memory. `last`: whether it is the last decision of this pass.
 
         Returns:
             the decision to report, or None if a new fact requires another decision first.
         """
         mark, repaired_before = self._settings.network.mark, memory.repaired_at
-        outcome = DONE if decision.grow is None else await self._grow(key, decision.grow, memory)
-        if outcome.kind == "not-admitted":
+        if any(isinstance(write, Apply) and write.repairs for write in decision.writes):
+            memory.repaired_at = self._clock()
+        outcome = await self._applier.act(key[0], decision)
+        # A refused growth stops nothing: the next round makes the other writes without it.
+        if outcome.kind == "not-grown":
+            memory.repaired_at = repaired_before
+            self._remember_growth(outcome, memory)
             return None
-        if outcome.kind == "done":
-            memory.repaired_at = self._clock() if decision.repair else memory.repaired_at
-            outcome = await self._applier.act(key[0], decision)
-        if outcome.created and outcome.kind in ("done", "not-admitted") and _lets_out(key, decision):
+        if outcome.kind != "stale" and any(isinstance(write, Grow) for write in decision.writes):
+            memory.refusals.pop("not-grown", None)
+        # The policy for the API server was applied: later decisions compare the current addresses with this mark.
+        if outcome.created and outcome.kind in ("done", "not-admitted") and _applies_access_policy(key, decision):
             memory.access = mark
         if outcome.kind == "not-admitted":
-            return self._kept_out(key, observed.run, decision, outcome, memory, last=last)
+            return self._report_refused_writes(key, observed.run, decision, outcome, memory, last=last)
         if outcome.kind == "stale":
             memory.repaired_at = repaired_before  # the changed state may need another repair at once
             log.debug("run %s/%s: %s; deciding again", *key, outcome.text)
             return None
         if outcome.kind != "done":
-            self._remember(observed, outcome, memory)
+            self._remember_refusal(observed, outcome, memory)
             return None
         if memory.refusals.pop("not-admitted", None) is not None:
             self._again(key, SETTLE_SECONDS)  # this report still names the refused writes
         return decision
 
-    def _remember(self, observed: Observed, outcome: Outcome, memory: RunMemory) -> None:
-        """Keep an invalid child, a taken name or a lost key for the next decision."""
+    def _remember_refusal(self, observed: Observed, outcome: Outcome, memory: RunMemory) -> None:
+        """Keep an invalid child, a taken name or a lost key in memory for the next decision."""
         run, kind, refused = observed.run, outcome.kind, outcome.refused
         assert kind in ("invalid", "name-taken", "key-lost")
         if kind == "invalid" and outcome.child is not None:
@@ -233,12 +239,12 @@ class Reconciler:
         facts = relevant_facts(kind, run, observed.defaults)
         memory.refusals[kind] = Remembered(refused, facts, until, child=outcome.child)
 
-    def _kept_out(
+    def _report_refused_writes(
         self, key: Key, run: Manifest, decision: Decision, outcome: Outcome, memory: RunMemory, *, last: bool
     ) -> Decision | None:
-        """Return the report of a run whose writes are refused, and queue a retry; None if the refusal is new and has to be decided on.
+        """Return the status of a run with refused writes, and queue a retry; None if a new refusal needs another decision first.
 
-        `last`: no other decision is made in this pass, even if the refusal is new: some webhooks change their words each time.
+        `last`: a new refusal causes no other decision in this pass, because some webhooks change their message each time.
         """
         known = memory.refusals.get("not-admitted", Remembered(()))
         if known.refusals != outcome.refused and not last:
@@ -260,8 +266,8 @@ class Reconciler:
         repaired_ago = self._clock() - memory.repaired_at
         return observe_run(self._store, key, refusals=refusals, access=memory.access, repaired_ago=repaired_ago)
 
-    async def _look_at_taken(self, key: Key, memory: RunMemory) -> None:
-        """Check a taken name again: one read instead of all the writes that precede that child."""
+    async def _recheck_taken_name(self, key: Key, memory: RunMemory) -> None:
+        """Check whether a foreign object still has a child's name: one read replaces all the writes that precede this child."""
         known, run = memory.refusals.get("name-taken"), self._store.get(RLRUN.kind, *key)
         if known is None or known.child is None or run is None:
             return
@@ -273,8 +279,8 @@ class Reconciler:
             else:
                 del memory.refusals["name-taken"]
 
-    async def _look_at_silent(self, key: Key, memory: RunMemory) -> None:
-        """Read the Lease of a run without recent reports: the watch may be silent, and not the run."""
+    async def _read_silent_lease(self, key: Key, memory: RunMemory) -> None:
+        """Read the Lease of a run without recent reports: the watch may be silent instead of the run."""
         run, name = self._store.get(RLRUN.kind, *key), Names(key[1]).progress
         if run is None or (run.get("status") or {}).get("phase") not in ("Starting", "Running", "Completing"):
             return
@@ -285,23 +291,18 @@ class Reconciler:
             live = await self._client.get(LEASE, key[0], name)
             if live is not None:
                 self._store.put({**live, "kind": LEASE.kind}, self._now())
-        memory.asked_at = self._clock()  # not after an error: the next pass reads again before it decides
+        memory.asked_at = self._clock()  # not set after an error: the next pass reads again before it decides
 
-    async def _grow(self, key: Key, grow: Grow, memory: RunMemory) -> Outcome:
-        """Enlarge the claim, and keep a refusal with the time of the next try."""
-        outcome = await self._applier.grow(key[0], grow)
-        if outcome.kind == "done":
-            memory.refusals.pop("not-grown", None)
-        elif outcome.kind == "not-admitted":
-            known = memory.refusals.get("not-grown")
-            before = known.refusals[0].grow if known is not None else None
-            same = before is not None and (before.uid, before.size) == (grow.uid, grow.size)
-            tries = known.tries + 1 if known is not None and same else 1
-            wait = backoff(tries, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
-            memory.refusals["not-grown"] = Remembered(outcome.refused, until=self._clock() + wait, tries=tries)
-        return outcome
+    def _remember_growth(self, outcome: Outcome, memory: RunMemory) -> None:
+        """Keep a refused growth of the claim in memory with the time of the next try."""
+        known, (refused,) = memory.refusals.get("not-grown"), outcome.refused
+        before = known.refusals[0].grow if known is not None else None
+        same = before is not None and refused.grow is not None and before.target == refused.grow.target
+        tries = known.tries + 1 if known is not None and same else 1
+        wait = backoff(tries, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
+        memory.refusals["not-grown"] = Remembered(outcome.refused, until=self._clock() + wait, tries=tries)
 
-    async def _decided(self, observed: Observed, memory: RunMemory) -> Decision:
+    async def _decide_with_facts(self, observed: Observed, memory: RunMemory) -> Decision:
         """Decide; if the decision requests facts that can be read, read them and decide again."""
         random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
 
@@ -318,26 +319,27 @@ class Reconciler:
         return decision
 
     async def _report(self, key: Key, run: Manifest, decision: Decision, memory: RunMemory) -> None:
+        """Write the status if it differs and its write is due, then post the events."""
         old: Mapping[str, object] = run.get("status") or {}
         shown = printable_document(decision.status)  # messages quote pods, events and environments
         assert isinstance(shown, dict)
         decision = replace(decision, status=shown)
         if old == decision.status or memory.sent == (decision.status, old):
-            await self._post(run, decision.events)
+            await self._post_events(run, decision.events)
             return
-        wait = memory.written_at + self._patience(run, decision) - self._clock()
+        wait = memory.written_at + self._seconds_between_writes(run, decision) - self._clock()
         if wait > 0:
             self._again(key, wait)
             return
         patch = {
-            # Preconditions: a successor of the same name is not meant, and neither is a state that was not seen.
+            # Preconditions: the write must not change a successor of the same name, or a version that was not observed.
             "metadata": {name: run["metadata"][name] for name in ("uid", "resourceVersion")},
             "status": merge_patch(old or UNSERVED, decision.status),
         }
         try:
             written = await self._client.merge(RLRUN, *key, patch, subresource="status")
         except ApiError as error:
-            if error.kept_out:  # with any status
+            if error.kept_out:  # webhooks refuse with any HTTP status
                 raise
             if error.status == 404:
                 self._wake_others(key, self._store.remove(RLRUN.kind, *key, run["metadata"]["uid"]))
@@ -351,39 +353,42 @@ class Reconciler:
         memory.sent = (decision.status, written.get("status") or {})
         self._wake_others(key, self._store.put({**written, "kind": RLRUN.kind}, self._now()))
         self._metrics.status_written(key, old, decision.status, self._clock())
-        await self._post(run, decision.events)
+        await self._post_events(run, decision.events)
 
-    def _patience(self, run: Manifest, decision: Decision) -> float:
-        """Seconds from one write of a status to this next one."""
+    def _seconds_between_writes(self, run: Manifest, decision: Decision) -> float:
+        """Return the minimum number of seconds between the last write of the status and this one."""
         if decision.urgency != "progress":
             return 0.0 if decision.urgency == "now" else SOON_SECONDS
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
     async def _refresh(self, key: Key) -> None:
-        """Read the run, which another client changed while this pass was under way, rather than wait for the watch."""
+        """Read a run that another client changed during this pass, instead of waiting for the watch."""
         live = await self._client.get(RLRUN, *key)
         if live is not None:
             self._wake_others(key, self._store.put({**live, "kind": RLRUN.kind}, self._now()))
 
     def _wake_others(self, key: Key, changed: set[Key]) -> None:
-        """Runs that share a trainer with this one: the watch brings no news of what the store knows already."""
+        """Queue the runs that share a trainer with this one: the watch reports no change that the cache already contains."""
         for other in changed - {key}:
             self._again(other, 0.0)
 
-    async def _post(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
+    async def _post_events(self, run: Manifest, events: tuple[EventRecord, ...]) -> None:
         for event in events:
             await self._poster.post(run, event)
 
 
-def _lets_out(key: Key, decision: Decision) -> bool:
-    """True if the policy of the way to the API server is applied."""
+def _applies_access_policy(key: Key, decision: Decision) -> bool:
+    """Return whether a decision applies the orchestrator's network policy, which contains the API server's addresses."""
     access = Names(key[1]).orchestrator_access
-    return any(apply.manifest["metadata"]["name"] == access for apply in decision.apply)
+    return any(
+        isinstance(write, Apply) and not write.repairs and write.manifest["metadata"]["name"] == access
+        for write in decision.writes
+    )
 
 
 def merge_patch(old: Mapping[str, object], new: Mapping[str, object]) -> dict[str, object]:
-    """The JSON merge patch (RFC 7386) that holds all of `new` and removes what only `old` has."""
+    """Return the JSON merge patch (RFC 7386) from `old` to `new`."""
     patch: dict[str, object] = {name: None for name in old if name not in new}
     for name, value in new.items():
         before = old.get(name)

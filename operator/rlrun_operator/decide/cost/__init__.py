@@ -1,1 +1,1 @@
-"""GPU time of a run: what it has cost, what it was spent on, and the budget that ends it."""
+"""GPU time of a run: the sum, its split by use, and the budget that suspends the run."""

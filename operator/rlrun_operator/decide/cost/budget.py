@@ -1,7 +1,7 @@
-"""Budget of GPU time (`spec.budget`): a warning when most of it is spent, and a run that suspends itself when all is. Pure.
+"""Budget of GPU time (`spec.budget`): a warning when most of it is spent, and a suspension when all of it is spent. Pure.
 
-What is spent never falls, so that a run whose budget is spent stays suspended until the budget is raised or removed, and then goes on by
-itself. Nobody edits the specification but its author.
+Spent time never decreases. A run with a spent budget stays suspended until the budget is raised or removed, and then resumes by itself. The
+operator does not edit the specification.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true
 
 NEARLY = 0.8
-"""Share of the budget from which a person is warned."""
+"""Spent share of the budget that causes the warning."""
 LEAST_WAIT_SECONDS = 1.0
 
 
 def gpu_hours(run: RunSnapshot) -> float | None:
-    """The budget, as it stands there: the rest of the specification may be invalid. None: there is none; a guest's is its host's."""
+    """Return the budget as written, because the rest of the specification may be invalid. None without a budget, and for guests."""
     budget = (run.observed.run.get("spec") or {}).get("budget")
     found = budget.get("gpuHours") if isinstance(budget, Mapping) else None
     if isinstance(found, bool) or not isinstance(found, int | float) or not found > 0 or run.host_name is not None:
@@ -28,13 +28,13 @@ def gpu_hours(run: RunSnapshot) -> float | None:
 
 
 def is_spent(run: RunSnapshot) -> bool:
-    """True if the run may use no more GPU time."""
+    """Return whether the budget is spent."""
     limit = gpu_hours(run)
     return limit is not None and ledger.spent_gpu_seconds(run)[0] >= limit * 3600
 
 
 def spent_message(run: RunSnapshot) -> str:
-    """Message about a budget that is spent, and what to do."""
+    """Return the message about a spent budget, with the fix."""
     limit = gpu_hours(run) or 0.0
     fix = "raise budget.gpuHours, or remove budget, and the run goes on by itself from its checkpoint"
     return f"budget.gpuHours ({limit:g}) is spent; {fix}"
@@ -43,7 +43,7 @@ def spent_message(run: RunSnapshot) -> str:
 def with_budget_condition(
     run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]
 ) -> Mapping[str, ConditionUpdate | None]:
-    """Conditions to write, WithinBudget among them."""
+    """Return `updates` with the condition WithinBudget."""
     kind, limit = reasons.WITHIN_BUDGET, gpu_hours(run)
     past = run.past.conditions
     if limit is None:
@@ -66,7 +66,7 @@ def with_budget_condition(
 
 
 def look_in(run: RunSnapshot) -> float | None:
-    """Seconds until the next threshold of the budget is reached with the GPUs that the run holds; None: none will be."""
+    """Return the seconds until the next threshold of the budget with the currently held GPUs; None if no threshold is ahead."""
     limit = gpu_hours(run)
     if limit is None:
         return None

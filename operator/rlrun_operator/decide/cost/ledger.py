@@ -1,12 +1,12 @@
-"""GPU time that pods of a run have held since it was counted last: from their own timestamps, never from the passes that see them. Pure.
+"""GPU time of a run's pods since the last count, from the timestamps of the pods instead of the times of passes. Pure.
 
-A pod holds its GPUs from the time at which it got its node (condition PodScheduled) to its end: that of its containers, or its removal.
-What is counted already is on record as one time and the pods that were there then, so that no hour is lost or counted twice, however
-seldom somebody looks. What nobody can know is bounded:
+A pod holds its GPUs from its scheduling (condition PodScheduled) to the end of its containers, or to its removal. The status records the
+time of the last count and the pods at this time, so no time is lost or counted twice, independent of the number of passes. Unknown times
+are bounded:
 
-- A pod that vanished unseen is counted to the time at which that was noticed, or to the end of its grace period, if that was known.
-- A pod that came and went unseen is not counted.
-- Where the clock was set back by more than `SKEW_SECONDS`, counting goes on from what it shows now; less is waited for.
+- A pod that vanished unobserved is counted until this was noticed, or until the known end of its grace period.
+- A pod that came and went unobserved is not counted.
+- If the clock was set back by more than `SKEW_SECONDS`, counting continues from the new time; otherwise it waits for the recorded time.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.times import seconds_of
 
 SKEW_SECONDS = 60
-"""Clocks of two operators may differ by so much."""
+"""Maximum difference between the clocks of two operators."""
 GONE_KEPT = 16
-"""Pods that are gone and stay on record as ended: a second operator, or an old answer, may still show one."""
+"""Number of removed pods that stay recorded as ended: a second operator or an old response may still contain them."""
 MOST_GPUS = 2**20
-"""Far more than a pod may have: a record that says more was not written by an operator."""
+"""Upper bound of the GPUs of a pod: a record with more was not written by an operator."""
 _ENDED = ("Succeeded", "Failed")
 
 
 class Known(NamedTuple):
-    """A pod of the record."""
+    """Recorded pod."""
 
     role: Role
     gpus: int
-    """0: it has ended and is counted to its end."""
+    """Number of GPUs; 0: the pod has ended and is completely counted."""
     deadline: int | None
     """End of its grace period, in seconds since the epoch."""
 
@@ -51,7 +51,7 @@ class Span:
     start: int
     end: int
     pod: Pod | None
-    """None: it is gone."""
+    """Pod that held the GPUs; None: it no longer exists."""
 
     @property
     def gpu_seconds(self) -> int:
@@ -60,14 +60,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Result of one look."""
+    """Result of one count."""
 
     spans: tuple[Span, ...]
     counted_to: int
     pods: tuple[str, ...]
-    """The next record's."""
+    """Pods of the next record."""
     holds: int
-    """GPUs that go on being counted."""
+    """Number of GPUs that are still held."""
 
     @property
     def gpu_seconds(self) -> int:
@@ -76,7 +76,7 @@ class Ledger:
 
 
 def read_ledger(run: RunSnapshot) -> Ledger:
-    """GPU time since the record of the status."""
+    """Return the GPU time since the last count in the status."""
     past = run.past.cost
     recorded = seconds_of(past.counted_to) if past is not None else None
     now = math.floor(run.now)
@@ -88,7 +88,7 @@ def read_ledger(run: RunSnapshot) -> Ledger:
     gone = {uid: pod for uid, pod in known.items() if uid not in there}
     spans = [_held_span(pod, gpus, known.get(pod.uid), to, upto) for pod, gpus in held]
     spans += [_vanished_span(pod, to, upto) for pod in gone.values()]
-    left = [(pod, _goes_on(pod, gpus, known.get(pod.uid))) for pod, gpus in held]
+    left = [(pod, _counted_gpus(pod, gpus, known.get(pod.uid))) for pod, gpus in held]
     return Ledger(
         tuple(span for span in spans if span.gpu_seconds > 0),
         upto,
@@ -98,7 +98,7 @@ def read_ledger(run: RunSnapshot) -> Ledger:
 
 
 def _gpu_holders(run: RunSnapshot) -> Iterator[tuple[Pod, int]]:
-    """Pods that have got a node, and their GPUs."""
+    """Yield the scheduled pods with GPUs, and their numbers of GPUs."""
     named = resource_of(run.observed.run)
     for pod in run.pods:
         gpus = gpus_of(pod.manifest.get("spec") or {}, named) if pod.node is not None else 0
@@ -107,56 +107,56 @@ def _gpu_holders(run: RunSnapshot) -> Iterator[tuple[Pod, int]]:
 
 
 def _held_span(pod: Pod, gpus: int, before: Known | None, to: int, upto: int) -> Span:
-    """Time of a pod that is there: none where it is counted to its end already."""
+    """Return the time of an existing pod; it is empty if the pod is completely counted already."""
     end = min(upto, ended_at(pod)) if pod.phase in _ENDED else upto
     start = bound_at(pod) if before is None else to
     return Span(pod.role, gpus if before is None or before.gpus else 0, start, max(start, end), pod)
 
 
 def _vanished_span(gone: Known, to: int, upto: int) -> Span:
-    """Time of a pod that is gone. One that was there after its grace period, on a node that is lost, may have been there until now."""
+    """Return the time of a removed pod. If it still existed after its grace period, on a lost node, it counts until now."""
     end = upto if gone.deadline is None or gone.deadline <= to else min(upto, gone.deadline)
     return Span(gone.role, gone.gpus, to, max(to, end), None)
 
 
-def _goes_on(pod: Pod, gpus: int, before: Known | None) -> int:
-    """GPUs that are counted on: a pod that has ended once stays so."""
+def _counted_gpus(pod: Pod, gpus: int, before: Known | None) -> int:
+    """Return the GPUs that are still counted; an ended pod is not counted again."""
     return 0 if pod.phase in _ENDED or (before is not None and not before.gpus) else gpus
 
 
 def _ended_entries(gone: Mapping[str, Known]) -> list[str]:
-    """Entries of pods that are gone, which somebody may still see: the last of them, those of this look behind the others."""
+    """Return the entries of the last removed pods, because other clients may still observe them; those of this count come last."""
     before = [f"{uid}/{pod.role}/0" for uid, pod in gone.items() if not pod.gpus]
     now = sorted(f"{uid}/{pod.role}/0" for uid, pod in gone.items() if pod.gpus)
     return [*before, *now][-GONE_KEPT:]
 
 
 def total_gpu_seconds(past: CostStatus | None) -> int:
-    """GPU-seconds on record."""
+    """Return the recorded GPU-seconds."""
     return sum(sum(row.gpu_seconds.values()) for row in past.attempts) if past is not None else 0
 
 
 def spent_gpu_seconds(run: RunSnapshot) -> tuple[int, int]:
-    """GPU-seconds up to now, and the GPUs that the run holds."""
+    """Return the GPU-seconds until now, and the number of held GPUs."""
     ledger = read_ledger(run)
     return total_gpu_seconds(run.past.cost) + ledger.gpu_seconds, ledger.holds
 
 
 def bound_at(pod: Pod) -> int:
-    """Time at which a pod got its node, by the scheduler's clock; where nobody says, its creation."""
+    """Return the time at which a pod was scheduled, by the scheduler's clock, or its creation if unknown."""
     status = pod.manifest.get("status") or {}
     return int(_condition_since(pod, "PodScheduled") or seconds_of(status.get("startTime")) or pod.created_at)
 
 
 def ready_at(pod: Pod) -> int | None:
-    """Time since which a pod is ready; None: it is not."""
+    """Return the time since which a pod is ready, or None if it is not ready."""
     if not pod.ready:
         return None
     return int(_condition_since(pod, "Ready") or bound_at(pod))
 
 
 def ended_at(pod: Pod) -> int:
-    """Time at which a pod's last container ended; now and for ever where no container says."""
+    """Return the time at which a pod's last container ended, or a time in the far future if unknown."""
     status = pod.manifest.get("status") or {}
     ends = [
         seconds_of(((container.get("state") or {}).get("terminated") or {}).get("finishedAt"))
@@ -175,14 +175,14 @@ def _condition_since(pod: Pod, kind: str) -> float | None:
 
 
 def _pod_entry(pod: Pod, gpus: int) -> str:
-    """A pod of the record, see `CostStatus.pods`; `deletionTimestamp` is the end of the grace period."""
+    """Return the recorded entry of a pod (`CostStatus.pods`); `deletionTimestamp` is the end of the grace period."""
     deadline = seconds_of(pod.manifest["metadata"].get("deletionTimestamp"))
     until = f"/{int(deadline)}" if deadline is not None and gpus else ""
     return f"{pod.uid}/{pod.role}/{gpus}{until}"
 
 
 def _recorded_pods(entries: list[str]) -> Mapping[str, Known]:
-    """Pods of a record, which another client may have written."""
+    """Parse the recorded pods and skip invalid entries, which another client may have written."""
     found = {}
     for entry in entries:
         uid, *rest = entry.split("/")

@@ -1,7 +1,6 @@
-"""Use of the GPU time of a run: trained, waited, started up, repeated, stopped. Pure.
+"""Split of a run's GPU time by use: training, waiting, startup, repeated steps, stopping. Pure.
 
-Time belongs to what the run did when it passed: to the phase on record before this pass. The parts are whole GPU-seconds, and their sum is
-what was counted, always.
+Time belongs to the phase that was recorded before this pass. The parts are whole GPU-seconds, and their sum always equals the counted time.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from rlrun_operator.times import rfc3339, seconds_of
 
 Use = Literal["trained", "waitedForRollouts", "waitedForTrainer", "startup", "repeated", "stopping", "other"]
 COUNT_SECONDS = 60
-"""While nothing changes, what is held is counted this often: a status is written for each."""
+"""Interval of counts while nothing changes; each count writes the status."""
 _DIGITS = 4
-"""Significant digits of what is per GPU-hour."""
+"""Significant digits of amounts per GPU-hour."""
 ATTEMPTS_KEPT = 6
-"""Attempts with rows of their own; older ones are one."""
+"""Number of attempts with separate rows; older attempts share one row."""
 _STARTS = (None, "Unserved", "Pending", "Queued", "Starting")
 _WAITS: Mapping[Role, Use] = {"trainer": "waitedForRollouts", "inference": "waitedForTrainer"}
 Rows = dict[tuple[int, Role], Counter[str]]
 
 
 def count_cost(run: RunSnapshot, new: RLRunStatus) -> CostStatus | None:
-    """The status' cost; None: the run has never had a GPU.
+    """Return `status.cost`, or None if the run has never had a GPU.
 
     Args:
         run: snapshot of the run.
-        new: the status that is written, but for its cost.
+        new: status to write, without its cost.
     """
     past = run.past.cost
     found = ledger.read_ledger(run)
@@ -56,7 +55,7 @@ def count_cost(run: RunSnapshot, new: RLRunStatus) -> CostStatus | None:
 
 
 def _is_due(run: RunSnapshot, new: RLRunStatus, found: Ledger) -> bool:
-    """True if time has to be counted now: what it is spent on changes, or it was not counted for long."""
+    """Return whether time has to be counted now: its use changes, or the last count is too old."""
     past = run.past
     assert past.cost is not None
     if list(found.pods) != past.cost.pods:
@@ -71,7 +70,7 @@ def _is_due(run: RunSnapshot, new: RLRunStatus, found: Ledger) -> bool:
 def _spread_remainder(
     run: RunSnapshot, spans: tuple[Span, ...], rows: Rows, new: RLRunStatus
 ) -> Counter[tuple[int, Role]]:
-    """Add to the rows what was not spent on steps; the rest, by row."""
+    """Add time outside of steps to the rows, and return the remaining GPU-seconds by row."""
     steady: Counter[tuple[int, Role]] = Counter()
     current = run.past.attempt or new.attempt or 1
     use = _use_of_phase(run.past)
@@ -87,7 +86,7 @@ def _spread_remainder(
 
 
 def _use_of_phase(past: RLRunStatus) -> Use | None:
-    """Use of the time of a phase; None: steps, and waiting for them."""
+    """Return the use of the time of a phase; None: steps and waits for them."""
     completing = find_condition(past.conditions, reasons.COMPLETE)
     if past.phase in ("Complete", "Failed") or (completing is not None and completing.reason == reasons.GUESTS_JOINED):
         return "other"
@@ -97,7 +96,7 @@ def _use_of_phase(past: RLRunStatus) -> Use | None:
 
 
 def _split_stages(span: Span, use: Use | None) -> Iterator[tuple[Use | None, int]]:
-    """Seconds of a span by use: an engine starts until it is ready, and what was asked to end is stopping."""
+    """Yield the seconds of a span by use: an engine starts until it is ready, and a terminating pod stops."""
     pod, asked = span.pod, span.end
     if pod is not None and pod.deleted_at is not None:
         asked = min(max(math.floor(pod.deleted_at), span.start), span.end)
@@ -111,9 +110,9 @@ def _split_stages(span: Span, use: Use | None) -> Iterator[tuple[Use | None, int
 
 
 def _divide_running_time(row: Counter[str], role: Role, seconds: int, run: RunSnapshot, new: RLRunStatus) -> None:
-    """Divide time of a running attempt: steps that are trained again, waiting by the measured share, and the rest.
+    """Divide time of a running attempt into repeated steps, waiting by the measured share, and training.
 
-    Rounding follows the row's sums, so that it does not add up however often time is counted.
+    Rounding uses the sums of the row, so that errors do not accumulate over many counts.
     """
     again = round(seconds * _repeated_share(run.past, new))
     first = seconds - again
@@ -128,7 +127,7 @@ def _divide_running_time(row: Counter[str], role: Role, seconds: int, run: RunSn
 
 
 def _repeated_share(past: RLRunStatus, new: RLRunStatus) -> float:
-    """Share of the time since the last record in which steps were trained that had been trained before."""
+    """Return the share of the time since the last record in which earlier steps were trained again."""
     before, now, furthest = past.progress.step, new.progress.step, past.progress.furthest_step
     if new.attempt != past.attempt or now <= before:
         return float(before < furthest)
@@ -136,7 +135,7 @@ def _repeated_share(past: RLRunStatus, new: RLRunStatus) -> float:
 
 
 def _waiting_share(run: RunSnapshot, role: Role) -> float:
-    """Share of the time that a role waited for the other over the last steps; trainers whose GPUs the engines use then do not wait."""
+    """Return the share of the time in which a role waited for the other over the last steps; colocated trainers do not wait."""
     report = read_lease(run.observed.lease, run.past.attempt)
     load: EngineLoad | None = report.load if report is not None else None
     if load is None or (role == "trainer" and not run.serves):
@@ -145,7 +144,7 @@ def _waiting_share(run: RunSnapshot, role: Role) -> float:
 
 
 def _trained_amounts(run: RunSnapshot) -> dict[str, int] | None:
-    """Tokens and samples that the run has trained, as it said last; None: none yet."""
+    """Return the last reported numbers of trained tokens and samples, or None before the first report."""
     report = read_lease(run.observed.lease, run.past.attempt)
     if report is None or report.trained is None:
         return run.past.cost.trained if run.past.cost is not None else None

@@ -1,1 +1,1 @@
-"""The number of a run's engines: what autoscaling wants, and how an engine goes without losing a rollout."""
+"""Number of a run's engines: choice by autoscaling, and removal of engines without the loss of rollouts."""

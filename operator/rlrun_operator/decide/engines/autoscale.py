@@ -1,15 +1,15 @@
 """Number of engines by the run's load. Pure.
 
-With n engines the engines' work of a step takes (work / n), and the trainer's a time of its own; the longer of both is the step's. So:
+With n engines, the engines need (work / n) for a step, and the trainer needs a fixed time; the step takes the longer of both:
 
-- The trainer waits for a share w of the time, and the engines have requests for a share b of it: n b (1 - target) / (1 - w) engines that
-  have requests all the time would make it wait for the target share. Where it waits for something else (a slow environment, the last
-  long answer, taking turns), b is low, and more engines are of no use.
-- It does not wait, and the engines have no request for a share i of the time: n (1 - i) would be busy all the time. The number falls to
-  what has that work with `FULL` of its time.
+- The trainer waits for a share w of the time, and the engines have requests for a share b: with n b (1 - target) / (1 - w) engines that
+  always have requests it waits for the target share. If it waits for something else (a slow environment, the last long answer, alternating
+  phases), b is low, and more engines do not help.
+- The trainer does not wait, and the engines have no request for a share i of the time: n (1 - i) engines would always be busy. The number
+  falls to the engines that need `FULL` of their time for this work.
 
-Between both lies a band of 1 / (FULL (1 - target)), about a quarter, in which nothing changes: the number does not swing. Each window of
-measurement begins with the number that it measures, so that a choice is never made twice on what was before it.
+Between both is a band of 1 / (FULL (1 - target)), about a quarter, without changes, so that the number does not oscillate. Each window of
+measurement starts with a change of the number, so that one measurement never causes two choices.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from rlrun.protocol.messages.engine_load import EngineLoad
 
 FULL = 0.85
-"""Share of their time that engines are to have work, at most, after their number has fallen."""
+"""Maximum busy share of engines after their number has fallen."""
 KV_FULL = 0.9
-"""Use of the KV cache that fewer engines may not come to."""
+"""Maximum use of the KV cache after the number of engines has fallen."""
 QUEUED = 0.1
-"""Requests that wait, relative to those in flight, from which engines are full and their number does not fall."""
+"""Ratio of waiting requests to requests in flight above which the number of engines does not fall."""
 LEAST_STEPS = 2
-"""Steps of a window: one may be an exception."""
+"""Minimum number of steps in a window, because one step may be an exception."""
 _MOST_WAITED = 0.99
 _CLOSE = 1e-9
-"""Shares are quotients of floats."""
+"""Tolerance for shares, which are quotients of floats."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Rules:
     """Settings of a run.
 
     Attributes:
-        least: number of engines that there are always.
-        most: number that there may be.
-        target_wait: share of the time that the trainer may wait for rollouts.
-        stabilization_seconds: shortest window that is decided on.
+        least: minimum number of engines.
+        most: maximum number of engines.
+        target_wait: share of the time for which the trainer may wait for rollouts.
+        stabilization_seconds: minimum length of the window of measurement.
     """
 
     least: int
@@ -58,12 +58,12 @@ class Choice:
 
 
 def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice:
-    """The number of engines that is wanted from now on.
+    """Return the new number of engines.
 
     Args:
-        wanted: the number that was wanted until now.
-        load: measured by the run; None: the run is silent, or has measured nothing yet.
-        rules: of the run.
+        wanted: current number.
+        load: measured load; None if the run is silent, or has no measurement yet.
+        rules: settings of the run.
     """
     within = min(max(wanted, rules.least), rules.most)
     if within != wanted:
@@ -71,7 +71,7 @@ def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice
     if load is None or load.steps < LEAST_STEPS or load.seconds < rules.stabilization_seconds:
         return Choice(wanted)
     if load.engines > wanted:
-        return Choice(wanted)  # those that are to go are still there
+        return Choice(wanted)  # drained engines still exist
     if load.waited > rules.target_wait:
         more = min(_engines_to_add(load, rules.target_wait), rules.most) if load.engines == wanted else wanted
         return Choice(more, _describe_waiting_trainer(load, rules)) if more > wanted else Choice(wanted)
@@ -82,7 +82,7 @@ def choose_engines(wanted: int, load: EngineLoad | None, rules: Rules) -> Choice
 
 
 def _engines_to_add(load: EngineLoad, target: float) -> int:
-    """Engines with which the trainer waits for the target share; at most twice as many, and none that would have no request."""
+    """Return the number of engines with which the trainer waits for the target share; at most twice as many, and none without requests."""
     n = load.engines
     needed = math.ceil(n * load.busy * (1 - target) / (1 - min(load.waited, _MOST_WAITED)) - _CLOSE)
     useful = math.floor(n * (load.requests + load.waiting) + _CLOSE)
@@ -90,7 +90,7 @@ def _engines_to_add(load: EngineLoad, target: float) -> int:
 
 
 def _engines_to_keep(load: EngineLoad) -> int:
-    """Engines that would have the same work, with room in their KV caches; at least half as many."""
+    """Return the number of engines that can do the same work with room in their KV caches; at least half as many."""
     n = load.engines
     if load.waiting > QUEUED * load.requests:
         return n

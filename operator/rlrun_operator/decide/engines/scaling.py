@@ -1,10 +1,10 @@
-"""The number of engines of a run that is under way: autoscaling's choice, and engines that go only when nobody uses them.
+"""Number of engines of a running attempt: the choice by autoscaling, and the removal of unused engines.
 
-    choice on record -> its number in the Lease's annotation -> the orchestrator drains that many -> it names them in the Lease
+    choice recorded -> its number in the Lease's annotation -> the orchestrator drains the others -> it reports them in the Lease
     -> their pods get the lowest deletion cost -> the Deployment gets fewer replicas
 
-State is in the API's objects alone: `status.inference.desired`, the Lease, the Deployment. A Deployment may remove another pod than the
-cheapest; its requests move, and the orchestrator takes the drained one back.
+All state is in API objects: `status.inference.desired`, the Lease, the Deployment. A Deployment may remove a pod other than the
+cheapest; then the requests of this pod move, and the orchestrator uses the drained engine again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rlrun_operator.status import progress
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
-"""Kubernetes' annotation: of pods that are as ready, the controller removes the cheapest first."""
+"""Annotation of Kubernetes: among equally ready pods the controller removes the cheapest first."""
 DRAINED_COST = "-1000"
 
 
 def with_chosen_engines(run: RunSnapshot, report: progress.Report | None, change: StatusChange) -> StatusChange:
-    """`status.inference` of `change` with the number of engines that is wanted from now on."""
+    """Return `status.inference` of `change` with the new number of engines."""
     spec, inference = run.spec, change.values().get("inference")
     if spec is None or inference is None or spec.inference.autoscale is None or not run.serves:
         return NO_CHANGE
@@ -47,13 +47,13 @@ def _scaling_fields(choice: Choice) -> dict[str, object]:
 
 
 def _is_fresh(run: RunSnapshot, report: progress.Report) -> bool:
-    """True if the orchestrator reports on time: what it does not know any more is not acted on."""
+    """Return whether the orchestrator reports on time: outdated reports are ignored."""
     silent = progress.silent_for(stall.silent_since(run, report), run.now)
     return silent < progress.HEARTBEAT_SECONDS and run.observed.lease_changed_at is not None
 
 
 def announce_engines(run: RunSnapshot, report: progress.Report | None) -> list[Annotate]:
-    """The number of engines, where the orchestrator reads it; it drains those beyond."""
+    """Return the annotation of the Lease with the number of engines; the orchestrator drains the surplus."""
     lease, told = run.observed.lease, report.engines_wanted if report is not None else None
     if lease is None or report is None or report.drained is None or run.spec is None or not run.serves:
         return []
@@ -72,7 +72,7 @@ def announce_engines(run: RunSnapshot, report: progress.Report | None) -> list[A
 
 
 def _spot_wish(run: RunSnapshot) -> str:
-    """Wanted spot engines, and the addresses by which the orchestrator knows which these are."""
+    """Return the wanted number of spot engines, with their addresses, by which the orchestrator recognizes them."""
     found = [(pod.manifest.get("status") or {}).get("podIP") for pod in _live_engines(run) if pod.spot]
     return SpotWish.from_hosts(run.wanted.spot, [str(address) for address in found if address]).text()
 
@@ -84,15 +84,16 @@ class _Pool:
     ref: Ref
     deployment: Manifest
     engines: int
-    """Number that it is to have now."""
+    """Wanted number of engines."""
     spot: bool
 
 
 def _engine_pools(run: RunSnapshot) -> list[_Pool]:
-    """The Deployments of engines that exist, with the number that each is to have.
+    """Return the existing Deployments of engines with their wanted numbers.
 
-    An ordinary engine goes only when a spot engine is ready in its place: an edit of `inference.spot`, or nodes that never come, must not
-    leave the run with fewer than it asks for. One that is lost later is not replaced by an ordinary one.
+    An ordinary engine is removed only if a spot engine is ready to replace it: after an edit of `inference.spot`, or without spot nodes,
+    the run
+    must not have fewer engines than specified. A spot engine that is lost later is not replaced by an ordinary one.
     """
     wanted, spot = run.wanted.engines, run.wanted.spot
     result = []
@@ -110,7 +111,7 @@ def _live_engines(run: RunSnapshot) -> list[Pod]:
 
 
 def scale_pools(run: RunSnapshot, report: progress.Report | None) -> tuple[list[Annotate], list[Scale]]:
-    """Writes that bring the Deployments to the wanted numbers: more at once, fewer once they are drained."""
+    """Return the writes that scale the Deployments to the wanted numbers: up at once, down after engines are drained."""
     marks, scales = list[Annotate](), list[Scale]()
     for pool in _engine_pools(run) if run.spec is not None else ():
         now, number = desired_replicas(pool.deployment), pool.engines
@@ -130,9 +131,9 @@ def scale_pools(run: RunSnapshot, report: progress.Report | None) -> tuple[list[
 
 
 def _must_drain(run: RunSnapshot, report: progress.Report | None) -> bool:
-    """True if somebody may use the engines that are to go, and can say when nobody does any more.
+    """Return whether engines have to be drained before their removal, because an orchestrator uses them and reports drained ones.
 
-    The engines of a silent orchestrator stay for autoscaling, which is in no hurry; for a person's edit they go at once.
+    With a silent orchestrator, autoscaling keeps the engines, because it can wait; after an edit by a user they are removed at once.
     """
     if report is None or report.drained is None:
         return False
@@ -141,13 +142,13 @@ def _must_drain(run: RunSnapshot, report: progress.Report | None) -> bool:
 
 
 def _pods_at_addresses(pods: Sequence[Pod], addresses: Sequence[str]) -> list[Pod]:
-    """Pods with one of the addresses."""
+    """Return the pods with one of the addresses."""
     known = {_normalize_address(text) for text in addresses} - {None}
     return [pod for pod in pods if _normalize_address((pod.manifest.get("status") or {}).get("podIP")) in known]
 
 
 def _normalize_address(text: object) -> str | None:
-    """An address in its one form; None: it is none."""
+    """Return the canonical form of an address, or None if it is invalid."""
     try:
         return str(ipaddress.ip_address(str(text)))
     except ValueError:

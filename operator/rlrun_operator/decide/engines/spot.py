@@ -1,7 +1,7 @@
-"""Engines on interruptible nodes (`inference.spot`): a Deployment of their own beside the run's, which no decision waits for.
+"""Engines on interruptible nodes (`inference.spot`): a second Deployment that no decision waits for.
 
-Their loss ends no attempt: their requests are asked of other engines, and their Deployment makes them again once there is a node. So an
-attempt is whole without them, they need no admission by the operator's queue, and all of `inference.spot` may change while one runs.
+Their loss does not end an attempt: other engines get their requests, and their Deployment recreates them when nodes are available. An
+attempt is complete without them, they need no admission by the operator's queue, and `inference.spot` may change during an attempt.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from rlrun_operator.status.change import NO_CHANGE, StatusChange
 
 GOES_ON = "the run goes on without, slower"
 SHOWN = 3
-"""Labels that a message names."""
+"""Maximum number of labels in a message."""
 
 
 def apply_spot_engines(run: RunSnapshot, attempt: int, *, begins: bool) -> list[Apply]:
-    """Writes that make or renew the Deployment of the spot engines.
+    """Return the writes that create or update the Deployment of the spot engines.
 
-    Within an attempt only what `inference.spot` itself says is renewed: all else is of the attempt. One that was edited otherwise waits for
-    the next attempt, so that an orchestrator meets engines of one specification.
+    Within an attempt, only changes of `inference.spot` are applied. Other edits wait for the next attempt, so that an orchestrator uses
+    engines
+    of one specification.
     """
     spec, there = run.spec, run.spot_deployment
     if spec is None or spec.inference.spot is None or not run.serves or run.forbidden or run.taken is not None:
@@ -44,7 +45,7 @@ def apply_spot_engines(run: RunSnapshot, attempt: int, *, begins: bool) -> list[
 
 
 def _has_moved(run: RunSnapshot, there: Manifest) -> bool:
-    """True if `inference.spot` names other nodes than the Deployment was made for."""
+    """Return whether `inference.spot` selects other nodes than those of the Deployment."""
     assert run.spec is not None
     assert run.spec.inference.spot is not None
     found = (there["metadata"].get("annotations") or {}).get(SPOT_NODES_ANNOTATION)
@@ -58,7 +59,7 @@ def _is_as(run: RunSnapshot, there: Manifest, made: Manifest) -> bool:
 
 
 def remove_spot_engines(run: RunSnapshot) -> list[Delete]:
-    """The Deployment after `inference.spot` was removed, once no engine of it is in use."""
+    """Delete the Deployment after `inference.spot` was removed and its engines are drained."""
     there = run.spot_deployment
     unwanted = run.spec is not None and run.spec.inference.spot is None
     if there is None or is_ending(there) or not unwanted or desired_replicas(there):
@@ -67,12 +68,12 @@ def remove_spot_engines(run: RunSnapshot) -> list[Delete]:
 
 
 def with_spot_status(run: RunSnapshot, change: StatusChange, *, renewed: bool) -> StatusChange:
-    """`status.inference` of `change` with what has become of the spot engines.
+    """Return `status.inference` of `change` with the spot engines and their losses.
 
     Args:
         run: snapshot of the run.
-        change: with the present numbers.
-        renewed: their Deployment is made anew in this pass, which ends those that there are.
+        change: change of the status with the current numbers.
+        renewed: whether this pass applies their Deployment, which replaces the existing engines.
     """
     found: InferenceStatus | None = change.values().get("inference")
     if found is None or found.spot is None:
@@ -97,7 +98,7 @@ def _stays_in_use(pod: Pod) -> bool:
 
 
 def _interrupted_pods(gone: Sequence[str], live: dict[str, Pod], *, wanted_gone: int) -> list[str]:
-    """Pods that were taken from the run; of those that went, as many as were to go are left out, those without a known cause first."""
+    """Return the pods that were lost. The first `wanted_gone` removed pods are left out, preferably those without a known cause."""
     ordered = sorted(gone, key=lambda name: (name in live and live[name].disruption is not None, name))
     return ordered[wanted_gone:]
 
@@ -113,7 +114,7 @@ def _interruption_cause(name: str, pod: Pod | None) -> str:
 
 
 def describe_missing_engines(run: RunSnapshot) -> str:
-    """Spot engines that are not ready, and why, as the end of a sentence; empty: all are."""
+    """Return the missing spot engines with the reason, as the end of a sentence; empty if all are ready."""
     wanted, pods = run.wanted.spot, [pod for pod in run.pods if pod.spot and pod.deleted_at is None]
     lacks = wanted - sum(1 for pod in pods if pod.ready)
     if lacks <= 0:

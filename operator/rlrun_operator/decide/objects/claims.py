@@ -1,4 +1,5 @@
-"""Owner of the run's own claim: the run until the claim has a volume, nobody after that unless `storage.whenDeleted` is Delete."""
+"""Owner of the run's own claim: the run until the claim is bound; after that the claim has no owner, unless `storage.whenDeleted` is
+Delete."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from rlrun_operator.state import Disown
 
 
 def disown_claim(run: RunSnapshot) -> Disown | None:
-    """Return the write that removes the run from the owners of a bound claim; None if it has no owner, or goes with the run."""
+    """Return the write that removes the run from the owners of a bound claim; None if it has no owner, or is deleted with the run."""
     claim, spec = run.claim, run.spec
     if claim is None or spec is None or not run.wanted.own_claim or is_ending(claim):
         return None

@@ -8,7 +8,7 @@ from rlrun_operator.decide.objects import parts
 from rlrun_operator.decide.reading.children import desired_replicas, is_ending, uid_of
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import ACCESS_ANNOTATION
-from rlrun_operator.state import Apply, Delete, Manifest, Scale
+from rlrun_operator.state import Apply, Create, Delete, Manifest, Scale
 
 
 def correct_objects(run: RunSnapshot, attempt: int, begins: bool, in_hand: bool) -> list[Apply]:
@@ -34,16 +34,16 @@ def restore_engines_for_guests(run: RunSnapshot) -> tuple[list[Scale], list[Appl
     return scaling.scale_pools(run, None)[1], _lost_deployment(run, False)
 
 
-def lost_claim(run: RunSnapshot, attempt: int) -> list[Manifest]:
+def lost_claim(run: RunSnapshot, attempt: int) -> list[Create]:
     """Recreate a claim that was deleted before a pod used it."""
     gone = run.wanted.own_claim and run.claim is None
-    return _missing_prerequisite(run, attempt, "PersistentVolumeClaim") if gone else []
+    return [Create(claim) for claim in _missing_prerequisite(run, attempt, "PersistentVolumeClaim")] if gone else []
 
 
 def lost_lease(run: RunSnapshot, attempt: int) -> list[Apply]:
     """Recreate the Lease, which the orchestrator may renew but not create. A refusal does not stop the other writes."""
     made = _missing_prerequisite(run, attempt, "Lease") if run.observed.lease is None else []
-    return [Apply(lease, expect_absent=True) for lease in made]
+    return [Apply(lease, expect_absent=True, repairs=True) for lease in made]
 
 
 def delete_stale_pods(run: RunSnapshot, attempt: int) -> list[Delete]:

@@ -1,7 +1,7 @@
-"""Growth of the run's own claim: it follows `storage.claimTemplate.size` upwards at once, and no attempt begins or ends for it.
+"""Growth of the run's own claim: a larger `storage.claimTemplate.size` is requested at once, and attempts continue.
 
-A claim is never made smaller, and one that no run of this name made is left alone. Kubernetes enlarges the volume below running pods. What
-it refuses (a StorageClass that does not let volumes grow, a quota) is reported, tried again later, and harms nothing: the run goes on.
+A claim never shrinks, and a claim that no run of this name created is not changed. Kubernetes enlarges the volume under running pods. A
+refusal (a StorageClass without expansion, a quota) is reported and retried later, and the run continues.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _growth_refusal(run: RunSnapshot, grow: Grow) -> str | None:
     refused = run.observed.ungrown
     if refused is None or refused.grow is None:
         return None
-    return refused.text if (refused.grow.uid, refused.grow.size) == (grow.uid, grow.size) else None
+    return refused.text if refused.grow.target == grow.target else None
 
 
 def _growth_update(run: RunSnapshot, claim: Manifest) -> ConditionUpdate | None:

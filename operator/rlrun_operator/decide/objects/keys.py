@@ -1,8 +1,8 @@
-"""The run's API key: whether its Secret is still there, and when another one is made.
+"""The run's API key: the check for its Secret, and its renewal.
 
-A Secret is created and never read, so it is asked for with a dry-run create: where a later attempt begins, and while a pod waits for it.
-Another key has another name, which no process of an earlier attempt has heard of, and is on record before anything is made with it:
-`status.keyAttempt` is the attempt that it is made for, and one beyond the current attempt is still to be made.
+The operator creates the Secret but cannot read it, so it checks its existence with a dry-run create: when a later attempt starts, and while
+a pod waits for it. A new key has a new name, which processes of earlier attempts do not know. It is recorded before an object uses it:
+`status.keyAttempt` is the attempt that the key is created for; a number above the current attempt means that it does not exist yet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import ROTATE_ANNOTATION
 from rlrun_operator.pods import Pod
-from rlrun_operator.state import Manifest
+from rlrun_operator.state import CheckSecret
 from rlrun_operator.status import reasons
 from rlrun_operator.status.change import StatusChange
 from rlrun_operator.times import seconds_of
@@ -31,13 +31,13 @@ class Renewal(NamedTuple):
     """Change of the status."""
 
 
-def render_secret(run: RunSnapshot, spec: RLRunSpec) -> Manifest:
-    """Return the Secret with the current key, as the operator would create it."""
-    return render.api_key_secret(run.context(spec, run.attempt), run.fresh_key)
+def check_secret(run: RunSnapshot, spec: RLRunSpec) -> CheckSecret:
+    """Return the check for the Secret with the current key."""
+    return CheckSecret(render.api_key_secret(run.context(spec, run.attempt), run.fresh_key))
 
 
 def secret_name(run: RunSnapshot) -> str:
-    """Return the name of that Secret."""
+    """Return the name of the Secret with the current key."""
     return run.names.secret(str(run.metadata["uid"]), run.key_attempt)
 
 
@@ -62,11 +62,11 @@ def renew_key(run: RunSnapshot, attempt: int) -> Renewal | None:
     return None
 
 
-def in_doubt(run: RunSnapshot) -> Manifest | None:
-    """Return the Secret if a pod waits for it and the API server was not asked yet: a kubelet's cache may lack a new Secret."""
+def in_doubt(run: RunSnapshot) -> CheckSecret | None:
+    """Return the check for the Secret if a pod waits for it and no check has found it deleted: a kubelet's cache may lack a new Secret."""
     if run.spec is None or run.observed.lost_key == secret_name(run) or not _pods_without_key(run):
         return None
-    return render_secret(run, run.spec)
+    return check_secret(run, run.spec)
 
 
 def missing_key_cause(run: RunSnapshot) -> Cause | None:

@@ -48,10 +48,11 @@ def apply_parts(run: RunSnapshot, made: Iterable[Manifest]) -> list[Apply]:
 
 
 def compare_parts(run: RunSnapshot, attempt: int) -> Seen:
-    """Compare the parts of `attempt`, which has begun, with what was made for it.
+    """Compare the parts of a running attempt with those that were created for it.
 
-    A specification that was edited since, or is not allowed any more, is not that of the attempt: what is made of it waits for the next.
-    So does a configuration file that this release renders otherwise than the one which began the attempt.
+    If the specification was edited or forbidden since the start of the attempt, parts that depend on it are recreated only by the next
+    attempt.
+    The same holds for a configuration file that this release renders differently.
     """
     if run.spec is None or run.past.launched_attempt != attempt:
         return Seen({})
@@ -71,7 +72,7 @@ def compare_parts(run: RunSnapshot, attempt: int) -> Seen:
         return Seen(updates, wake_in=left if now else None)
     made = [part for part in render.render_prerequisites(context).apply if _ref_of_part(part) in now]
     repair = [_over_what_was_seen(run, part) for part in made]
-    repair += [Apply(made, replaces=_seen_version(run, ref)) for ref, made in workloads.restored.items()]
+    repair += [Apply(made, replaces=_seen_version(run, ref), repairs=True) for ref, made in workloads.restored.items()]
     return Seen(updates, tuple(repair))
 
 
@@ -83,7 +84,7 @@ def _seen_version(run: RunSnapshot, ref: Ref) -> str | None:
 def _over_what_was_seen(run: RunSnapshot, part: Manifest) -> Apply:
     """Return the repair of a part with the compared version as a precondition: the cache may lag behind a part that is intact."""
     version = _trusted_version(run, run.observed.parts.get(_ref_of_part(part)))
-    return Apply(part, expect_absent=version is None, replaces=version)
+    return Apply(part, expect_absent=version is None, replaces=version, repairs=True)
 
 
 def report_refused_update(run: RunSnapshot, updates: Iterable[Apply]) -> dict[str, ConditionUpdate | None]:

@@ -1,7 +1,7 @@
-"""Writes to what exists that are not let in: a scale, a deletion, annotations, the question for a Secret. Pure.
+"""Report of refused writes to existing objects: scaling, deletion, annotations, the check for a Secret. Pure.
 
-Objects that cannot be made are reported by the conditions that wait for them; these here are reported by ChildrenIntact, and by the
-condition that says where the run is in its life, while it is that which waits: pods of an ended attempt that cannot be removed.
+Conditions that wait for an object report that it cannot be created. All other refusals are reported by ChildrenIntact, and by Restarting,
+Suspended or Complete while this condition waits for the refused write, for example for the removal of pods.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def with_refused_writes(
     if not undone:
         return _let_in(run, updates)
     kind, words = reasons.CHILDREN_INTACT, _describe_refusals(undone)
-    return {**updates, kind: _append_refusals(updates.get(kind), words), **_of_waits(updates, words)}
+    return {**updates, kind: _append_refusals(updates.get(kind), words), **_waiting_conditions(updates, words)}
 
 
 def _unreported_refusals(run: RunSnapshot, updates: Mapping[str, ConditionUpdate | None]) -> list[Refusal]:
     """Return the refused writes that no other condition reports; spot engines, for example, have no such condition."""
-    told = [one.message for one in updates.values() if one is not None]
+    messages = [one.message for one in updates.values() if one is not None]
 
     def waited_for(each: Refusal) -> bool:
-        return each.doing == MADE and any(shorten_text(each.text, TEXT_MAX) in message for message in told)
+        return each.doing == MADE and any(shorten_text(each.text, TEXT_MAX) in message for message in messages)
 
     return [each for each in run.observed.refused if not waited_for(each)]
 
@@ -66,7 +66,7 @@ def _append_refusals(now: ConditionUpdate | None, words: str) -> ConditionUpdate
     return now._replace(message=f"{now.message}{ALSO}{words}")
 
 
-def _of_waits(updates: Mapping[str, ConditionUpdate | None], words: str) -> dict[str, ConditionUpdate | None]:
+def _waiting_conditions(updates: Mapping[str, ConditionUpdate | None], words: str) -> dict[str, ConditionUpdate | None]:
     """Return the conditions that wait for removals, with the reason of the refusal."""
     waits = {life: one for life, waits in _WAITS if (one := updates.get(life)) is not None and one.reason == waits}
     return {life: one._replace(message=f"{one.message}; {words}") for life, one in waits.items()}

@@ -1,6 +1,6 @@
 """Edits of a run's workloads by other clients: `kubectl set image`, `kubectl edit`, a controller that does not know the operator.
 
-The API server's book of fields (`managed_fields`) shows which fields the operator has lost, and who has set them to what.
+The managed fields of an object (`managed_fields`) show which fields the operator has lost, and which client set them.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class Edits(NamedTuple):
 
 
 def find_edits(run: RunSnapshot, context: render.RunContext, *, as_begun: bool) -> Edits:
-    """Edited workloads of the attempt that is under way.
+    """Return the edited workloads of the current attempt.
 
     Args:
-        run: the run.
-        context: of the attempt.
-        as_begun: whether the specification is the one that the attempt began with. Otherwise nothing is rendered to compare with, and the
+        run: snapshot of the run.
+        context: inputs for rendering the attempt.
+        as_begun: whether the specification has not changed since the start of the attempt. Otherwise nothing is rendered to compare
+        with, and the
             next attempt renders all workloads anyway.
     """
     found = [child for child in _list_workloads(run) if as_begun and _may_be_edited(child)]
@@ -88,11 +89,11 @@ def _way_to_scale(run: RunSnapshot, ref: Ref, manager: str) -> str:
 
 
 def lost_fields(child: Manifest, made: Manifest) -> list[str]:
-    """Fields of a workload that the operator has applied and does not hold any more, as paths.
+    """Return the paths of a workload's fields that the operator has applied and no longer owns.
 
     Args:
-        child: as the cache has it.
-        made: the workload as it is rendered now. One that was rendered otherwise has no comparable fields: none is lost.
+        child: cached workload.
+        made: workload as rendered now. If `child` was rendered differently, its fields are not comparable, and none is returned.
     """
     if not _may_be_edited(child) or rendering_of(child) != rendering_of(made):
         return []

@@ -1,1 +1,1 @@
-"""One object of an observation, read by itself: the run with its judgement and its written status, and the facts of a child. Pure."""
+"""Parsing of single observed objects: the run with its validated specification and status, and facts of a child. Pure."""

@@ -1,4 +1,4 @@
-"""The run's own object, read once: its specification with the namespace's defaults, the judgement of it, and the status."""
+"""The RLRun of an observation: its validated specification with the namespace's defaults, and its status."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlrun_operator.validate_spec import Judgement, judge_spec
 
 @dataclass(frozen=True)
 class JudgedRun:
-    """A run as its object says, whatever exists of it."""
+    """Facts that depend only on the RLRun, its namespace's defaults and earlier refusals."""
 
     observed: Observed
 
@@ -41,33 +41,36 @@ class JudgedRun:
 
     @cached_property
     def past(self) -> RLRunStatus:
-        """The status as it was written last, with this release's mark of the specification where an earlier one gave it another."""
+        """Last written status. A hash of the specification by an earlier release is replaced by that of this release."""
         status = read_status(self.observed.run.get("status") or {})
         return StatusChange(spec_hash=self._present(status.spec_hash)).applied_to(status)
 
     def hash_of(self, child: Manifest) -> str | None:
-        """Mark of the specification that a workload was rendered from."""
+        """Return the hash of the specification that a workload was rendered from."""
         found = (child["metadata"].get("annotations") or {}).get(SPEC_HASH_ANNOTATION)
         return self._present(str(found)) if found is not None else None
 
     def _present(self, mark: str | None) -> str | None:
-        if mark in (None, self.judgement.spec_hash):  # the marks of earlier releases cost as much as all else of a pass
+        if mark in (
+            None,
+            self.judgement.spec_hash,
+        ):  # computing the hashes of earlier releases takes as long as the rest of a pass
             return mark
         return self.judgement.spec_hash if mark in self.judgement.former_spec_hashes else mark
 
     @cached_property
     def applied(self) -> Applied:
-        """The run with its namespace's defaults."""
+        """RLRun with its namespace's defaults."""
         return apply_defaults(self.observed.run, self.observed.defaults)
 
     @cached_property
     def judgement(self) -> Judgement:
-        """Judgement of the run with its defaults, or without them where those alone are in the way (`unfit_defaults`)."""
+        """Validation of the run with its defaults, or without them if only the defaults make it invalid (`unfit_defaults`)."""
         return judge_spec(self.observed.run) if self.unfit_defaults else judge_spec(self.applied.run)
 
     @cached_property
     def unfit_defaults(self) -> str:
-        """Reason why a usable specification does not go with its namespace's defaults."""
+        """Reason why the namespace's defaults make a valid specification invalid; empty if they do not."""
         defaults = self.observed.defaults
         if defaults is None or not self.applied.taken or not (problems := judge_spec(self.applied.run).problems):
             return ""
@@ -80,12 +83,12 @@ class JudgedRun:
 
     @property
     def spec(self) -> RLRunSpec | None:
-        """None: it cannot be run, by our judgement or by the API server's."""
+        """Valid specification; None if the operator or the API server refuses it."""
         return None if self.observed.rejection else self.judgement.spec
 
     @cached_property
     def problems(self) -> str:
-        """Reasons why there is no usable specification."""
+        """Reasons why the specification is invalid; empty if it is valid."""
         return self.judgement.problems or self.observed.rejection or ""
 
     @cached_property
@@ -94,38 +97,38 @@ class JudgedRun:
 
     @cached_property
     def host_name(self) -> str | None:
-        """The run whose trainer and engines this one uses; None: its own."""
+        """Name of the host whose trainer and engines this run uses; None: it uses its own."""
         return host_name(self.observed.run)
 
     @property
     def _task(self) -> object:
-        """Task as it stands there: the rest of the specification may be invalid. It never changes."""
+        """`spec.task` as written, because the rest of the specification may be invalid. It is immutable."""
         return (self.observed.run.get("spec") or {}).get("task", "RL")
 
     @property
     def _colocates(self) -> bool:
-        """True if engines run in the trainer's pods, as it stands there."""
+        """Whether engines run in the trainer's pods, from the specification as written."""
         placement = (self.observed.run.get("spec") or {}).get("placement")
         return isinstance(placement, dict) and placement.get("colocate") is True
 
     @property
     def serves(self) -> bool:
-        """True if the run has engines in pods of their own: supervised fine-tuning has none, a guest uses its host's."""
+        """Whether the run has engines in separate pods: supervised fine-tuning has none, a guest uses its host's."""
         return self.host_name is None and self._task != "SFT" and not self._colocates
 
     @property
     def trains(self) -> bool:
-        """True if something is trained, by a trainer of the run's own or by its host's."""
+        """Whether the run trains, with its own trainer or with its host's."""
         return self._task not in ASKING_TASKS
 
     @property
     def words(self) -> Words:
-        """Parts of messages."""
+        """Words for messages about this kind of run."""
         return TRAINING if self.trains else ASKING
 
     @cached_property
     def total_steps(self) -> int:
-        """0: the orchestrator alone knows how many answers are wanted."""
+        """Number of steps; 0 for an evaluation, because only its orchestrator knows the number of answers."""
         if not self.trains:
             return 0
         return self.spec.max_steps if self.spec is not None else self.past.progress.total_steps

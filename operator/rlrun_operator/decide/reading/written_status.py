@@ -1,4 +1,4 @@
-"""The status that this operator or another release has written, read back."""
+"""Parsing of a status that this or another release of the operator has written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlrun_operator.state import Manifest
 
 
 def read_status(raw: Manifest) -> RLRunStatus:
-    """A written status; what this release does not know or cannot read is left out of it."""
+    """Parse a written status, without unknown and unreadable fields."""
     document: object = raw
     for _ in range(100):
         try:
@@ -25,7 +25,7 @@ def read_status(raw: Manifest) -> RLRunStatus:
 
 
 def _drop_invalid(document: Any, loc: tuple[int | str, ...]) -> None:
-    """Remove the smallest thing around `loc` that exists."""
+    """Remove the value at `loc`, or the innermost existing value around it."""
     place = document
     for i, part in enumerate(loc):
         try:

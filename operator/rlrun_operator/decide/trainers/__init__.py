@@ -1,1 +1,1 @@
-"""The size of an elastic trainer: fewer pods while nodes are missing, and all of them again when there is room."""
+"""Size of an elastic trainer: fewer pods while nodes are missing, and all pods again when there is room."""

@@ -1,8 +1,8 @@
-"""Size of an elastic trainer by what it lacks. Pure.
+"""Choice of the size of an elastic trainer. Pure.
 
-A trainer has one size for each attempt, so that a change ends one and begins another. Fewer pods are chosen when some have waited for nodes
-too long: as many as have one, if the layout divides them. More are chosen at a checkpoint alone, when there is room, and not before a time
-that doubles with each growth that found no node after all.
+A trainer has one size in each attempt, so a change ends the attempt. It shrinks when pods have waited too long for nodes: to the number of
+scheduled pods, if the layout can be divided by it. It only grows at a checkpoint, when there is room, and not before a delay that doubles
+with each growth that did not find nodes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from rlrun.config.models.parallel import Sizes
 
 PATIENCE_SECONDS = 2.0
-"""A healthy start finds nodes faster than an explanation would help."""
+"""Time within which a healthy start finds nodes; until then no wait is reported."""
 MOST_DOUBLINGS = 4
-"""The time until the next growth is at most so often doubled."""
+"""Maximum number of doublings of the delay until the next growth."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Rules:
     """Settings of a run.
 
     Attributes:
-        sizes: numbers of pods that it may have.
-        wait_seconds: time that pods wait for nodes.
-        grow_seconds: shortest time until it grows again.
+        sizes: allowed numbers of pods.
+        wait_seconds: time for which pods wait for nodes before the trainer shrinks.
+        grow_seconds: minimum time until it grows again.
     """
 
     sizes: Sizes
@@ -34,15 +34,15 @@ class Rules:
 
 @dataclass(frozen=True)
 class Look:
-    """An attempt that is under way.
+    """State of the current attempt.
 
     Attributes:
-        size: pods that it was made with.
-        placed: those of them that have a node.
-        waited: seconds for which some have none; 0: all have one.
+        size: number of its trainer pods.
+        placed: number of scheduled trainer pods.
+        waited: seconds for which pods have waited for nodes; 0: all are scheduled.
         grows_in: seconds until it may grow.
         at_checkpoint: whether it trains and a checkpoint has just been completed.
-        room: pods that there is room for; None: nobody knows.
+        room: number of pods that fit into the cluster; None: unknown.
     """
 
     size: int
@@ -58,8 +58,8 @@ class Choice:
     """Size of the next attempt, and the reason for a change.
 
     Attributes:
-        size: as before where nothing changes.
-        why: empty where nothing changes.
+        size: number of trainer pods; the current one if nothing changes.
+        why: reason of the change; empty if nothing changes.
         waiting_on: cause of the wait for another size; None: the size is the largest one.
     """
 
@@ -69,7 +69,7 @@ class Choice:
 
 
 def choose_size(look: Look, rules: Rules) -> Choice:
-    """The size that the trainer has from now on; another one than `look.size` ends the attempt."""
+    """Return the new size of the trainer; a size other than `look.size` ends the attempt."""
     largest = max(rules.sizes.allowed, default=look.size)
     if look.placed < look.size:
         return _smaller_size(look, rules)
@@ -94,7 +94,7 @@ def choose_size(look: Look, rules: Rules) -> Choice:
 
 
 def grow_delay(rules: Rules, growths: int) -> float:
-    """Seconds from a change to fewer pods until the trainer may grow; `growths`: those in a row that found no node."""
+    """Return the seconds from a change to fewer pods until the trainer may grow; `growths`: number of growths in a row without nodes."""
     return rules.grow_seconds * 2.0 ** min(growths, MOST_DOUBLINGS)
 
 
@@ -115,7 +115,7 @@ def _smaller_size(look: Look, rules: Rules) -> Choice:
 
 
 def _largest_within(look: Look, rules: Rules, room: int) -> int:
-    """Largest size beyond the present one that there is room for; 0: none."""
+    """Return the largest size above the current one that fits into `room`; 0 if none does."""
     size = rules.sizes.at_most(room) or 0
     return size if size > look.size else 0
 

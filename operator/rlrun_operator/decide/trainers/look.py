@@ -1,4 +1,4 @@
-"""Facts about an attempt that decide on its trainer's size, as far as they are on record or observed."""
+"""Facts about an attempt that decide on its trainer's size, from the status and the observation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlrun_operator.status.conditions import attempt_started_at, true_since
 from rlrun_operator.times import seconds_of
 
 LOOK_SECONDS = 60.0
-"""Time in which nodes are asked for before a growth is tried without knowing what is free."""
+"""Time for which nodes are requested before a growth is tried without knowledge of free nodes."""
 CLOSE_SHARE = 4
-"""A checkpoint is close while no more than this part of an interval was trained after it."""
+"""A checkpoint is recent while at most 1/CLOSE_SHARE of an interval was trained after it."""
 
 
 def with_trainer_size(run: RunSnapshot, report: progress.Report | None, change: StatusChange) -> StatusChange:
-    """`status.trainer` of `change`, with what another size waits for, and without growths that were tried in vain once it trains."""
+    """Return `status.trainer` of `change` with the wait for another size, and without failed growths once the attempt trains."""
     trainer = change.values().get("trainer")
     if trainer is None or run.beginning or run.host_name is not None:
         return NO_CHANGE
@@ -34,7 +34,7 @@ def with_trainer_size(run: RunSnapshot, report: progress.Report | None, change: 
 
 
 def wake_in(run: RunSnapshot) -> float | None:
-    """Seconds until pods have waited long enough for nodes, or the trainer may grow."""
+    """Return the seconds until pods have waited long enough for nodes, or until the trainer may grow."""
     look, rules = look_at(run, asks_room=False), rules_of(run)
     if look is None or rules is None:
         return None
@@ -43,14 +43,14 @@ def wake_in(run: RunSnapshot) -> float | None:
 
 
 def request_facts(run: RunSnapshot) -> frozenset[Fact]:
-    """Facts that the next look needs: nodes, where a trainer may grow."""
+    """Return the facts to read for the next pass: the nodes, if a trainer may grow."""
     look, rules = look_at(run, asks_room=False), rules_of(run)
     due = look is not None and rules is not None and look.placed == look.size < max(rules.sizes.allowed, default=0)
     return frozenset(("nodes",)) if due and look is not None and look.grows_in <= LOOK_SECONDS else frozenset()
 
 
 def rules_of(run: RunSnapshot) -> Rules | None:
-    """Settings of an elastic run; None: it has one size, or no attempt of it may begin."""
+    """Return the settings of an elastic run, or None if it has a fixed size or no attempt may start."""
     spec = run.spec
     if spec is None or spec.trainer.elastic is None or run.forbidden or not run.trains:
         return None
@@ -59,11 +59,11 @@ def rules_of(run: RunSnapshot) -> Rules | None:
 
 
 def look_at(run: RunSnapshot, *, asks_room: bool = True) -> Look | None:
-    """The attempt that is under way; None: there is none whose workloads were all seen, or it has all pods, and each has a node.
+    """Return the state of the current attempt, or None if it is not complete yet, or has all pods scheduled with full size.
 
     Args:
-        run: the run.
-        asks_room: whether to work out what there is room for; it takes as long as a pass.
+        run: snapshot of the run.
+        asks_room: whether to compute the room for more pods, which takes as long as a pass.
     """
     past, spec = run.past, run.spec
     if spec is None or spec.trainer.elastic is None or run.statefulset is None:
@@ -77,7 +77,7 @@ def look_at(run: RunSnapshot, *, asks_room: bool = True) -> Look | None:
         return Look(
             size, placed, waited=_seconds_without_nodes(run, [pod.created_at for pod in pods if pod.node is None])
         )
-    if past.trainer.size is None:  # it has all of its pods, though an edit that is pending may ask for more
+    if past.trainer.size is None:  # it has all of its pods, although a pending edit may request more
         return None
     waits = _grows_in(run, known=True)
     if waits or not asks_room:
@@ -87,23 +87,23 @@ def look_at(run: RunSnapshot, *, asks_room: bool = True) -> Look | None:
 
 
 def _grows_in(run: RunSnapshot, *, known: bool) -> float:
-    """Seconds until the trainer may grow; `known`: whether what is free is."""
+    """Return the seconds until the trainer may grow; `known`: whether the free nodes are known."""
     rules, promised = rules_of(run), seconds_of(run.past.trainer.grow_time) or 0.0
     longest = grow_delay(rules, MOST_DOUBLINGS) if rules is not None else 0.0
     times = [promised if promised <= run.now + longest else 0.0]  # later than that: the clock was set
-    if not known:  # nodes are asked for only now, by an operator that has just begun
+    if not known:  # an operator that has just started requests the nodes only now
         times.append((run.observed.watching_since or 0.0) + LOOK_SECONDS)
     return max(0.0, max(times) - run.now)
 
 
 def _seconds_without_nodes(run: RunSnapshot, created: Sequence[float]) -> float:
-    """Seconds for which the attempt's pods have lacked nodes, by the record of conditions, and no longer than there are such pods.
+    """Return the seconds for which the attempt's pods have lacked nodes, by the conditions, but at most the age of these pods.
 
-    The record may be older than they are: an operator that died while it began the attempt comes back late.
+    The conditions may be older than the pods if the operator died while it started the attempt.
 
     Args:
-        run: the run.
-        created: times at which the pods without a node were created, by the API server's clock.
+        run: snapshot of the run.
+        created: creation times of the pods without a node, by the API server's clock.
     """
     waits = true_since(run.past.conditions, reasons.SCHEDULED, true=False)
     began = attempt_started_at(run.past.conditions)
@@ -114,8 +114,8 @@ def _seconds_without_nodes(run: RunSnapshot, created: Sequence[float]) -> float:
 
 
 def _at_checkpoint(run: RunSnapshot, report: progress.Report | None) -> bool:
-    """True if a checkpoint of this attempt was completed since the last look, or a moment ago: little is lost even where the trainer is
-    killed instead of asked."""
+    """Return whether a checkpoint of this attempt was completed since the last pass or recently: then little is lost even if the trainer is
+    killed."""
     spec = run.spec
     if spec is None or report is None or report.step is None or report.checkpoint_step is None:
         return False

@@ -1,9 +1,9 @@
-"""Change of an elastic trainer's size: the attempt saves and ends as for a restart by hand, and the next one has another size.
+"""Change of an elastic trainer's size: the attempt saves and ends as for a manual restart, and the next one has another size.
 
-    size on record (`status.trainer.size`), with Restarting -> the attempt's pods save and end -> the next attempt is rendered with it
+    size recorded (`status.trainer.size`), with Restarting -> the attempt's pods save and end -> the next attempt is rendered with it
 
-The size is absent while the trainer has all of `replicas`. It is read for the attempt that begins next, and for the one that has it. An
-edit of the specification, a suspension and the end of the run forget it.
+The size is absent while the trainer has all of `replicas`. It applies to the next attempt, and to the attempt that has it. An edit of the
+specification, a suspension and the end of the run remove it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlrun_operator.times import rfc3339
 
 
 def resize_trainer(run: RunSnapshot) -> Decision | None:
-    """End the attempt for another size of its trainer; None: it goes on."""
+    """End the attempt for another size of its trainer; None if it continues."""
     look, rules = look_at(run), rules_of(run)
     if look is None or rules is None:
         return None
@@ -40,7 +40,7 @@ def resize_trainer(run: RunSnapshot) -> Decision | None:
 
 
 def _record_size(run: RunSnapshot, rules: Rules, look: Look, choice: Choice) -> TrainerStatus:
-    """`status.trainer` with the chosen size."""
+    """Return `status.trainer` with the chosen size."""
     assert run.spec is not None
     past, grows = run.past.trainer, choice.size > look.size
     in_vain = past.grown_from is not None and not grows

@@ -1,6 +1,6 @@
-"""Room for more pods of a trainer, where nodes may be read: what they have, without what this run itself has of it. Pure.
+"""Room for more trainer pods, if nodes may be read: their capacity without the other pods of this run. Pure.
 
-Pods of others are seen by a queue alone, whose answer comes first. A growth into what they hold finds no node, and is taken back.
+Only a queue observes foreign pods, so its answer comes first. A growth into nodes that foreign pods use finds no node and is undone.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlrun_operator.queue.model import Capacity
 from rlrun_operator.queue.rooms import Rooms
 
 _TRIED = 16
-"""Sizes that are tried, the largest ones first: packing thousands of pods takes long."""
+"""Maximum number of sizes to try, the largest first: packing thousands of pods takes long."""
 
 
 def trainer_room(run: RunSnapshot, size: int) -> int | None:
-    """Number of trainer pods that there is room for, `size` or an allowed larger one; None: not known. `size`: pods that there are."""
+    """Return the number of trainer pods that fit, `size` or a larger allowed one; None if unknown. `size`: current number of pods."""
     answer, nodes, spec = run.observed.admission, run.observed.nodes, run.spec
     if answer is not None and answer.room is not None:
         return max(size, answer.room)

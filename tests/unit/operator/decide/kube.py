@@ -21,6 +21,7 @@ from rlrun_operator.runtime.pulse import Pulse, record_beat
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults
 from rlrun_operator.times import rfc3339
+from tests.unit.operator.decisions import TypedDecision, typed_decision
 
 NAME, UID = "run", "uid-of-run"
 EPOCH = 1_700_000_000.0
@@ -205,11 +206,13 @@ class Kube:
         objects = self.host.objects if self.host is not None else {}
         return {ref: copied(found) for ref, found in objects.items() if ref.kind == "PersistentVolumeClaim"}
 
-    def decide(self, lag: frozenset[str] = frozenset()) -> Decision:
-        return decide(self.look(lag), self.now, settings=self.settings, fresh_key="k" * 32, random=self.random)
+    def decide(self, lag: frozenset[str] = frozenset()) -> TypedDecision:
+        decision = decide(self.look(lag), self.now, settings=self.settings, fresh_key="k" * 32, random=self.random)
+        return typed_decision(decision)
 
-    def do(self, decision: Decision, stop_after: int | None = None) -> bool:
+    def do(self, plan: Decision, stop_after: int | None = None) -> bool:
         """Carry out a decision; `stop_after` requests the operator dies. Returns whether anything changed."""
+        decision = typed_decision(plan)
         if decision.ask is not None and self._is_lost(decision.ask):
             return True
         before = len(self.writes)
@@ -222,7 +225,7 @@ class Kube:
                 break
         return len(self.writes) > before
 
-    def _requests(self, decision: Decision) -> Iterator[Any]:
+    def _requests(self, decision: TypedDecision) -> Iterator[Any]:
         if decision.grow is not None:
             yield lambda grow=decision.grow: self._grow(grow)
         for child in decision.create:

@@ -7,8 +7,8 @@ from typing import Any
 
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.settings import NetworkSettings, RenderSettings
-from rlrun_operator.state import Decision
 from tests.unit.operator.decide.kube import Kube
+from tests.unit.operator.decisions import TypedDecision, typed_decision
 
 RULE: dict[str, Any] = {"to": [{"ipBlock": {"cidr": "192.0.2.8/32"}}], "ports": [{"protocol": "TCP", "port": 6443}]}
 
@@ -23,10 +23,10 @@ def begun(network: NetworkSettings = KNOWN, spec: dict[str, Any] | None = None) 
     return kube.start()
 
 
-def decided(kube: Kube, network: NetworkSettings, applied: str | None = None) -> Decision:
+def decided(kube: Kube, network: NetworkSettings, applied: str | None = None) -> TypedDecision:
     kube.settings = RenderSettings(network=network)
     observed = replace(kube.look(), access=applied)
-    return decide(observed, kube.now, settings=kube.settings, fresh_key="k" * 32, random=0.5)
+    return typed_decision(decide(observed, kube.now, settings=kube.settings, fresh_key="k" * 32, random=0.5))
 
 
 def test_a_running_attempt_gets_the_orchestrators_policy_with_the_new_address() -> None:

@@ -10,6 +10,7 @@ from rlrun_operator.kube.api_server import api_server_rules
 from rlrun_operator.kube.client import UnavailableError
 from rlrun_operator.settings import NetworkSettings, SettingsError, from_environment
 from rlrun_operator.state import Apply, Decision, Observed
+from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import Bench
 
@@ -60,7 +61,7 @@ async def test_what_was_applied_is_remembered_and_only_that() -> None:
     learned = NetworkSettings(api_server=(rule(6443, "192.0.2.7/32"),), discovered=True)
 
     def brain(observed: Observed) -> Decision:
-        return Decision(status={}, apply=(Apply(applied.pop(0)),) if applied else ())
+        return scripted_decision(status={}, apply=(Apply(applied.pop(0)),) if applied else ())
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -74,7 +75,7 @@ async def test_a_policy_that_could_not_be_applied_is_not_remembered() -> None:
     api = FakeApi()
 
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={}, apply=(Apply(POLICY),)))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={}, apply=(Apply(POLICY),)))
         api.hook = lambda verb, path, body: (500, "InternalError", "later")
         for _ in range(2):
             with pytest.raises(UnavailableError, match="later"):

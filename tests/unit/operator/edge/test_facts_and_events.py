@@ -8,6 +8,7 @@ import pytest
 
 from rlrun_operator.reconcile.observe import _Shared
 from rlrun_operator.state import Decision, EventRecord, Manifest, Observed
+from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import Bench, child
 
@@ -26,7 +27,7 @@ async def test_facts_are_looked_up_when_asked_for_and_shared_for_a_while() -> No
 
     def brain(observed: Observed) -> Decision:
         told = sorted(event["message"] for event in observed.events)
-        return Decision(status={"told": told}, look_up=frozenset({"events", "nodes"}))
+        return scripted_decision(status={"told": told}, look_up=frozenset({"events", "nodes"}))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -71,7 +72,9 @@ async def test_events_that_cannot_be_read_keep_nothing_waiting_and_those_of_befo
     api.seed("/api/v1/namespaces/ns/events/one", {**old, "metadata": {}})
 
     def brain(observed: Observed) -> Decision:
-        return Decision(status={"told": [e["message"] for e in observed.events]}, look_up=frozenset({"events"}))
+        return scripted_decision(
+            status={"told": [e["message"] for e in observed.events]}, look_up=frozenset({"events"})
+        )
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -88,7 +91,9 @@ async def test_facts_that_may_not_be_read_are_done_without() -> None:
     api.hook = lambda verb, path, body: (403, "Forbidden", 'User "sa" cannot list resource') if verb == "list" else None
     async with serving(api) as client:
         bench = Bench(
-            api, client, lambda observed: Decision(status={"phase": "Starting"}, look_up=frozenset({"events", "nodes"}))
+            api,
+            client,
+            lambda observed: scripted_decision(status={"phase": "Starting"}, look_up=frozenset({"events", "nodes"})),
         )
         for _ in range(3):
             bench.time += 10
@@ -103,7 +108,9 @@ async def test_an_event_that_repeats_is_counted_up() -> None:
         bench = Bench(
             api,
             client,
-            lambda observed: Decision(status={"n": phase}, events=(EventRecord("Warning", "Restarting", "x" * 2000),)),
+            lambda observed: scripted_decision(
+                status={"n": phase}, events=(EventRecord("Warning", "Restarting", "x" * 2000),)
+            ),
         )
         for number in range(3):
             phase = number
@@ -118,7 +125,7 @@ async def test_an_event_is_logged_with_its_run(caplog: pytest.LogCaptureFixture)
     caplog.set_level("INFO")
     api, told = FakeApi(), (EventRecord("Normal", "Training", "attempt 1 trains"),)
     async with serving(api) as client:
-        await Bench(api, client, lambda observed: Decision(status={"n": 1}, events=told)).go()
+        await Bench(api, client, lambda observed: scripted_decision(status={"n": 1}, events=told)).go()
     assert any(line.endswith(": Training: attempt 1 trains") for line in caplog.messages), caplog.messages
 
 
@@ -127,7 +134,9 @@ async def test_an_event_that_cannot_be_posted_fails_nothing() -> None:
     api.hook = lambda verb, path, body: (403, "Forbidden", "no") if path.endswith("/events") else None
     async with serving(api) as client:
         bench = Bench(
-            api, client, lambda observed: Decision(status={"a": 1}, events=(EventRecord("Normal", "Started", "go"),))
+            api,
+            client,
+            lambda observed: scripted_decision(status={"a": 1}, events=(EventRecord("Normal", "Started", "go"),)),
         )
         await bench.go()
     assert bench.status == {"a": 1}

@@ -9,6 +9,7 @@ import pytest
 
 from rlrun_operator.decide.objects.growth import LONGEST_RETRY_SECONDS, RETRY_SECONDS
 from rlrun_operator.state import Apply, Decision, Disown, Grow, Observed
+from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import STS, Bench, child
 
@@ -37,21 +38,25 @@ def brain(observed: Observed) -> Decision:
     seen = next(iter(each for each in observed.children.values() if each["kind"] == "PersistentVolumeClaim"), None)
     apply = (Apply(child()),)
     if seen is None:
-        return Decision(status={"message": "no claim"}, apply=apply)
+        return scripted_decision(status={"message": "no claim"}, apply=apply)
     meta, size = seen["metadata"], seen["spec"]["resources"]["requests"]["storage"]
     if observed.ungrown is not None:
-        return Decision(status={"message": observed.ungrown.text}, apply=apply)
+        return scripted_decision(status={"message": observed.ungrown.text}, apply=apply)
     if size in ("2Ti", "3Ti"):
-        return Decision(status={"message": f"asks for {size}"}, apply=apply)
+        return scripted_decision(status={"message": f"asks for {size}"}, apply=apply)
     grow = Grow("a-data", meta["uid"], meta["resourceVersion"], "2Ti")
-    return Decision(status={"message": "grows"}, apply=apply, grow=grow)
+    return scripted_decision(status={"message": "grows"}, apply=apply, grow=grow)
+
+
+def without_applies(decision: Decision) -> Decision:
+    return replace(decision, writes=tuple(write for write in decision.writes if not isinstance(write, Apply)))
 
 
 async def test_a_claim_is_enlarged_and_nothing_else_of_it_changes() -> None:
     api = FakeApi()
     before = api.seed(CLAIM, claim("1Ti"))
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: replace(brain(observed), apply=()))
+        bench = Bench(api, client, lambda observed: without_applies(brain(observed)))
         bench.store.put(before, 0)
         await bench.go()
         assert asked(api) == "2Ti"
@@ -136,9 +141,9 @@ def disowning(version: str | None = None) -> Any:
         found = next(each for each in observed.children.values() if each["kind"] == "PersistentVolumeClaim")
         meta = found["metadata"]
         if len(meta["ownerReferences"]) == 1:
-            return Decision(status={"message": "kept"})
+            return scripted_decision(status={"message": "kept"})
         disown = Disown("a-data", meta["uid"], version or meta["resourceVersion"], (OTHER,))
-        return Decision(status={"message": "disowned"}, disown=disown)
+        return scripted_decision(status={"message": "disowned"}, disown=disown)
 
     return decide
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlrun_operator.state import Apply, Decision, Observed
+from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import KEY, RUN, STS, Bench, child
 
@@ -13,8 +14,8 @@ SECRET = "/api/v1/namespaces/ns/secrets/a-key-1"
 
 def brain(observed: Observed) -> Decision:
     if observed.lost_key is not None:
-        return Decision(status={"phase": "Restarting", "message": f"{observed.lost_key} is lost"})
-    return Decision(status={"phase": "Starting"}, ask=child("Secret", "a-key-1"), apply=(Apply(child()),))
+        return scripted_decision(status={"phase": "Restarting", "message": f"{observed.lost_key} is lost"})
+    return scripted_decision(status={"phase": "Starting"}, ask=child("Secret", "a-key-1"), apply=(Apply(child()),))
 
 
 async def test_one_that_is_there_costs_one_request_and_stays_as_it_is() -> None:

@@ -35,6 +35,7 @@ from rlrun_operator.state import (
 )
 from rlrun_operator.status.progress import HEARTBEAT_SECONDS
 from rlrun_operator.validate_spec import judge_spec
+from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving
 
 RUN = "/apis/rlrun.io/v1alpha1/namespaces/ns/rlruns/a"
@@ -119,7 +120,7 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
     old = api.seed("/api/v1/namespaces/ns/pods/old", child("Pod", "old"))
 
     def brain(observed: Observed) -> Decision:
-        return Decision(
+        return scripted_decision(
             status={"phase": "Starting"},
             dry_run=(child(),),
             create=(child("Secret", "a-rlrun"),),
@@ -163,7 +164,9 @@ async def test_everything_is_done_in_the_promised_order_and_the_store_knows_it_a
 async def test_the_next_pass_decides_on_what_this_one_wrote_even_before_the_watch_tells() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}, apply=(Apply(child()),)))
+        bench = Bench(
+            api, client, lambda observed: scripted_decision(status={"phase": "Starting"}, apply=(Apply(child()),))
+        )
         await bench.go()
         await bench.go()
     assert bench.seen[1].run["status"] == {"phase": "Starting"}
@@ -174,7 +177,7 @@ async def test_the_next_pass_decides_on_what_this_one_wrote_even_before_the_watc
 async def test_runs_that_share_a_trainer_are_woken_by_a_status_that_no_watch_will_tell() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Complete"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Complete"}))
         guest = {"name": "guest", "namespace": "ns", "uid": "uid-of-guest", "resourceVersion": "1"}
         bench.store.put({"kind": "RLRun", "metadata": guest, "spec": {"trainer": {"sharedWith": "a"}}}, bench.time)
         await bench.go()
@@ -197,7 +200,7 @@ async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_count
 ) -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": phase}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": phase}))
         document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"renewTime": "1"}}
         bench.store.put(api.seed(PROGRESS, document), bench.time)
         await bench.go()
@@ -216,7 +219,7 @@ async def test_a_lease_of_which_the_watch_brings_nothing_is_read_before_it_count
 async def test_a_lease_that_nobody_answers_for_is_read_again_before_anything_is_decided() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Running"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Running"}))
         document = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {}, "spec": {"renewTime": "1"}}
         bench.store.put(api.seed(PROGRESS, document), bench.time)
         await bench.go()
@@ -235,7 +238,7 @@ async def test_a_lease_that_nobody_answers_for_is_read_again_before_anything_is_
 async def test_an_unchanged_status_is_not_written_and_removed_fields_go() -> None:
     api, statuses = FakeApi(), [{"phase": "Starting", "progress": {"step": 1, "reward": 0.5}}]
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status=statuses[0]))
+        bench = Bench(api, client, lambda observed: scripted_decision(status=statuses[0]))
         await bench.go()
         await bench.go()
         assert len(api.writes()) == 1
@@ -248,7 +251,9 @@ async def test_status_shows_direction_controls_as_escapes_and_is_written_once() 
     api = FakeApi()
     async with serving(api) as client:
         bench = Bench(
-            api, client, lambda observed: Decision(status={"phase": "Failed", "message": "pod said \u202eolleh"})
+            api,
+            client,
+            lambda observed: scripted_decision(status={"phase": "Failed", "message": "pod said \u202eolleh"}),
         )
         await bench.go()
         await bench.go()
@@ -266,7 +271,7 @@ async def test_a_crd_that_drops_a_field_does_not_make_the_operator_write_for_eve
 
     api._patch = pruning  # type: ignore[method-assign]
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status=dict(status)))
+        bench = Bench(api, client, lambda observed: scripted_decision(status=dict(status)))
         for _ in range(5):
             await bench.go()
         assert len(api.writes()) == 1
@@ -282,7 +287,7 @@ async def test_statuses_of_little_urgency_are_written_together(urgency: Any, pat
         bench = Bench(
             api,
             client,
-            lambda observed: Decision(
+            lambda observed: scripted_decision(
                 status={"step": step}, urgency=urgency, events=(EventRecord("Normal", f"S{step}", "s"),)
             ),
         )
@@ -313,8 +318,8 @@ async def test_a_child_taken_for_absent_is_left_alone_when_it_exists() -> None:
 
     def brain(observed: Observed) -> Decision:
         if observed.children:
-            return Decision(status={"phase": "Running"})
-        return Decision(status={"phase": "Starting"}, apply=(Apply(child(), expect_absent=True),))
+            return scripted_decision(status={"phase": "Running"})
+        return scripted_decision(status={"phase": "Starting"}, apply=(Apply(child(), expect_absent=True),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -342,7 +347,7 @@ async def test_one_of_somebody_else_that_comes_just_before_the_apply_is_left_alo
         bench = Bench(
             api,
             client,
-            lambda observed: Decision(
+            lambda observed: scripted_decision(
                 status={"taken": observed.taken}, apply=() if observed.taken else (Apply(child()),)
             ),
         )
@@ -353,7 +358,7 @@ async def test_one_of_somebody_else_that_comes_just_before_the_apply_is_left_alo
 
 async def test_a_child_that_no_attempt_has_needed_is_made_without_a_look_and_a_runs_own_is_applied_over() -> None:
     api = FakeApi()
-    first = Decision(status={}, apply=(Apply(child(spec={"replicas": 1})),))
+    first = scripted_decision(status={}, apply=(Apply(child(spec={"replicas": 1})),))
     async with serving(api) as client:
         bench = Bench(api, client, lambda observed: first)
         await bench.go()
@@ -361,7 +366,7 @@ async def test_a_child_that_no_attempt_has_needed_is_made_without_a_look_and_a_r
         await bench.go()
         assert [verb for verb, _ in api.requests] == ["patch", "patch", "get", "patch"]
         known = api.objects[STS]["metadata"]["resourceVersion"]
-        again = Decision(status={}, apply=(Apply(child(spec={"replicas": 1}), known=known),))
+        again = scripted_decision(status={}, apply=(Apply(child(spec={"replicas": 1}), known=known),))
         await Bench(api, client, lambda observed: again).go()
     assert [verb for verb, _ in api.requests][4:] == ["patch"], "one that the cache knows needs no look"
 
@@ -369,7 +374,9 @@ async def test_a_child_that_no_attempt_has_needed_is_made_without_a_look_and_a_r
 async def test_a_child_that_is_absent_is_made() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={}, apply=(Apply(child(), expect_absent=True),)))
+        bench = Bench(
+            api, client, lambda observed: scripted_decision(status={}, apply=(Apply(child(), expect_absent=True),))
+        )
         await bench.go()
     assert STS in api.objects
     assert [verb for verb, _ in api.requests] == ["patch"]
@@ -382,7 +389,9 @@ async def test_a_workload_of_the_same_name_that_somebody_made_anew_is_not_scaled
         known = observed.children[Ref("StatefulSet", "a-trainer")]
         seen.append(known["metadata"]["uid"])
         mine = known["metadata"]["uid"] == "before"
-        return Decision(status={}, scale=(Scale(Ref("StatefulSet", "a-trainer"), "before", 0),) if mine else ())
+        return scripted_decision(
+            status={}, scale=(Scale(Ref("StatefulSet", "a-trainer"), "before", 0),) if mine else ()
+        )
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -402,8 +411,8 @@ async def test_a_refusal_goes_back_to_the_brain_and_is_forgotten_with_the_next_s
 
     def brain(observed: Observed) -> Decision:
         if observed.rejection:
-            return Decision(status={"phase": "Failed", "message": observed.rejection})
-        return Decision(status={"phase": "Pending"}, dry_run=(child(),), apply=(Apply(child()),))
+            return scripted_decision(status={"phase": "Failed", "message": observed.rejection})
+        return scripted_decision(status={"phase": "Pending"}, dry_run=(child(),), apply=(Apply(child()),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -442,10 +451,10 @@ async def test_an_object_of_somebody_else_is_left_alone_and_told_until_it_is_gon
 
     def brain(observed: Observed) -> Decision:
         if observed.taken is not None:
-            return Decision(status={"message": f"{observed.taken} is taken"})
+            return scripted_decision(status={"message": f"{observed.taken} is taken"})
         if step == "apply":
-            return Decision(status={"message": "begun"}, apply=(Apply(wanted), Apply(child())))
-        return Decision(status={"message": "begun"}, create=(wanted,), apply=(Apply(child()),))
+            return scripted_decision(status={"message": "begun"}, apply=(Apply(wanted), Apply(child())))
+        return scripted_decision(status={"message": "begun"}, create=(wanted,), apply=(Apply(child()),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -482,7 +491,7 @@ async def test_a_pod_that_a_quota_keeps_out_is_told_while_all_else_goes_on() -> 
         pod = child("Pod", "a-orchestrator-1", spec={})
         status = {"phase": "Starting", "attempt": 1, "message": told}
         repair = (Apply(child("Service", "a-trainer")),)
-        return Decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(child())), repair=repair)
+        return scripted_decision(status=status, dry_run=(pod,), apply=(Apply(pod), Apply(child())), repair=repair)
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -506,7 +515,7 @@ async def test_a_repair_that_admission_refuses_stops_no_other_and_is_tried_again
     def brain(observed: Observed) -> Decision:
         repair = (Apply(child("Service", "a-inference")), Apply(child("Service", "a-trainer")))
         told = " ".join(event["message"] for event in observed.events)
-        return Decision(status={"phase": "Running", "message": told}, repair=repair)
+        return scripted_decision(status={"phase": "Running", "message": told}, repair=repair)
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -528,7 +537,7 @@ async def test_a_claim_that_a_quota_keeps_out_is_told_and_nothing_is_recorded_as
             for kind, truth in said
         ]
         status = {"phase": "Starting", "attempt": 1, "message": told, "conditions": conditions}
-        return Decision(status=status, create=(child("Secret", "a-rlrun"),), apply=(Apply(child()),))
+        return scripted_decision(status=status, create=(child("Secret", "a-rlrun"),), apply=(Apply(child()),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -555,7 +564,7 @@ async def test_a_run_whose_resumption_admission_refuses_stays_suspended() -> Non
             for kind, truth, reason in said
         ]
         status = {"phase": "Starting", "attempt": 2, "message": told, "conditions": conditions}
-        return Decision(status=status, apply=(Apply(child()),))
+        return scripted_decision(status=status, apply=(Apply(child()),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -575,7 +584,9 @@ async def test_what_a_policy_keeps_out_is_waited_for_with_longer_and_longer_paus
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        return Decision(status={"phase": "Starting", "message": told}, dry_run=(child(),), apply=(Apply(child()),))
+        return scripted_decision(
+            status={"phase": "Starting", "message": told}, dry_run=(child(),), apply=(Apply(child()),)
+        )
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -596,7 +607,7 @@ async def test_of_two_refusals_after_each_other_the_present_one_is_told() -> Non
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        return Decision(status={"phase": "Starting", "message": told}, dry_run=(child(),))
+        return scripted_decision(status={"phase": "Starting", "message": told}, dry_run=(child(),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -616,7 +627,7 @@ async def test_missing_rights_are_told_and_retried_not_blamed_on_the_run() -> No
 
     def brain(observed: Observed) -> Decision:
         told = " ".join(event["message"] for event in observed.events)
-        return Decision(status={"phase": "Failed", "attempt": 1, "message": told}, apply=(Apply(child()),))
+        return scripted_decision(status={"phase": "Failed", "attempt": 1, "message": told}, apply=(Apply(child()),))
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -658,8 +669,8 @@ async def test_a_refused_write_to_what_exists_is_known_to_the_next_decision_and_
 
     def brain(observed: Observed) -> Decision:
         if observed.lost_key:
-            return Decision(status={"told": "the key is lost"})
-        return Decision(
+            return scripted_decision(status={"told": "the key is lost"})
+        return scripted_decision(
             status={
                 "told": [f"{one.ref.kind} {one.ref.name} cannot {one.doing}: {one.text}" for one in observed.refused]
             },
@@ -704,7 +715,7 @@ async def test_what_somebody_has_made_with_other_fixed_fields_is_no_mistake_of_t
     def brain(observed: Observed) -> Decision:
         given = (Apply(child("Service", "a-rlrun")),)
         told = [f"{one.ref.name} {one.text}" for one in observed.refused]
-        return Decision(
+        return scripted_decision(
             status={"told": told, "rejection": str(observed.rejection)},
             apply=given if how == "apply" else (),
             repair=given if how == "repair" else (),
@@ -733,7 +744,7 @@ async def test_a_repair_that_met_another_state_is_made_in_the_next_pass_and_not_
 
         def brain(observed: Observed) -> Decision:
             again = (Apply(child("Service", "a-trainer"), replaces=found["metadata"]["resourceVersion"]),)
-            return Decision(status={}, repair=again if len(bench.seen) < 3 else ())
+            return scripted_decision(status={}, repair=again if len(bench.seen) < 3 else ())
 
         bench = Bench(api, client, brain)
         api._store(SERVICE, api.objects[SERVICE] | {"spec": {"other": True}})
@@ -754,7 +765,7 @@ async def test_a_policy_that_is_applied_is_known_although_another_write_is_refus
     policy = child("NetworkPolicy", Names("a").orchestrator_access)
 
     def brain(observed: Observed) -> Decision:
-        return Decision(
+        return scripted_decision(
             status={},
             apply=() if observed.access else (Apply(policy),),
             scale=(Scale(Ref("Deployment", "a-inference"), engines["metadata"]["uid"], 3),),
@@ -783,7 +794,7 @@ async def test_slow_webhooks_hold_a_pass_up_for_a_bounded_time_and_it_goes_on_wh
             there = {ref.name for ref in observed.parts}
             made = [child("ConfigMap", f"a-{i}", owner=bench.uid, apiVersion="v1") for i in range(12)]
             missing = tuple(Apply(one) for one in made if one["metadata"]["name"] not in there)
-            return Decision(
+            return scripted_decision(
                 status={"phase": "Starting", "message": " ".join(one.text for one in observed.refused)}, apply=missing
             )
 
@@ -806,7 +817,7 @@ async def test_a_status_that_a_webhook_refuses_is_retried_with_pauses_and_the_ru
     denied = 'admission webhook "guard" denied the request: frozen'
     api.hook = lambda verb, path, body: (status, "Reason", denied) if path.endswith("/status") else None
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Starting"}))
         with pytest.raises(ApiError, match="frozen"):
             await bench.go()
         assert bench.again == [], "the work queue's pauses hold"
@@ -821,7 +832,7 @@ async def test_what_a_queue_may_not_write_is_among_the_refusals(monkeypatch: pyt
             return Admission(False, "NotQueued", "over", refused=(left,))
 
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Complete"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Complete"}))
         monkeypatch.setattr(bench.reconciler, "_queue", Volcano())
         await bench.go()
     assert bench.seen[-1].refused == (left,)
@@ -835,7 +846,9 @@ async def test_words_that_differ_each_time_end_a_pass_all_the_same() -> None:
     )
 
     def brain(observed: Observed) -> Decision:
-        return Decision(status={"phase": "Pending", "message": str(len(observed.refused))}, apply=(Apply(child()),))
+        return scripted_decision(
+            status={"phase": "Pending", "message": str(len(observed.refused))}, apply=(Apply(child()),)
+        )
 
     async with serving(api) as client:
         bench = Bench(api, client, brain)
@@ -862,7 +875,7 @@ async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its
     before = {"phase": "Running", "attempt": 1, "launchedAttempt": 1, "observedGeneration": 1, "conditions": [life]}
 
     def brain(observed: Observed) -> Decision:
-        return Decision(
+        return scripted_decision(
             status={**before, "observedGeneration": 2, "progress": {"step": 7}},
             apply=(Apply(child("Deployment", "a-inference")), Apply(child("Service", "a-trainer"))),
         )
@@ -879,7 +892,9 @@ async def test_what_an_attempt_has_lost_and_may_not_have_again_keeps_neither_its
 async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"valid": bool(judge_spec(observed.run).spec)}))
+        bench = Bench(
+            api, client, lambda observed: scripted_decision(status={"valid": bool(judge_spec(observed.run).spec)})
+        )
         del api.objects[RUN]  # deleted; the watch has not told yet
         await bench.go()
         assert KEY in judging._remembered
@@ -892,7 +907,7 @@ async def test_a_run_that_is_gone_is_forgotten_without_a_word() -> None:
 async def test_the_first_status_replaces_that_of_a_run_that_nobody_serves() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Starting"}))
         bench.store.put(api._store(RUN, {**api.objects[RUN], "status": dict(UNSERVED)}), bench.time)
         await bench.go()
         assert "status" not in bench.seen[0].run
@@ -904,7 +919,7 @@ async def test_the_first_status_replaces_that_of_a_run_that_nobody_serves() -> N
 async def test_a_status_is_never_written_to_a_successor_of_the_same_name() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"of": observed.run["metadata"]["uid"]}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"of": observed.run["metadata"]["uid"]}))
         del api.objects[RUN]
         new = api.seed(RUN, {"apiVersion": "rlrun.io/v1alpha1", "kind": "RLRun", "metadata": {}, "spec": {}})
         await bench.go()
@@ -916,7 +931,7 @@ async def test_a_status_is_never_written_to_a_successor_of_the_same_name() -> No
 async def test_a_run_under_deletion_is_left_to_the_garbage_collector() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Failed"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Failed"}))
         bench.seed_run(deletionTimestamp=STAMP)
         await bench.go()
     assert bench.seen == []
@@ -926,7 +941,7 @@ async def test_a_run_under_deletion_is_left_to_the_garbage_collector() -> None:
 async def test_a_run_of_another_operator_is_left_alone(managed_by: str, seen: int) -> None:
     api = FakeApi()
     async with serving(api) as client:
-        brain = lambda observed: Decision(status={"phase": "Starting"})  # noqa: E731
+        brain = lambda observed: scripted_decision(status={"phase": "Starting"})  # noqa: E731
         bench = Bench(api, client, brain, spec={"managedBy": managed_by})
         await bench.go()
     assert (len(bench.seen), bool(bench.status)) == (seen, bool(seen))
@@ -936,7 +951,9 @@ async def test_an_outage_is_left_to_the_queue_and_changes_nothing() -> None:
     api = FakeApi()
     api.hook = lambda verb, path, body: (503, "", "away")
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Starting"}, apply=(Apply(child()),)))
+        bench = Bench(
+            api, client, lambda observed: scripted_decision(status={"phase": "Starting"}, apply=(Apply(child()),))
+        )
         with pytest.raises(UnavailableError):
             await bench.go()
         api.hook = lambda verb, path, body: None

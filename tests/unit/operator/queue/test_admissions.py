@@ -10,9 +10,10 @@ from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, RUN_LABEL, RUN_UID_A
 from rlrun_operator.reconcile.admissions import FREE, OUT, Admissions, rules_of
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, SettingsError, from_environment
-from rlrun_operator.state import Admission, Decision
+from rlrun_operator.state import Admission
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import SMALLEST
+from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_reconcile import Bench
 
@@ -338,7 +339,7 @@ async def test_a_clock_that_is_set_back_does_not_keep_a_run_waiting() -> None:
 async def test_a_pass_over_a_run_reads_the_answer() -> None:
     api = FakeApi()
     async with serving(api) as client:
-        bench = Bench(api, client, lambda observed: Decision(status={"phase": "Queued"}))
+        bench = Bench(api, client, lambda observed: scripted_decision(status={"phase": "Queued"}))
         await bench.go()
         assert bench.seen[-1].admission is None, "no queue"
         bench.reconciler._queue = Answers()  # type: ignore[assignment]
