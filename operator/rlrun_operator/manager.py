@@ -203,7 +203,7 @@ class Operator:
 
     def _request_sync(self, stream: Stream) -> None:
         """Compare a listed stream with the store; called in the watches' thread."""
-        self._loop.call_soon_threadsafe(self._sync.want, stream)
+        self._loop.call_soon_threadsafe(self._sync.request_comparison, stream)
 
     async def _lead(self) -> None:
         await self._leader.run()
@@ -220,7 +220,7 @@ class Operator:
         self._restart_watches()
 
     def _restart_watches(self) -> None:
-        """Open all watches again; each then compares its objects with the store (`Sync.want`)."""
+        """Open all watches again; each then compares its objects with the store (`Sync.request_comparison`)."""
         self._store.rebase_leases(time.time())
         self._watcher.restart()
 

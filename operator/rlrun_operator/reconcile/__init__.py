@@ -1,4 +1,4 @@
-"""The control loop: watched objects go to the cache, and a run that changed is observed, decided on and applied.
+"""Control loop: watches fill the cache, and each changed run is observed, decided and written.
 
 `reconciler` is one pass; `watch` is the only module that imports kopf.
 """

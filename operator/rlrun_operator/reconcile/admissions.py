@@ -1,4 +1,4 @@
-"""The queue of an operator: reads runs, pods and nodes, asks `queue.admit_runs`, and keeps its answers for the passes over runs."""
+"""The operator's own queue: reads runs, pods and nodes, plans with `queue.admit_runs`, and caches the answers for the passes over runs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from rlrun_operator.status.words import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0
-"""A plan is believed this long at least: many runs ask for it in one burst of events."""
+"""Minimum time for which a plan is cached: one burst of events concerns many runs."""
 PLAN_SHARE = 0.1
-"""Largest share of the time that is spent on plans: 300 runs on 100 nodes take half a second, and are planned for every five."""
+"""Largest share of the time that is spent on plans: 300 runs on 100 nodes take 0.5 s, and are planned every 5 s."""
 _HAVE_ROOM = ("Running", "Complete", "Failed")
-"""Phases of runs that ask for no room."""
+"""Phases of runs that do not wait for capacity."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
 OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
 SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
@@ -44,17 +44,21 @@ class _Entry:
     key: Key
     applicant: Applicant
     unranked: str
-    """Reason why the class that its priority would come from counts as 0; empty: it does not."""
+    """Reason why its PriorityClass counts as 0; empty if the class is readable."""
 
 
 class Admissions:
-    """Answers of the queue, one plan for all runs.
+    """Answers of the queue, from one plan for all runs.
 
     Args:
-        serves: whether this operator looks after a run.
+        store: cache of the watched objects.
+        look_ups: live reads.
+        settings: settings of the queue.
+        render: settings for rendering pods.
+        serves: returns whether this operator manages a run.
         again: `again(key, seconds)` queues a pass over a run.
-        now: seconds since the epoch.
-        clock: steady seconds.
+        now: returns seconds since the epoch.
+        clock: returns steady seconds.
     """
 
     def __init__(
@@ -83,11 +87,11 @@ class Admissions:
         self._next_at = float("-inf")
         self._answers: dict[str, Admission] = {}
         self._values: dict[str, int | str] = {}
-        """PriorityClasses that the settings do not name: their values, or why they have none."""
+        """PriorityClasses that the settings do not contain: their values, or the reasons why they are unreadable."""
         self._gangs: dict[str, tuple[object, tuple[PodSet, ...]]] = {}
 
     async def answer(self, run: Manifest) -> Admission:
-        """Answer for one run, of a plan that is at most a moment old."""
+        """Return the answer for one run from a recent plan."""
         if host_name(run) is not None:
             return FREE
         async with self._lock:
@@ -96,7 +100,7 @@ class Admissions:
         known = self._answers.get(str(run["metadata"]["uid"]))
         if known is not None:
             return known
-        # It may be younger than the plan, or want room again since.
+        # The run may be younger than the plan, or may have started to wait after it.
         entry = self._entry(run, self._now() - self._clock()) if self._serves(run) else None
         if entry is None or entry.applicant.stage != "waiting":
             return OUT
@@ -108,8 +112,8 @@ class Admissions:
         capacity, quotas = await self._capacity(), await self._quotas()
         self._values = await self._look_ups.priorities(self._unknown_classes())
         began = self._clock()
-        # From here on nothing is awaited: the runs are those of one moment, and an admission is remembered before the next one reads.
-        # The wall clock may be set: the queue counts with a steady one, and times on record are moved to that.
+        # From here on nothing is awaited: the plan sees all runs in one state, and admissions are stored before the next plan reads.
+        # The wall clock may be set. The queue therefore counts in steady seconds, and recorded times are converted to them.
         epoch = self._now() - began
         runs = [run for run in self._store.runs() if self._serves(run)]
         entries = [entry for run in runs if (entry := self._entry(run, epoch)) is not None]
@@ -127,7 +131,7 @@ class Admissions:
                 self._again(by_uid[uid], 0.0)
 
     async def _capacity(self) -> Callable[[set[Key]], Capacity | None]:
-        """Capacity, once it is known which runs are of the queue."""
+        """Return a function from the keys of the queued runs to the capacity, or to None if the nodes cannot be read."""
         if self._settings.capacity:
             total = Capacity((total_room(self._settings.capacity),), "cluster")
             return lambda keys: total
@@ -137,7 +141,7 @@ class Admissions:
         return lambda keys: Capacity(rooms_of(nodes, [pod for pod in pods if _run_of(pod) not in keys]))
 
     async def _quotas(self) -> dict[str, list[Quota]]:
-        """ResourceQuotas of the namespaces with runs that may wait."""
+        """Return the ResourceQuotas of the namespaces with runs that may wait."""
         places = {
             str(run["metadata"]["namespace"])
             for run in self._store.runs()
@@ -150,7 +154,7 @@ class Admissions:
         }
 
     def _entry(self, run: Manifest, epoch: float) -> _Entry | None:
-        """A run as the queue sees it; None: it wants no room and has none."""
+        """Return the queue's view of a run, or None if it neither needs nor holds capacity."""
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
         if host_name(run) is not None or (found := observe_run(self._store, key)) is None:
@@ -177,7 +181,7 @@ class Admissions:
         return _Entry(key, applicant, self._unranked(snapshot.applied.run))
 
     def _gang(self, snapshot: RunSnapshot) -> tuple[PodSet, ...]:
-        """Pods that the run's next attempt needs; rendering them takes as long as a pass, so it is done once for each edit."""
+        """Return the pods that the next attempt needs. They are cached until an edit, because rendering takes as long as a pass."""
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
@@ -208,7 +212,7 @@ class Admissions:
         return f"its priority counts as 0: PriorityClass {name} {why}" if why and isinstance(why, str) else ""
 
     def _unknown_classes(self) -> set[str]:
-        """Classes that decide on a run's priority, and that the settings do not name."""
+        """Return the PriorityClasses of runs that the settings do not contain."""
         runs = [run for run in self._store.runs() if self._serves(run)]
         ranks = [
             _run_ranks(apply_defaults(run, defaults_of(self._store, str(run["metadata"]["namespace"]))).run)
@@ -218,7 +222,7 @@ class Admissions:
 
 
 def _run_ranks(run: Manifest) -> tuple[int, str]:
-    """Priority of a run by its number, and the PriorityClass of its trainer; 0 and empty: it has none."""
+    """Return the `priority` of a run (0: unset) and the PriorityClass of its trainer (empty: unset)."""
     spec = run.get("spec")
     block = spec if isinstance(spec, dict) else {}
     own, trainer = block.get("priority"), block.get("trainer")
@@ -227,7 +231,7 @@ def _run_ranks(run: Manifest) -> tuple[int, str]:
 
 
 def rules_of(settings: QueueSettings) -> QueueRules:
-    """Settings of admission."""
+    """Return the rules of admission from the settings."""
     return QueueRules(
         weights=settings.weights,
         preemption=settings.preemption,
@@ -238,11 +242,11 @@ def rules_of(settings: QueueSettings) -> QueueRules:
 
 
 def stage_of(snapshot: RunSnapshot) -> Stage | None:
-    """Stage of a run in the queue, from what is on record alone; None: it wants no room and has none."""
+    """Return the stage of a run in the queue, from its status only, or None if it neither needs nor holds capacity."""
     past: RLRunStatus = snapshot.past
     holds = bool(snapshot.pods)
     if is_true(past.conditions, reasons.COMPLETE) or is_true(past.conditions, reasons.FAILED):
-        return None  # what it has left may stay for as long as it likes: that is others' pods
+        return None  # its remaining pods may stay for any time, and count like foreign pods
     complete = find_condition(past.conditions, reasons.COMPLETE)
     is_ending = complete is not None and complete.reason == reasons.COMPLETING
     if "deletionTimestamp" in snapshot.metadata or is_ending:
@@ -255,14 +259,14 @@ def stage_of(snapshot: RunSnapshot) -> Stage | None:
         return "leaving" if holds else None
     admitted = find_condition(past.conditions, reasons.ADMITTED)
     if admitted is None and past.attempt and not at_rest:
-        return "holding"  # it began before there was a queue
+        return "holding"  # it started before the queue was enabled
     if admitted is not None and admitted.status == "True":
         return "holding"
     return "waiting" if snapshot.spec is not None else None
 
 
 def _waiting_since(snapshot: RunSnapshot) -> float:
-    """Time at which a run asked for room first: on record, or its creation, or now."""
+    """Return the time since which a run waits: the recorded one, or its creation, or now."""
     if snapshot.past.queue is not None and (found := seconds_of(snapshot.past.queue.since)) is not None:
         return found
     born = seconds_of(snapshot.metadata.get("creationTimestamp"))

@@ -1,4 +1,4 @@
-"""Feed of the store with what watches and lists bring, and of the queue with the store's changes."""
+"""Transfer of watched and listed objects into the cache, and of the changed runs into the work queue."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from rlrun_operator.status.conditions import raw_conditions
 from rlrun_operator.times import seconds_of
 
 PROGRESS_SETTLE_SECONDS = 5.0
-"""Delay until the Lease of a run that is Running is looked at."""
+"""Delay of the pass after a new Lease of a run that is Running."""
 SELECTOR = RUN_LABEL
-"""Children are selected by the presence of this label. Claims are not: one that a run brings along does not carry it."""
+"""Children are selected by the presence of this label. Claims are not selected, because a claim of the user does not have it."""
 log = logging.getLogger(__name__)
 
 
 class Feed:
-    """Takes in objects and queues the runs that they concern.
+    """Stores objects in the cache, and queues the runs that they belong to.
 
     Args:
         add: `add(key, seconds)` queues a run.
-        on_rewound: called after a list that has older states than were known: etcd was restored from a backup.
-        now: seconds since the epoch.
+        on_rewound: callback after a list with older states than the cache: etcd was restored from a backup.
+        now: returns seconds since the epoch.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class Feed:
         self._now = now
 
     def on_object(self, event: str | None, found: Manifest) -> None:
-        """One event of a watch; type None: from a list."""
+        """Store the object of a watch event. `event` is its type; None: the object comes from a list."""
         try:
             self._take(event, found)
-        except Exception as error:  # one object that cannot be taken in concerns no other
-            log.error("%s was not taken in: %s", _name_object(found), describe_exception(error))
+        except Exception as error:  # an unreadable object must not stop the others
+            log.error("%s could not be stored in the cache: %s", _name_object(found), describe_exception(error))
 
     def _take(self, event: str | None, found: Manifest) -> None:
         kind, metadata = str(found["kind"]), found["metadata"]
@@ -74,18 +74,19 @@ class Feed:
             run = self._store.get(RLRUN.kind, *key)
             if run is None or (run.get("status") or {}).get("phase") != "Running":
                 self._add(key, SETTLE_SECONDS)
-            elif before is not None and _is_mere_renewal(before, found) and _goes_on(run):
+            elif before is not None and _is_mere_renewal(before, found) and _is_progressing(run):
                 self._add(key, max(PROGRESS_SETTLE_SECONDS, self._pace(run) - lease_keys.RENEW_SECONDS))
             else:
                 self._add(key, PROGRESS_SETTLE_SECONDS)
 
     def _pace(self, run: Manifest) -> float:
-        """Seconds between two statuses of a run that report progress alone: a look in between would change nothing."""
+        """Return the seconds between two status writes of a run that only reports progress: a pass in between would change nothing."""
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())
 
     async def compare(self, stream: Stream) -> None:
-        """List everything: what the list lacks is gone, and what it has replaces later states that a restored etcd has forgotten."""
+        """List all objects of a stream. Objects that the list lacks are gone; listed objects replace later states, which a restored etcd
+        has lost."""
         kind, namespace = stream.resource.kind, stream.namespace
         selector = "" if stream.resource in (RLRUN, CLAIM) else SELECTOR
         before, memory = self._store.idents(kind, namespace), self._store.memory(kind, namespace)
@@ -95,7 +96,12 @@ class Feed:
             try:
                 metadata = keep_identity(found)["metadata"]
             except (LookupError, TypeError, AttributeError) as error:
-                log.error("one of %s was left out: %s: %s", stream, type(error).__name__, error)
+                log.error(
+                    "one object of %s was skipped, because it cannot be read: %s: %s",
+                    stream,
+                    type(error).__name__,
+                    error,
+                )
                 continue
             listed.add((kind, metadata["namespace"], metadata["name"]))
             rewound += self._store.forget_rewound(found, memory)
@@ -103,7 +109,9 @@ class Feed:
         self._queue(kind, self._store.prune(kind, namespace, before, listed))
         if rewound:
             log.warning(
-                "%d of %s are older than they were: etcd was restored; everything is read again", rewound, stream
+                "%d of %s are older than in the cache: etcd was restored from a backup; all objects are listed again",
+                rewound,
+                stream,
             )
             self._on_rewound()
 
@@ -113,7 +121,7 @@ class Feed:
 
 
 def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
-    """True if a Lease reports nothing but progress: the same attempt, nothing else about its volume, no first new step."""
+    """Return whether a Lease only reports progress: the same attempt, no news about its volume, and no first new step."""
 
     def reported_facts(lease: Manifest) -> object:
         found = lease["metadata"].get("annotations") or {}
@@ -132,8 +140,8 @@ def _is_mere_renewal(before: Manifest, now: Manifest) -> bool:
     return reported_facts(before) == reported_facts(now)
 
 
-def _goes_on(run: Manifest) -> bool:
-    """True if the status has nothing to take back: neither a lost heartbeat nor a hang."""
+def _is_progressing(run: Manifest) -> bool:
+    """Return whether the status reports neither a lost heartbeat nor a hang, which the next report would end."""
     conditions = raw_conditions(run.get("status") or {})
     return any(c.get("type") == reasons.PROGRESSING and c.get("status") == "True" for c in conditions)
 

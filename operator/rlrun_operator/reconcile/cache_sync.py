@@ -1,4 +1,4 @@
-"""Comparison of the store with the cluster: after every list of kopf's, and from time to time in case a watch lost something."""
+"""Comparison of the cache with the cluster: after every list of kopf, and periodically in case a watch has lost an event."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rlrun_operator.runtime.watch_health import Stream, Watches
 
 RESTART_SECONDS = 2.0
 PRUNE_SECONDS = 600.0
-"""All kinds are compared with the cluster this often, in case a watch lost something."""
+"""Interval of the comparison of all kinds with the cluster, in case a watch has lost an event."""
 log = logging.getLogger(__name__)
 
 
 class Sync:
-    """Keeps the store equal to the cluster, stream by stream.
+    """Keep the cache equal to the cluster, stream by stream.
 
     Args:
         feed: compares one stream.
-        store: what it fills.
-        watches: of the streams; one is compared only once its watch is open.
-        streams: all of them.
-        on_complete: called each time that the last stream that was missing has been compared.
+        store: cache to compare.
+        watches: state of the watches; a stream is compared only while its watch is open.
+        streams: all watched streams.
+        on_complete: callback each time when the last missing stream has been compared.
     """
 
     def __init__(
@@ -44,25 +44,26 @@ class Sync:
 
     @property
     def missing(self) -> Collection[Stream]:
-        """Streams that the store does not have completely yet."""
+        """Streams whose objects are not completely in the cache yet."""
         return self._unsynced
 
-    def want(self, stream: Stream) -> None:
-        """Compare one stream as soon as its watch is open."""
+    def request_comparison(self, stream: Stream) -> None:
+        """Compare a stream as soon as its watch is open."""
         self._to_sync.add(stream)
         self._sync_wanted.set()
 
     def start_over(self) -> None:
-        """Compare all streams again, and miss them until then, if the store has been complete before."""
+        """Compare all streams again, and report them as missing until then, if the cache was complete before."""
         if self._synced_before:
             self._unsynced, self._to_sync = set(self._streams), set(self._streams)
             self._sync_wanted.set()
 
     async def run(self) -> None:
-        """Compare the store with the cluster after every list of kopf's, and after `PRUNE_SECONDS` without one.
+        """Compare the cache with the cluster after every list of kopf, and after `PRUNE_SECONDS` without a list.
 
-        A list of kopf's has what exists, not what is gone, and nothing reports that it is complete. So each time that a watch opens
-        after one, everything is listed here: what that list lacks is gone, and the watch, which is open, reports what goes later.
+        A list of kopf contains the existing objects, but it does not show which objects are gone, or when it is complete. Therefore each
+        time when a watch opens after a list, this lists all objects again: an object that is missing there is gone, and the open watch
+        reports later deletions.
         """
         while True:
             try:
@@ -83,7 +84,7 @@ class Sync:
             await self._feed.compare(stream)
         except (ApiError, UnavailableError) as error:
             log.info("%s were not compared with the cluster: %s", stream, error)
-        except Exception as error:  # whatever a list may hold, the other streams need this loop
+        except Exception as error:  # an unreadable list must not stop the other streams
             log.error("%s were not compared with the cluster: %s", stream, describe_exception(error))
         else:
             self._to_sync.discard(stream)
@@ -97,5 +98,5 @@ class Sync:
             if not self._unsynced:
                 self._synced_before = True
                 counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self._store.count().items()))
-                log.info("the store is complete: %s", counts or "nothing yet")
+                log.info("the cache is complete: %s", counts or "no objects yet")
                 self._on_complete()

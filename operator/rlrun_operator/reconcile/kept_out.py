@@ -1,4 +1,4 @@
-"""Report of a run some of whose objects admission keeps out: what is not there must not be recorded as done."""
+"""Status of a run with refused writes. The status must not record missing objects as created."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlrun_operator.status import admission_limits, reasons
 from rlrun_operator.status.conditions import raw_conditions, run_phase
 
 _OF_EDITS = ("observedGeneration",)
-"""Fields by which an edit is known to be acted on."""
+"""Fields that show that an edit has taken effect."""
 _OF_LIFE = (reasons.SUSPENDED, reasons.RESTARTING, reasons.COMPLETE, reasons.FAILED)
 
 
 def events_of(refused: Iterable[Refusal], namespace: str) -> list[Manifest]:
-    """Objects that cannot be made, as a controller would report it."""
+    """Return events for objects that cannot be created, like those of a controller."""
     return [
         {
             "apiVersion": "v1",
@@ -33,50 +33,54 @@ def events_of(refused: Iterable[Refusal], namespace: str) -> list[Manifest]:
 
 
 def request_refused(error: ApiError) -> EventRecord | None:
-    """Event for a refusal that no status can report, as nothing can be done of the run: of the status itself, or of a read.
+    """Return the event for a refused write of the status, or a refused read: the status cannot report these.
 
-    None: it may pass by itself, as a conflict does.
+    Returns:
+        the event, or None if the error may disappear by itself, as a conflict does.
     """
     if not (error.withheld or error.refused):
         return None
-    said = admission_limits.kept_out(f"the operator cannot {error.what}", error.message, "the run")
-    return EventRecord("Warning", reasons.REQUEST_REFUSED, said.message)
+    refused = admission_limits.kept_out(f"the operator cannot {error.what}", error.message, "the run")
+    return EventRecord("Warning", reasons.REQUEST_REFUSED, refused.message)
 
 
 def report_waiting(decision: Decision, run: Manifest, *, made: bool) -> Decision:
-    """Only the report of a decision that waits for admission. It must not record as done what was not done."""
+    """Return the status and events of a decision with refused writes, without fields that record these writes as done.
+
+    `made`: whether all objects to create and apply exist, except a pod.
+    """
     if made:
         return Decision(status=decision.status, urgency=decision.urgency, events=decision.events)
     before: Mapping[str, object] = run.get("status") or {}
-    status, goes_on = decision.status, _goes_on(before, decision.status)
-    conditions = _where_it_was(before, status)
+    status, same_attempt = decision.status, _is_same_attempt(before, decision.status)
+    conditions = _with_previous_life(before, status)
     then = read_status({**before, "conditions": conditions})
-    told = {name: status[name] for name in ("reason", "message") if name in status}
+    explained = {name: status[name] for name in ("reason", "message") if name in status}
     seen = {name: before[name] for name in _OF_EDITS if name in before}
-    rest = {name: value for name, value in status.items() if name not in _OF_EDITS} if goes_on else before
+    rest = {name: value for name, value in status.items() if name not in _OF_EDITS} if same_attempt else before
     now = run_phase(then.conditions, then.attempt)
     return Decision(
-        status={**rest, **seen, **told, "phase": now, "conditions": conditions},
+        status={**rest, **seen, **explained, "phase": now, "conditions": conditions},
         urgency=decision.urgency,
-        events=decision.events if goes_on else (),
+        events=decision.events if same_attempt else (),
     )
 
 
-def _goes_on(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
-    """True if an attempt runs, and neither it nor the run's life changes: only its edit can be what is not done."""
+def _is_same_attempt(before: Mapping[str, object], after: Mapping[str, object]) -> bool:
+    """Return whether an attempt runs, and neither its number nor the life of the run changes: then only an edit can be unfinished."""
 
     def read_state(status: Mapping[str, object]) -> list[object]:
         life = [(c.get("type"), c.get("status")) for c in raw_conditions(status) if c.get("type") in _OF_LIFE]
         return [status.get("attempt"), status.get("launchedAttempt"), life]
 
-    whole = before.get("attempt") == before.get("launchedAttempt") is not None
-    return whole and read_state(before) == read_state(after)
+    launched = before.get("attempt") == before.get("launchedAttempt") is not None
+    return launched and read_state(before) == read_state(after)
 
 
-def _where_it_was(before: Mapping[str, object], after: Mapping[str, object]) -> list[Manifest]:
-    """The new conditions, but for those that say where the run is in its life: the attempt that they speak of has not begun.
+def _with_previous_life(before: Mapping[str, object], after: Mapping[str, object]) -> list[Manifest]:
+    """Return the new conditions, but keep the previous ones about the life of the run, because the new attempt has not started.
 
-    They speak of no later generation than the status does: an edit that waits is not acted on.
+    Their observedGeneration stays that of the status: an edit that waits has not taken effect.
     """
     kept = {c["type"]: c for c in raw_conditions(before) if c.get("type") in _OF_LIFE}
     if (resting := kept.get(reasons.SUSPENDED, {})).get("status") == "True":

@@ -1,4 +1,4 @@
-"""Kueue's flavors and priority classes, which are cluster-scoped: from the chart's values, or read where the operator may."""
+"""Flavors and priority classes of Kueue, which are cluster-scoped: from the chart's values, or from the cluster if permitted."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlrun_operator.settings import QueueSettings
 from rlrun_operator.state import Manifest
 
 CLASS_SECONDS = 60.0
-"""A flavor or a priority class that was read is believed this long."""
+"""Time for which a flavor or a priority class is cached."""
 
 
 class UnknownError(Exception):
-    """A class or a flavor cannot be read; the message says which, why and what to do."""
+    """Error for an unreadable class or flavor; the message contains its name, the reason and a fix."""
 
 
 class _Known(NamedTuple):
@@ -29,7 +29,9 @@ class Classes:
     """Flavors and priority classes.
 
     Args:
-        clock: steady seconds.
+        client: client of the API server.
+        settings: settings of the queue.
+        clock: returns steady seconds.
     """
 
     def __init__(self, client: Client, settings: QueueSettings, clock: Callable[[], float]) -> None:
@@ -39,7 +41,7 @@ class Classes:
         self._read: dict[tuple[str, str], _Known] = {}
 
     async def priority(self, run: Manifest) -> Priority:
-        """Priority of a run: of the class that its label names, its own, or that of its trainer's class.
+        """Return the priority of a run: from the class in its label, or its own number, or from its trainer's class.
 
         Raises:
             UnknownError: the class cannot be read.
@@ -61,10 +63,10 @@ class Classes:
         return Priority(value, kind.group, kind.kind, name)
 
     async def flavor(self, name: str) -> Flavor:
-        """Fields of a ResourceFlavor, from the chart's values or the cluster.
+        """Return the fields of a ResourceFlavor, from the chart's values or the cluster.
 
         Raises:
-            UnknownError: it cannot be read.
+            UnknownError: the flavor cannot be read.
         """
         given = self._settings.flavors.get(name)
         if given is not None:
@@ -73,10 +75,10 @@ class Classes:
         return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
 
     async def _get(self, kind: Resource, name: str, value: str) -> Manifest:
-        """A cluster-scoped object.
+        """Return a cluster-scoped object.
 
         Raises:
-            UnknownError: it does not exist, or may not be read.
+            UnknownError: the object does not exist, or may not be read.
         """
         known = self._read.get((kind.kind, name))
         if known is not None and self._clock() < known.until:

@@ -1,4 +1,4 @@
-"""Kueue's edge: reads Workloads, asks `providers.next_step`, and carries out its writes."""
+"""Queue of Kueue: reads Workloads, gets the next step from `providers.next_step`, and makes its writes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OUTCOMES: dict[str, Literal["Succeeded", "Failed"]] = {"Complete": "Succeeded",
 
 
 class KueueQueue:
-    """Answers of Kueue for runs that name one of its LocalQueues."""
+    """Answers of Kueue for runs with a LocalQueue."""
 
     def __init__(self, cluster: Cluster, settings: QueueSettings, render: RenderSettings) -> None:
         self._cluster = cluster
@@ -40,18 +40,18 @@ class KueueQueue:
         self._objects = QueueObjects(cluster, WORKLOAD, why_absent=_why_absent, on_look=self._keep)
         self._classes = Classes(cluster.client, settings, cluster.clock)
         self._placed: dict[str, Admission] = {}
-        """Last admission of each run that has one, by UID."""
+        """Last admission of each admitted run, by UID."""
         self._sets: dict[str, tuple[object, tuple[Json, ...]]] = {}
 
     async def run(self) -> None:
-        """List Workloads again and again, which wakes the runs whose Workload has changed."""
+        """List Workloads periodically, and queue the runs with changed Workloads."""
         await self._objects.run()
 
     async def answer(self, run: Manifest) -> Admission | None:
-        """Answer for one run; None: it waits in no queue of Kueue.
+        """Return the answer for one run, or None if the run does not use a queue of Kueue.
 
         Raises:
-            UnavailableError: what it has to rest on cannot be read now.
+            UnavailableError: the Workload, its flavors or its priority class cannot be read now.
         """
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
@@ -71,7 +71,7 @@ class KueueQueue:
             if subject.suspended and subject.holds:
                 self._cluster.again(
                     key, LOOK_SECONDS
-                )  # no event comes when it is at rest, and its quota has to be given back
+                )  # no event reports the end of its pods, and its quota must be released
             return await self._objects.obeyed(subject, self._step)
         except UnknownError as error:
             if (kept := self._placed.get(subject.uid)) is not None and subject.holds:
@@ -81,14 +81,14 @@ class KueueQueue:
             return refused_answer(reasons.QUEUE_MISCONFIGURED, str(error))
 
     def _queue_before(self, run: Manifest) -> str:
-        """LocalQueue of a run's Workload: a run that names none any more stays where it is."""
+        """Return the LocalQueue of the run's Workload: a run whose queue name was removed stays in its queue."""
         metadata = run["metadata"]
         name = name_of(str(metadata["name"]), str(metadata["uid"]))
         workload = self._objects.get(str(metadata["namespace"]), name)
         return str(((workload or {}).get("spec") or {}).get("queueName") or "")
 
     def _without_kueue(self, run: Subject, absent: str) -> Admission:
-        """A run keeps what it has while Kueue's API is away: it may be away for a moment."""
+        """Return the answer while Kueue's API is missing, possibly for a moment: an admitted run keeps its admission."""
         if not run.holds:
             return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
         if (kept := self._placed.get(run.uid)) is None:
@@ -108,12 +108,14 @@ class KueueQueue:
         return self._objects.get(run.namespace, name_of(run.name, run.uid))
 
     def _keep(self, uids: set[str]) -> None:
-        """Forget runs that are gone."""
+        """Remove deleted runs from the caches."""
         self._placed = {uid: kept for uid, kept in self._placed.items() if uid in uids}
         self._sets = {uid: kept for uid, kept in self._sets.items() if uid in uids}
 
     def _pod_sets(self, snapshot: RunSnapshot) -> tuple[Json, ...]:
-        """Pod sets of the next attempt, without what an admission adds; made once for each edit, as rendering takes as long as a pass."""
+        """Return the pod sets of the next attempt without additions of an admission. They are cached until an edit, because rendering
+        takes as long as
+        a pass."""
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
@@ -125,14 +127,14 @@ class KueueQueue:
 
 
 def queue_of(run: Manifest) -> str:
-    """LocalQueue that a run names; empty: it names none."""
+    """Return the LocalQueue of a run; empty if it has none."""
     own = (run.get("spec") or {}).get("queueName")
     label = (run["metadata"].get("labels") or {}).get(QUEUE_LABEL)
     return own if isinstance(own, str) and own else str(label or "")
 
 
 def began_before(snapshot: RunSnapshot) -> bool:
-    """True if a run has pods that no queue has admitted: it keeps them until it is suspended or ends."""
+    """Return whether a run has started without admission by a queue: it keeps its pods until it is suspended or ends."""
     past = snapshot.past
     if find_condition(past.conditions, reasons.ADMITTED) is not None or is_true(past.conditions, reasons.SUSPENDED):
         return False
@@ -149,11 +151,11 @@ def _why_absent(error: ApiError) -> str:
 
 
 def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> Subject:
-    """A run as Kueue or Volcano sees it.
+    """Return the view of a run that Kueue or Volcano needs.
 
     Args:
-        snapshot: the run.
-        queue: its LocalQueue, or Queue.
+        snapshot: snapshot of the run.
+        queue: name of its LocalQueue (Kueue) or Queue (Volcano).
         sets: pod sets of its next attempt.
     """
     past, uid = snapshot.past, str(snapshot.metadata["uid"])
@@ -163,7 +165,7 @@ def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> Sub
     recorded = is_true(past.conditions, reasons.ADMITTED)
     engines = find_condition(past.conditions, reasons.INFERENCE_AVAILABLE)
     suspended = find_condition(past.conditions, reasons.SUSPENDED)
-    stops = suspended is not None and suspended.reason == reasons.SUSPENDING  # a pod may not be seen yet
+    stops = suspended is not None and suspended.reason == reasons.SUSPENDING  # a new pod may be missing in the cache
     at_rest = is_true(past.conditions, reasons.SUSPENDED) or is_true(past.conditions, reasons.RESTARTING)
     return Subject(
         name=snapshot.names.run,
@@ -184,10 +186,9 @@ def subject_of(snapshot: RunSnapshot, queue: str, sets: tuple[Json, ...]) -> Sub
 
 
 def sets_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
-    """Pod sets of a run's next attempt, without what an admission adds and without the nodes that it avoids for a while.
+    """Return the pod sets of a run's next attempt, without additions of an admission and without temporarily excluded nodes.
 
-    Where the number of engines follows the load, and of an elastic trainer, all that there may be: more than were admitted would stop
-    the run.
+    Autoscaled engines and elastic trainers count with their maximum, because Kueue stops a run that exceeds its admission.
     """
     context = replace(snapshot.context(spec, 1), spec=spec, placed={}, excluded=())
     spot, engines = spot_deployment(context), spec.inference

@@ -1,4 +1,4 @@
-"""Assembly of the frozen `Observed`, which decisions are made of, from the store and a few live look-ups."""
+"""Observation of a run (`Observed`) from the cache and a few live reads."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Fact, Manifest, Observed, Refusal, TeamDefaults
 
 LOOK_UP_SECONDS = 5.0
-"""Events of a namespace and nodes are asked for at most this often, however many runs wait."""
+"""Minimum interval between two reads of the events of a namespace, or of the nodes, for all waiting runs together."""
 LOOK_UP_SHARE = 0.05
-"""Largest share of the time that is spent on such a request: thousands of nodes are asked for less often than ten."""
+"""Largest share of the time that is spent on such a read: thousands of nodes are read less often than ten."""
 CLASS_SECONDS = 60.0
-"""A PriorityClass, whose value never changes, is believed this long: another one may take its name."""
+"""Time for which a PriorityClass is cached. Its value never changes, but another class may take its name."""
 QUOTA_SECONDS = 2.0
-"""Quotas are small, and each admission changes what is used of one."""
+"""Time for which quotas are cached: they are small, and each admission changes their usage."""
 FORBIDDEN_SECONDS = 300.0
-"""Time for which a refusal is taken for the answer."""
+"""Time for which a refused read is not repeated."""
 
 T = TypeVar("T")
 _CHILDREN = (STATEFUL_SET.kind, DEPLOYMENT.kind, CLAIM.kind)
@@ -92,20 +92,22 @@ def observe_run(
 
 
 def defaults_of(store: Store, namespace: str) -> TeamDefaults | None:
-    """Defaults for the runs of a namespace."""
+    """Return the defaults for the runs of a namespace: its own, or those of the cluster, or None."""
     return store.defaults.get(namespace) or store.defaults.get("")
 
 
 def claim_of(run: Manifest) -> str:
-    """Name of the claim that a run uses."""
+    """Return the name of the claim that a run uses."""
     return claim_name(run) or Names(str(run["metadata"]["name"])).claim
 
 
 class LookUps:
-    """Warning events and nodes, asked for live, shared between the runs that wait.
+    """Live reads of warning events, nodes, quotas and priority classes, shared by all waiting runs.
 
     Args:
-        read_nodes: whether to ask for nodes at all.
+        client: client of the API server.
+        read_nodes: whether nodes and pods of all namespaces may be read.
+        clock: returns steady seconds.
     """
 
     def __init__(self, client: Client, *, read_nodes: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -119,10 +121,12 @@ class LookUps:
         self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_pods, clock)
 
     async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
-        """`observed` with the facts that a decision asked for.
+        """Return `observed` with the facts that a decision requested.
 
         Args:
-            extra: events that the operator itself knows of.
+            observed: observation of the run.
+            facts: requested facts.
+            extra: events of the operator itself.
         """
         events = list(extra)
         if "events" in facts:
@@ -134,13 +138,13 @@ class LookUps:
         return replace(observed, events=tuple(events), nodes=nodes)
 
     async def nodes_and_pods(self) -> tuple[tuple[Manifest, ...] | None, tuple[Manifest, ...] | None]:
-        """The cluster's nodes, and all pods that have one and have not ended; None where they may not be read."""
+        """Return the cluster's nodes, and all scheduled pods that have not ended; None if they may not be read."""
         if not self._read_nodes:
             return None, None
         return await self._nodes.get(), await self._pods.get()
 
     async def quotas(self, namespaces: Iterable[str]) -> dict[str, list[Manifest]]:
-        """ResourceQuotas by namespace; none where they may not be read."""
+        """Return the ResourceQuotas by namespace; an empty list if they may not be read."""
         wanted = sorted(set(namespaces))
         self._quotas = {
             name: self._quotas.get(name) or _Shared(partial(self._all_quotas, name), self._clock) for name in wanted
@@ -148,7 +152,7 @@ class LookUps:
         return {name: await shared.get() for name, shared in list(self._quotas.items())}
 
     async def priorities(self, names: Iterable[str]) -> dict[str, int | str]:
-        """Values of PriorityClasses by name; in the place of one that cannot be read, why, with the fix."""
+        """Return the values of PriorityClasses by name; for an unreadable class, the reason and the fix as a text."""
         wanted = sorted(set(names))
         self._classes = {
             name: self._classes.get(name) or _Shared(partial(self._priority, name), self._clock) for name in wanted
@@ -170,8 +174,8 @@ class LookUps:
         except ApiError as error:
             log.warning("events of namespace %s cannot be read; messages explain less: %s", namespace, error)
             return [], FORBIDDEN_SECONDS
-        except UnavailableError as error:  # clusters keep them in an etcd of their own: a run waits for none
-            log.info("events of namespace %s were not read; those of before count: %s", namespace, error)
+        except UnavailableError as error:  # clusters keep events in a separate etcd: its outage must not stop a run
+            log.info("events of namespace %s were not read; the previous ones are used: %s", namespace, error)
             return self._warnings[namespace].last or [], LOOK_UP_SECONDS
         return found, LOOK_UP_SECONDS
 
@@ -179,9 +183,7 @@ class LookUps:
         try:
             return [quota async for quota in self._client.list(QUOTA, namespace)], QUOTA_SECONDS
         except ApiError as error:
-            log.warning(
-                "quotas of namespace %s cannot be read, so that the queue does not count them: %s", namespace, error
-            )
+            log.warning("quotas of namespace %s cannot be read, and the queue ignores them: %s", namespace, error)
             return [], FORBIDDEN_SECONDS
 
     async def _priority(self, name: str) -> tuple[int | str, float]:
@@ -201,7 +203,7 @@ class LookUps:
         try:
             return tuple([_slim_node(node) async for node in self._client.list(NODE, None)]), LOOK_UP_SECONDS
         except ApiError as error:
-            log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops asking): %s", error)
+            log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops these reads): %s", error)
             return None, FORBIDDEN_SECONDS
 
     async def _all_pods(self) -> tuple[tuple[Manifest, ...] | None, float]:
@@ -210,16 +212,17 @@ class LookUps:
             return tuple([_slim_pod(pod) async for pod in self._client.list(POD, None, fields=fields)]), LOOK_UP_SECONDS
         except ApiError as error:
             log.warning(
-                "pods of all namespaces cannot be read, so that the queue does not know what is free: %s", error
+                "pods of all namespaces cannot be read, and the queue cannot compute the free capacity: %s", error
             )
             return None, FORBIDDEN_SECONDS
 
 
 class _Shared(Generic[T]):
-    """An answer that many ask for: one request at a time, and the longer it takes, the longer its answer is believed.
+    """Cached result of a read that many runs share: one request at a time, and a slower request is cached for longer.
 
     Args:
-        ask: the request; returns the answer, and for how many seconds at least it is believed.
+        ask: request; returns the result, and its minimum time in the cache in seconds.
+        clock: returns steady seconds.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[tuple[T, float]]], clock: Callable[[], float]) -> None:
@@ -230,15 +233,15 @@ class _Shared(Generic[T]):
 
     @property
     def last(self) -> T | None:
-        """The last answer, however old."""
+        """The last result, even an expired one."""
         return self._kept[0] if self._kept is not None else None
 
     def is_current(self) -> bool:
-        """True if nothing has to be asked."""
+        """Return whether the cached result is valid, or a request is running."""
         return self._lock.locked() or (self._kept is not None and self._clock() < self._kept[1])
 
     async def get(self) -> T:
-        """The answer."""
+        """Return the cached result, or read it."""
         async with self._lock:
             if self._kept is None or self._clock() >= self._kept[1]:
                 began = self._clock()
@@ -248,14 +251,14 @@ class _Shared(Generic[T]):
 
 
 def _slim_node(node: Manifest) -> Manifest:
-    """Node without images and managed fields, which are most of a node."""
+    """Return a node without images and managed fields, which are most of its size."""
     metadata = {k: v for k, v in node["metadata"].items() if k != "managedFields"}
     status = {k: v for k, v in (node.get("status") or {}).items() if k in ("capacity", "allocatable", "conditions")}
     return {**node, "metadata": metadata, "status": status}
 
 
 def _slim_pod(pod: Manifest) -> Manifest:
-    """Requests of a pod of others on its node."""
+    """Return the requests of a foreign pod, and its node."""
     metadata = {name: pod["metadata"][name] for name in ("name", "namespace", "labels") if name in pod["metadata"]}
     spec = pod.get("spec") or {}
     kept = {name: spec[name] for name in ("nodeName", "overhead", "resources") if name in spec}
@@ -271,7 +274,7 @@ def _object_names(observed: Observed) -> set[str]:
 
 
 def _is_about(event: Manifest, names: set[str], run: str) -> bool:
-    """True if an event is about one of these objects or about the run's ReplicaSet, whose name is not known."""
+    """Return whether an event is about one of these objects, or about a ReplicaSet of the run, whose name is unknown."""
     subject = event.get("involvedObject") or {}
     if subject.get("kind") == "ReplicaSet":
         return str(subject.get("name", "")).startswith(f"{Names(run).inference}-")

@@ -1,7 +1,7 @@
-"""Objects of a queue of others, one for each run: listed every other second, and written on the very state that was decided on.
+"""Objects of an external queue, one for each run: they are listed every two seconds, and written with the decided-on version.
 
-They are not watched: kopf's watches need the kind to be there when they begin, and a queue may be installed later. What was written is
-in the store at once.
+They are not watched, because kopf needs the kind to exist when a watch starts, and a queue may be installed later. Written objects are
+stored in the cache at once.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from rlrun_operator.status import reasons
 from rlrun_operator.status.admission_limits import refusal_fix
 
 LOOK_SECONDS = 2.0
-"""They are listed this often."""
+"""Interval of the lists."""
 LOOK_SHARE = 0.1
-"""Largest share of the time that is spent on lists: those of thousands of runs come less often."""
+"""Largest share of the time that is spent on lists: thousands of objects are listed less often."""
 STALE_SECONDS = 30.0
-"""A list that is older is not decided on."""
+"""Maximum age of a list that a decision may use."""
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 10.0, 60.0
-"""A write that a webhook of the queue's or the API server did not take is tried again after this long, doubled each time."""
+"""Time until a refused write is retried; it doubles each time up to the second value."""
 WRITES = 4
-"""Writes to one object in a pass."""
+"""Maximum number of writes to one object in a pass."""
 log = logging.getLogger(__name__)
 
 
 class QueueObjects:
-    """Workloads of Kueue, or PodGroups of Volcano, of the runs that an operator serves.
+    """Workloads of Kueue, or PodGroups of Volcano, for the runs of an operator.
 
     Args:
-        why_absent: words for a list that is refused: the queue is not installed, or a right is missing.
-        on_look: called with the UIDs of all runs after each list.
+        cluster: clients and caches.
+        resource: kind of the objects.
+        why_absent: returns the message for a refused list: the queue is not installed, or a permission is missing.
+        on_look: callback with the UIDs of all runs after each list.
     """
 
     def __init__(
@@ -59,49 +61,49 @@ class QueueObjects:
         self._on_look = on_look
         self._listed_at: dict[str | None, float] = {}
         self._absent: dict[str | None, str] = {}
-        """Why those of a namespace, or of all, cannot be listed."""
+        """Reason why the objects of a namespace (None: all namespaces) cannot be listed; empty if they can."""
         self._tries: dict[str, int] = {}
-        """Writes in a row that did not succeed, by the run's UID."""
+        """Number of failed writes in a row, by the run's UID."""
         self._lock = asyncio.Lock()
 
     async def run(self) -> None:
-        """List them again and again, which wakes the runs whose own has changed."""
+        """List the objects periodically, and queue the runs with changed objects."""
         while True:
             began = self._cluster.clock()
             if self._cluster.is_active():
                 for namespace in self._cluster.namespaces or (None,):
-                    await self._look(namespace)
+                    await self._list_objects(namespace)
             took = self._cluster.clock() - began
             await asyncio.sleep(max(LOOK_SECONDS, took / LOOK_SHARE))
 
     def get(self, namespace: str, name: str) -> Manifest | None:
-        """One of them, as it is known."""
+        """Return an object from the cache."""
         return self._cluster.store.get(self._resource.kind, namespace, name)
 
     def absent(self, namespace: str) -> str:
-        """Reason why those of a namespace cannot be listed; empty: they can."""
-        return self._absent.get(self._place(namespace), "")
+        """Return the reason why the objects of a namespace cannot be listed; empty if they can."""
+        return self._absent.get(self._listed_namespace(namespace), "")
 
     async def fresh(self, namespace: str) -> None:
-        """See to it that they were listed a moment ago.
+        """List the objects of a namespace if the last list is too old.
 
         Raises:
-            UnavailableError: they cannot be listed now.
+            UnavailableError: the objects cannot be listed now.
         """
-        place = self._place(namespace)
+        place = self._listed_namespace(namespace)
         async with self._lock:
             if self._cluster.clock() - self._listed_at.get(place, float("-inf")) < STALE_SECONDS:
                 return
-            await self._look(place)
+            await self._list_objects(place)
         if not self._absent.get(place) and place not in self._listed_at:
             raise UnavailableError(f"{self._resource.plural}.{self._resource.group} cannot be listed")
 
     async def obeyed(self, run: Subject, step: Callable[[Subject], Awaitable[Step]]) -> Admission:
-        """Write until nothing is left to write; the answer is that of the last state.
+        """Write the run's object until it is up to date, and return the answer of its last state.
 
         Args:
-            run: a run.
-            step: reads its object as it is known now; the answer, and the next write.
+            run: the run.
+            step: reads the cached object; returns the answer and the next write.
         """
         key = (run.namespace, run.name)
         for _ in range(WRITES):
@@ -117,12 +119,14 @@ class QueueObjects:
                 self._cluster.again(key, wait)
                 what = f"its {self._resource.kind} could not be written; retry in {wait:g} s"
                 log.warning("run %s/%s: %s: %s", *key, what, error)
-                return self._unwritten(run, made, made.write, error)
+                return self._answer_after_failure(run, made, made.write, error)
         self._cluster.again(key, LOOK_SECONDS)
         return made.answer
 
-    def _unwritten(self, run: Subject, made: Step, write: Write, error: ApiError | UnavailableError) -> Admission:
-        """The answer while a write does not succeed: a run that has no object waits, and one that has what it needs keeps it."""
+    def _answer_after_failure(
+        self, run: Subject, made: Step, write: Write, error: ApiError | UnavailableError
+    ) -> Admission:
+        """Return the answer after a failed write: a run without an object waits, and an admitted run keeps its admission."""
         kind = self._resource.kind
         if isinstance(write, Create) and not made.answer.admitted:
             helps = f"; {refusal_fix(error.message)}" if isinstance(error, ApiError) else ""
@@ -134,27 +138,29 @@ class QueueObjects:
         return replace(made.answer, refused=(Refusal(ref, error.message, doing),))
 
     async def _write(self, namespace: str, name: str, write: Write) -> None:
-        """Carry out a write. One that meets another state than the one that is known leaves it alone and learns it."""
+        """Make a write. If the object differs from the cached one, update the cache instead, so that the next step decides again."""
         client = self._cluster.client
         if isinstance(write, Create):
             made = await client.create(write.manifest)
-            self._learn(made if made is not None else await client.get(self._resource, namespace, name))
+            self._store_object(made if made is not None else await client.get(self._resource, namespace, name))
             return
         known = self.get(namespace, name)
         live = await client.get(self._resource, namespace, name)
         if live is None:
-            self._forget(namespace, name, known)
+            self._remove_object(namespace, name, known)
             return
         if known is None or live["metadata"]["resourceVersion"] != known["metadata"]["resourceVersion"]:
-            self._learn(live)  # decide again, on this state
+            self._store_object(live)  # decide again, on this state
             return
         version = {each: live["metadata"][each] for each in ("uid", "resourceVersion")}
         try:
             if isinstance(write, PutStatus):
-                self._learn(await client.put_status(self._resource, namespace, name, {**live, "status": write.status}))
+                self._store_object(
+                    await client.put_status(self._resource, namespace, name, {**live, "status": write.status})
+                )
             elif isinstance(write, Edit):
                 patch = {**write.patch, "metadata": {**(write.patch.get("metadata") or {}), **version}}
-                self._learn(await client.merge(self._resource, namespace, name, patch))
+                self._store_object(await client.merge(self._resource, namespace, name, patch))
             else:
                 await client.delete(self._resource, namespace, name, uid=str(version["uid"]))
                 self._after_deletion(namespace, name, known, await client.get(self._resource, namespace, name))
@@ -166,23 +172,23 @@ class QueueObjects:
 
     def _after_deletion(self, namespace: str, name: str, known: Manifest, found: Manifest | None) -> None:
         if found is None or found["metadata"]["uid"] != known["metadata"]["uid"]:
-            self._forget(namespace, name, known)
-        self._learn(found)
+            self._remove_object(namespace, name, known)
+        self._store_object(found)
 
-    def _learn(self, found: Manifest | None) -> None:
+    def _store_object(self, found: Manifest | None) -> None:
         if found is not None:
             known = {**found, "apiVersion": self._resource.api_version, "kind": self._resource.kind}
             self._cluster.store.put(known, self._cluster.now())
 
-    def _forget(self, namespace: str, name: str, known: Manifest | None) -> None:
+    def _remove_object(self, namespace: str, name: str, known: Manifest | None) -> None:
         uid = known["metadata"]["uid"] if known is not None else None
         self._cluster.store.remove(self._resource.kind, namespace, name, uid)
 
-    def _place(self, namespace: str) -> str | None:
-        """Place that is listed for a namespace."""
+    def _listed_namespace(self, namespace: str) -> str | None:
+        """Return the listed namespace, or None if all namespaces are listed together."""
         return namespace if self._cluster.namespaces else None
 
-    async def _look(self, namespace: str | None) -> None:
+    async def _list_objects(self, namespace: str | None) -> None:
         before = self._absent.get(namespace, "")
         try:
             await self._cluster.feed.compare(Stream(self._resource, namespace))

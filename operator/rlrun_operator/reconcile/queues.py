@@ -1,4 +1,4 @@
-"""Choice of the queue in which an operator's runs wait. Everything else knows its answers alone."""
+"""Choice of the queue in which the runs of an operator wait. All other modules only see its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlrun_operator.settings import QueueSettings, RenderSettings
 
 
 def queue_of(cluster: Cluster, settings: QueueSettings, render: RenderSettings) -> Queue | None:
-    """The queue that the settings name; None: none."""
+    """Return the configured queue, or None if runs do not wait in a queue."""
     if settings.kind == "kueue":
         return KueueQueue(cluster, settings, render)
     if settings.kind == "volcano":

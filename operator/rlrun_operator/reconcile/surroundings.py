@@ -1,4 +1,4 @@
-"""Sources and sinks of the queues of an operator."""
+"""Clients, caches and callbacks that the queues of an operator share."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from rlrun_operator.state import Manifest
 
 @dataclass(frozen=True)
 class Cluster:
-    """Surroundings of a queue."""
+    """Clients, caches and callbacks of a queue."""
 
     client: Client
     store: Store
     feed: Feed
     look_ups: LookUps
     namespaces: tuple[str, ...]
-    """Namespaces that the operator serves; none: all."""
+    """Namespaces that the operator serves; empty: all."""
     serves: Callable[[Manifest], bool]
-    """True if this operator looks after a run."""
+    """Returns whether this operator manages a run."""
     is_active: Callable[[], bool]
-    """True if this process acts on runs now."""
+    """Returns whether this process acts on runs now (it is the leader)."""
     again: Callable[[Key, float], None]
     """`again(key, seconds)` queues a pass over a run."""
     now: Callable[[], float] = time.time

@@ -1,4 +1,4 @@
-"""Volcano's edge: reads PodGroups and Queues, asks `providers.volcano.next_step`, and carries out its writes."""
+"""Queue of Volcano: reads PodGroups and Queues, gets the next step from `providers.volcano.next_step`, and makes its writes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
 
 READ_SECONDS = 10.0
-"""A Queue, and Volcano's words about a PodGroup, are believed this long."""
+"""Time for which a Queue, and Volcano's message about a PodGroup, are cached."""
 _NO_PODS = "0/0 tasks"
-"""Beginning of what Volcano says in every session of a group that has no pods yet, which explains nothing."""
+"""Start of Volcano's message about every group without pods, which does not explain a wait."""
 log = logging.getLogger(__name__)
 
 
@@ -37,7 +37,7 @@ class _Read(NamedTuple):
 
 
 class VolcanoQueue:
-    """Answers of Volcano for runs, each with a PodGroup in the Queue that it names."""
+    """Answers of Volcano for runs; each run has a PodGroup in its Queue."""
 
     def __init__(self, cluster: Cluster, settings: QueueSettings, render: RenderSettings) -> None:
         self._cluster = cluster
@@ -49,14 +49,14 @@ class VolcanoQueue:
         self._members: dict[str, tuple[object, tuple[Json, ...]]] = {}
 
     async def run(self) -> None:
-        """List PodGroups again and again, which wakes the runs whose PodGroup has changed."""
+        """List PodGroups periodically, and queue the runs with changed PodGroups."""
         await self._objects.run()
 
     async def answer(self, run: Manifest) -> Admission | None:
-        """Answer for one run; None: it waits in no queue of Volcano.
+        """Return the answer for one run, or None if the run does not use a queue of Volcano.
 
         Raises:
-            UnavailableError: what it has to rest on cannot be read now.
+            UnavailableError: the PodGroup or its Queue cannot be read now.
         """
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
@@ -74,11 +74,13 @@ class VolcanoQueue:
             kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps what it has: {absent}")
             return replace(kept, placed=volcano.pod_additions(subject))
         if subject.suspended and subject.holds:
-            self._cluster.again(key, LOOK_SECONDS)  # no event comes when it is at rest, and its PodGroup has to go
+            self._cluster.again(
+                key, LOOK_SECONDS
+            )  # no event reports the end of its pods, and its PodGroup must be deleted
         return await self._objects.obeyed(subject, self._step)
 
     def _queue_of(self, run: Manifest) -> str:
-        """Queue that a run names, or the chart's, or Volcano's own."""
+        """Return the Queue of a run: its own, or the one of the chart, or Volcano's default."""
         own = (run.get("spec") or {}).get("queueName")
         named = own if isinstance(own, str) else ""
         return named or self._settings.name or volcano.DEFAULT_QUEUE
@@ -88,11 +90,11 @@ class VolcanoQueue:
         waits = not (run.has_pods or run.over or run.suspended)
         if not waits or (group is not None and volcano.phase_of(group) in volcano.BEGUN):
             return volcano.next_step(run, group)
-        told = await self._words(group) if group is not None else ""
+        told = await self._read_last_message(group) if group is not None else ""
         return volcano.next_step(run, group, queue=await self._state(run.queue), event_text=told)
 
     async def _state(self, name: str) -> volcano.QueueState:
-        """A Queue, as far as it may be read."""
+        """Return the state of a Queue; unknown if it may not be read."""
         known = self._queues.get(name)
         if known is not None and self._cluster.clock() < known.until:
             return known.found
@@ -106,8 +108,8 @@ class VolcanoQueue:
         self._queues[name] = _Read(state, self._cluster.clock() + READ_SECONDS)
         return state
 
-    async def _words(self, group: Manifest) -> str:
-        """Volcano's last words for why it takes a PodGroup that is Pending not yet: they are in an event alone."""
+    async def _read_last_message(self, group: Manifest) -> str:
+        """Return Volcano's last message why a PodGroup is Pending; only an event contains it."""
         metadata = group["metadata"]
         known = self._told.get(metadata["uid"])
         if known is not None and self._cluster.clock() < known[1]:
@@ -127,13 +129,13 @@ class VolcanoQueue:
         return last[1]
 
     def _keep(self, uids: set[str]) -> None:
-        """Forget runs that are gone, and what was read long ago."""
+        """Remove deleted runs and expired messages from the caches."""
         now = self._cluster.clock()
         self._members = {uid: kept for uid, kept in self._members.items() if uid in uids}
         self._told = {uid: kept for uid, kept in self._told.items() if now < kept[1]}
 
     def _members_of(self, snapshot: RunSnapshot) -> tuple[Json, ...]:
-        """Pods without which the next attempt does not go on; rendered once for each edit, as that takes as long as a pass."""
+        """Return the pods that the next attempt needs to work. They are cached until an edit, because rendering takes as long as a pass."""
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()
@@ -145,7 +147,7 @@ class VolcanoQueue:
 
 
 def members_of(snapshot: RunSnapshot, spec: RLRunSpec) -> tuple[Json, ...]:
-    """Pods without which a run's next attempt does not go on, by role."""
+    """Return the pods that a run's next attempt needs to work, by role."""
     made = render_workloads(snapshot.context(spec, max(snapshot.attempt, 1))).existing
     trainers = spec.trainer.elastic.min if spec.trainer.elastic is not None else None
     return tuple(

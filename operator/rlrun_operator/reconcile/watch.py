@@ -1,7 +1,7 @@
-"""kopf's part: it watches, and puts what it sees into the store and the queue. The only module that imports kopf.
+"""Watches of the cluster by kopf, which pass every event to the cache. This is the only module that imports kopf.
 
-Only `on.event` handlers are used: they need no finalizer, leave no annotation and keep nothing between events. Retries, timers,
-leadership and events are this package's own.
+Only `on.event` handlers are used: they need no finalizer, add no annotations and keep no state between events. This package implements
+retries, timers, leader election and events itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from rlrun_operator.state import Manifest
 
 LIST_PAGE = 250
 SERVER_TIMEOUT_SECONDS = 290
-"""The API server ends a watch after this long; kopf continues it from where it was."""
+"""The API server ends a watch after this time; kopf continues it from the last version."""
 INACTIVITY_SECONDS = 70.0
-"""A watch without even a bookmark for so long is opened again (bookmarks come every 60 s)."""
+"""A watch without an event or a bookmark for this time is reopened (bookmarks come every 60 s)."""
 RESTART_SECONDS = 2.0
 OnObject = Callable[[str | None, Manifest], None]
 """(type, object) of one watch event; type None: from a list."""
@@ -33,15 +33,15 @@ log = logging.getLogger(__name__)
 
 
 class Watcher:
-    """kopf in a thread of its own, and in a new event loop each time that it begins: when it ends, it cancels every task of its loop.
+    """Run kopf in a separate thread, each time in a new event loop: when kopf ends, it cancels every task of its loop.
 
-    It is started again whenever it gives up: the CRD is gone for a while, or the API server says nonsense.
+    The thread restarts kopf whenever it gives up, for example while the CRD is missing or the API server returns invalid data.
 
     Args:
-        namespaces: to watch; none: all.
+        namespaces: namespaces to watch; empty: all.
         server: base URL of the API server.
-        session: makes the session for kopf's requests; called in kopf's loop.
-        on_object: gets every watched object, in the loop that called `start`.
+        session: creates the session for kopf's requests; called in kopf's loop.
+        on_object: receives every watched object, in the loop that called `start`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Watcher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start the watches."""
         home = asyncio.get_running_loop()
 
         def hand_over(event: str | None, found: Manifest) -> None:
@@ -72,16 +72,16 @@ class Watcher:
         self._thread.start()
 
     def restart(self) -> None:
-        """List and watch everything again: a watch from a version that a restored etcd does not have yet brings nothing."""
-        with contextlib.suppress(RuntimeError):  # kopf's loop is closed: it is being started again already
+        """List and watch everything again: after a restore of etcd, a watch from a later version receives no events."""
+        with contextlib.suppress(RuntimeError):  # kopf's loop is closed, and the thread restarts kopf already
             self._stop()
 
     def has_ended(self) -> bool:
-        """True once the thread was started and has ended."""
+        """Return whether the thread was started and has ended."""
         return self._thread is not None and not self._thread.is_alive()
 
     def stop(self) -> None:
-        """Ask it to end; the thread does not keep the process alive."""
+        """Request the end of the watches; the thread does not keep the process alive."""
         self._stopping.set()
         with contextlib.suppress(RuntimeError):
             self._stop()
@@ -90,10 +90,10 @@ class Watcher:
         while not self._stopping.is_set():
             try:
                 asyncio.run(self._kopf(hand_over))
-            # Cancelled tasks and exhausted recursion, too: the thread must not end while the process works.
+            # Cancelled tasks and recursion errors are included: the thread must not end while the process works.
             except BaseException as error:
                 log.error(
-                    "the watches ended and are started anew: %s",
+                    "the watches ended and are restarted: %s",
                     getattr(error, "message", None) or describe_exception(error),
                 )
             self._stopping.wait(RESTART_SECONDS)
@@ -132,7 +132,7 @@ def _spy_on(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnOb
 def _watch_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # no rights on CRDs and namespaces of the cluster
+    settings.scanning.disabled = True  # needs permissions on CRDs and namespaces of the cluster
     settings.peering.standalone = True
     settings.watching.server_timeout = SERVER_TIMEOUT_SECONDS
     settings.watching.client_timeout = SERVER_TIMEOUT_SECONDS + 30
@@ -143,7 +143,7 @@ def _watch_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 60.0
     settings.networking.connect_timeout = 10.0
     settings.networking.error_backoffs = (1, 2, 5)
-    settings.queueing.idle_timeout = 0.5  # a task per object that has just changed is kept no longer
+    settings.queueing.idle_timeout = 0.5  # kopf keeps one task for each object that has just changed
     settings.queueing.exit_timeout = 0.5
     settings.persistence.finalizer = f"{MANAGER}.rlrun.io/unused"
     settings.persistence.diffbase_storage = _NoDiffs()
@@ -155,7 +155,7 @@ def _watch_settings() -> kopf.OperatorSettings:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf would copy every object at every event to find out what changed; nothing here asks it."""
+    """Storage without content: otherwise kopf copies every object at every event to compute differences that nothing reads."""
 
     def build(self, *, body: object, extra_fields: object = None) -> kopf.BodyEssence:
         return kopf.BodyEssence()

@@ -1,8 +1,7 @@
 """Manifests of a run's children: pure functions of the run, the attempt and the operator's settings.
 
-`context` says what is rendered from what, `objects` and `network` make what a run needs once, `render_workloads` what each
-attempt needs, from `pods`, `containers` and `probes`; `merge` is the strategic merge of `podTemplate`,
-`placement` says on which nodes pods may run.
+`context` contains the inputs. `objects` and `network` render the objects that a run needs once, `workloads` those of each attempt, from
+`pods`, `containers` and `probes`. `merge` is the strategic merge of `podTemplate`, and `placement` selects the nodes of pods.
 """
 
 from rlrun_operator.render.context import Host, RunContext, former_spec_hashes, spec_hash

@@ -1,4 +1,4 @@
-"""A role's container: command, environment, mounts, resources."""
+"""Containers of the roles: command, environment variables, mounts and resources."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from rlrun_operator.state import Json
 
 CONFIG_FOLDER = "/etc/rlrun"
 CREDENTIALS_FOLDER = "/var/run/secrets/rlrun"
-"""Token and certificate of the API server; in the orchestrator alone."""
+"""Folder with token and certificate for the API server; only in the orchestrator."""
 HOME = "/home/rlrun"
 CONFIG, CREDENTIALS, SHARED_MEMORY = "config", "credentials", "shm"
-"""Names of volumes, beside that of the run."""
+"""Names of volumes, in addition to the run's volume."""
 SCRATCH = {"tmp": "/tmp", "home": HOME, "state": "/run/rlrun"}
-"""Empty folders of the pod: name of the volume, and where it is mounted. `state` holds the mark of the trainer's first start."""
+"""Empty folders of the pod: name and mount path of the volume. `state` contains the marker of the trainer's first start."""
 SCRATCH_LIMIT = "50Gi"
-"""Size limit of each of them: compilers' caches of engines and trainers need some. The kubelet evicts a pod that holds more."""
+"""Size limit of each of these folders, which hold caches of compilers. The kubelet evicts a pod that exceeds it."""
 ENGINE_ATTEMPT = 1
-"""Engines outlive attempts, so their pods must not differ between them. The number names only the folder of their logs: what an engine
-serves, it learns from the orchestrator of each attempt."""
+"""Attempt in the variables of engines, which outlive attempts: their pods must not differ between attempts. The number only selects the
+folder of their logs; the orchestrator of each attempt sets the served weights."""
 
 HEARS_SIGNALS = "; ".join(
     (
@@ -39,13 +39,13 @@ HEARS_SIGNALS = "; ".join(
 )
 """Shell code that runs a command with SIGTERM and SIGINT blocked, hence pending, until that command has handlers for them.
 
-The kernel drops a signal that a container's first process has no handler for. Python needs up to a second until it has one, and a trainer's
-container is often started again just when its pod is deleted: it would then live on to the end of the grace period, as a kubelet does not
-always heed a shorter one that comes later. `env` blocks signals since coreutils 8.31; where it is older, the gap stays."""
+The kernel drops a signal that a container's first process has no handler for. Python needs up to a second to install one, and a trainer's
+container often restarts just when its pod is deleted: it would then run until the end of the grace period, because a kubelet does not
+always apply a later, shorter period. `env` can block signals since coreutils 8.31; with an older version the gap remains."""
 
 
 def role_container(ctx: RunContext, role: Role) -> dict[str, object]:
-    """The container that is called after the role."""
+    """Return the main container of a role; its name is the role."""
     ports: dict[Role, dict[str, int]] = {
         "trainer": {
             "channel": endpoints.TRAINER_PORT,
@@ -68,7 +68,7 @@ def role_container(ctx: RunContext, role: Role) -> dict[str, object]:
 
 
 def folder_container(ctx: RunContext, role: Role) -> dict[str, object]:
-    """The init container that makes the folders which the pod may write, as the run's user; it alone may write to all of the volume."""
+    """Return the init container that creates the writable folders as the run's user. Only this container can write to the whole volume."""
     container: dict[str, object] = {
         "name": FOLDER_CONTAINER,
         **_image_fields(ctx, role),
@@ -88,7 +88,7 @@ def _make_folders(ctx: RunContext, role: Role) -> list[str]:
 
 
 def environments_container(ctx: RunContext) -> list[dict[str, object]]:
-    """The native sidecar of the orchestrator's pod for environments without an image; none if the run has no such environment."""
+    """Return the native sidecar of the orchestrator's pod for environments without an image; empty if the run has no such environment."""
     if not shared_environments.has_shared(ctx):
         return []
     _, resources = shared_environments.split_resources(_container_resources(ctx, "orchestrator", with_gpus=True))
@@ -113,9 +113,9 @@ def environments_container(ctx: RunContext) -> list[dict[str, object]]:
 
 
 def demonstrations_container(ctx: RunContext, role: Role) -> list[dict[str, object]]:
-    """The init container with the code of a tiny model's warm-up environment; none if the model has no warm-up.
+    """Return the init container with the code of a tiny model's warm-up environment; empty if the model has no warm-up.
 
-    It holds nothing of the run that is a secret, as the container of environments does.
+    Like the container of environments, it has no secrets of the run.
     """
     if not demonstrations.has_demonstrations(ctx):
         return []
@@ -135,9 +135,10 @@ def demonstrations_container(ctx: RunContext, role: Role) -> list[dict[str, obje
 
 
 def model_container(ctx: RunContext, role: Role) -> dict[str, object]:
-    """The init container that makes the tiny model; in the trainer's first pod, while the others wait for it, or in the orchestrator's.
+    """Return the init container that creates the tiny model: in the trainer's first pod, for which the others wait, or in the
+    orchestrator's.
 
-    It asks for what the role asks for, GPUs apart: a pod's init containers cost nothing beyond its containers.
+    It requests the resources of the role except GPUs: init containers do not add to the requests of the pod's containers.
     """
     container = _build_container(ctx, role, name=MODEL_CONTAINER, command="model")
     if demonstrations.has_demonstrations(ctx):
@@ -156,7 +157,7 @@ def _build_container(ctx: RunContext, role: Role, *, name: str, command: str) ->
         "env": _environment_variables(ctx, role, with_trackers=command == "orchestrator"),
         "volumeMounts": _container_mounts(ctx, role),
         "securityContext": security.CONTAINER,
-        # The role's own message; the end of its log when it could not write one.
+        # The role's own message, or the end of its log if it could not write one.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     if own.env_from:
@@ -165,7 +166,9 @@ def _build_container(ctx: RunContext, role: Role, *, name: str, command: str) ->
 
 
 def _image_fields(ctx: RunContext, role: Role) -> dict[str, str]:
-    """Image and pull policy. Engines' images hold what a trainer needs too, and not the other way round."""
+    """Return image and pull policy. Colocated trainers use the engines' image, which contains the trainer's packages too; the trainer's
+    image does
+    not contain those of engines."""
     own = role_block(ctx.spec, role)
     whose: Role = "inference" if role == "trainer" and ctx.colocated else role
     policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)
@@ -174,14 +177,15 @@ def _image_fields(ctx: RunContext, role: Role) -> dict[str, str]:
 
 
 def _environment_variables(ctx: RunContext, role: Role, *, with_trackers: bool) -> list[Json]:
-    """Ours, then the block's, which replaces one of ours of the same name; the reserved ones cannot be in the block."""
+    """Return the variables of a container: ours, then those of the role's block, which replace ours. The block cannot set reserved
+    names."""
     attempt = ENGINE_ATTEMPT if role == "inference" else ctx.attempt
     values = {
         "RLRUN_CONFIG": f"{CONFIG_FOLDER}/{CONFIG_FILE}",
         CONFIG_MARK: ctx.file_mark(role),
         "RLRUN_ATTEMPT": str(attempt),
         "HOME": HOME,
-        "USER": "rlrun",  # caches are named after it, and an image of another kind may not know our user
+        "USER": "rlrun",  # names of caches contain it, and a custom image may lack our user
         "HF_HOME": volume.hub_home(ctx),
     }
     if role == "trainer":
@@ -197,7 +201,7 @@ def _environment_variables(ctx: RunContext, role: Role, *, with_trackers: bool) 
         if shared_environments.has_shared(ctx):
             values[SHARED_SOCKET_VARIABLE] = shared_environments.SOCKET
     if not gpus_per_pod(ctx.spec, role):
-        # CUDA images show all of a node's GPUs to a container that asked for none.
+        # Otherwise CUDA images show all GPUs of a node to a container that requested no GPU.
         values |= {"OMP_NUM_THREADS": "1", "NVIDIA_VISIBLE_DEVICES": "void"}
     fields = {
         "RLRUN_NAMESPACE": "metadata.namespace",
@@ -215,7 +219,7 @@ def _environment_variables(ctx: RunContext, role: Role, *, with_trackers: bool) 
 
 
 def _tracker_keys(ctx: RunContext) -> list[Json]:
-    """Variables with the keys of trackers, each from its Secret: the container waits for a key that is not there, unless it is optional."""
+    """Return the variables with the keys of trackers, each from its Secret. The container waits for a missing key unless it is optional."""
     found: list[Json] = []
     for secret in ctx.spec.tracking.secrets if ctx.spec.tracking is not None else ():
         optional = {"optional": True} if secret.reference.optional else {}
@@ -240,7 +244,7 @@ def _container_mounts(ctx: RunContext, role: Role) -> list[Json]:
 
 
 def _container_resources(ctx: RunContext, role: Role, *, with_gpus: bool) -> Json:
-    """The block's requests and limits, and the GPUs of `gpusPerReplica`, which win over one that the block names itself."""
+    """Return the block's requests and limits with the GPUs of `gpusPerReplica`, which override GPUs in the block."""
     own, resource, count = (
         role_block(ctx.spec, role).resources,
         ctx.spec.placement.gpu_resource,

@@ -1,4 +1,4 @@
-"""Inputs from which a run's children are rendered, and their common parts."""
+"""Inputs for rendering a run's children, and their common parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Host:
     uid: str
     spec: RLRunSpec
     attempt: int
-    """Attempt of the host: each of its restarts begins a new attempt of its guests."""
+    """Attempt of the host: each restart of the host starts a new attempt of its guests."""
 
     @property
     def claim(self) -> str:
@@ -56,15 +56,16 @@ class RunContext:
     attempt: int
     settings: RenderSettings
     host: Host | None = None
-    """None: the run has a trainer of its own."""
+    """Host of a guest; None: the run has its own trainer."""
     key_attempt: int = 0
-    """The attempt that the run's key was made for; 0: its first key."""
+    """Attempt that the run's API key was created for; 0: its first key."""
     known_hash: str | None = None
-    """`spec_hash` of the specification, where it is known: making it costs as much as a pod."""
+    """`spec_hash` of the specification if it is known: computing it takes as long as rendering a pod."""
     engine_count: int | None = None
     """Number of engines that autoscaling has chosen; None: as specified, or the first number."""
     excluded: tuple[str, ...] = ()
-    """Nodes that trainer and orchestrator keep away from. Not the engines: they outlive attempts, and are not made again for it."""
+    """Nodes that trainer and orchestrator must not use. Engines ignore them, because they outlive attempts and are not recreated for
+    this."""
 
     placed: Mapping[str, Placed] = field(default_factory=dict)
     """Additions of a queue to the pods of each role, and to the spot engines (`SPOT_SET`)."""
@@ -76,12 +77,12 @@ class RunContext:
 
     @cached_property
     def spec_hash(self) -> str:
-        """See `spec_hash`."""
+        """Hash of the specification (`spec_hash`)."""
         return self.known_hash or spec_hash(self.spec)
 
     @cached_property
     def config_text(self) -> str:
-        """The configuration file."""
+        """Text of the configuration file."""
         return self.config.model_dump_json(indent=1, by_alias=False) + "\n"
 
     @cached_property
@@ -91,39 +92,39 @@ class RunContext:
         return {"trainer": whole, "inference": engines, "orchestrator": whole}
 
     def file_mark(self, role: Role) -> str:
-        """Mark of what a pod of this role acts on in the configuration file."""
+        """Return the hash of the part of the configuration file that a role uses."""
         return self._file_marks[role]
 
     @property
     def has_trainer(self) -> bool:
-        """True if the run has a trainer of its own: not a guest, and not a run that trains nothing."""
+        """Whether the run has its own trainer: guests and evaluations have no trainer."""
         return self.host is None and self.spec.task in TRAINING_TASKS
 
     @property
     def has_engines(self) -> bool:
-        """True if the run has engines in pods of their own: not a guest, not supervised fine-tuning, and not in the trainer's pods."""
+        """Whether the run has engines in separate pods: guests, supervised fine-tuning and colocated runs do not."""
         return self.host is None and self.spec.task != "SFT" and not self.colocated
 
     @property
     def model_maker(self) -> Role | None:
-        """Role that makes the tiny model; None: the run has no tiny model, or its host makes it."""
+        """Role that creates the tiny model; None: the run has no tiny model, or its host creates it."""
         if self.host is not None or self.spec.model.tiny is None:
             return None
         return "trainer" if self.has_trainer else "orchestrator"
 
     @property
     def engine_total(self) -> int:
-        """Engines of the run, those on interruptible nodes among them."""
+        """Number of the run's engines, including spot engines."""
         return self.engine_count or self.spec.inference.least
 
     @property
     def colocated(self) -> bool:
-        """True if an engine runs in each of the trainer's pods."""
+        """Whether an engine runs in each of the trainer's pods."""
         return self.spec.placement.colocate
 
     @property
     def storage(self) -> StorageSpec:
-        """Mounting of the volume: a guest's folder lies beside its host's."""
+        """Settings of the volume: a guest's folder is next to its host's folder."""
         return self.host.spec.storage if self.host is not None else self.spec.storage
 
     @property
@@ -133,7 +134,7 @@ class RunContext:
 
     @property
     def folder(self) -> str:
-        """The run's folder as its pods see it."""
+        """Path of the run's folder in its pods."""
         return f"{self.storage.mount_path}/{self.name}"
 
     @property
@@ -143,7 +144,7 @@ class RunContext:
 
     @property
     def key_secret(self) -> str:
-        """Name of the Secret with the run's key: of its trainer and engines, or with which a guest's orchestrator asks for a slot."""
+        """Name of the Secret with the run's key, for its trainer and engines; a guest's orchestrator requests its slot with it."""
         return self.names.secret(self.uid, self.key_attempt)
 
     @property
@@ -153,12 +154,12 @@ class RunContext:
 
     @property
     def engines(self) -> str:
-        """DNS name that stands for all engines."""
+        """DNS name of all engines."""
         return f"{self.serving.inference}.{self._domain}"
 
     @cached_property
     def config(self) -> RunConfig:
-        """The resolved configuration of all roles, with the addresses that they have in the cluster."""
+        """Resolved configuration of all roles, with their addresses in the cluster."""
         resolved = resolve_spec(self.spec, name=self.name, uid=self.uid, output_dir=self.folder)
         trainer: dict[str, object] = {"host": ALL_ADDRESSES, "port": endpoints.TRAINER_PORT}
         if self.colocated:
@@ -187,18 +188,18 @@ class RunContext:
 
 
 def spec_hash(spec: RLRunSpec) -> str:
-    """16 hex digits over what the children are rendered from; what takes effect at once when it is edited does not count.
+    """Return a hash (16 hex digits) of the fields that children are rendered from, without fields whose edits take effect at once.
 
-    Values that equal their default do not count either: neither a schema that fills them in nor a later release with more fields may
+    Values that equal their default do not count either: neither a schema that fills in defaults nor a later release with more fields may
     make a running attempt look edited.
     """
     return _mark_without(spec, LIVE_FIELDS)
 
 
 def former_spec_hashes(spec: RLRunSpec) -> frozenset[str]:
-    """Marks of earlier releases, which differ from `spec_hash`, for this same specification: one that ran under them is not edited.
+    """Return the hashes of this specification in earlier releases, without `spec_hash`: a run with such a hash was not edited.
 
-    Until claims could grow, their size was part of it.
+    The size of the claim was part of the hash before claims could grow.
     """
     former = [path for path in LIVE_FIELDS if path != CLAIM_SIZE]
     return frozenset((_mark_without(spec, former),)) - {spec_hash(spec)}
@@ -212,7 +213,7 @@ def _mark_without(spec: RLRunSpec, live: Iterable[str]) -> str:
 
 
 def _with_default(block: B, path: list[str]) -> B:
-    """`block` with the default in the field at `path`; unchanged where a block on the way is not set."""
+    """Return `block` with the default value at `path`; unchanged if a block on this path is unset."""
     name, *rest = path
     if not rest:
         return block.model_copy(update={name: _default_value(type(block), name)})
@@ -222,23 +223,23 @@ def _with_default(block: B, path: list[str]) -> B:
 
 @cache
 def _default_value(block: type[BaseModel], name: str) -> object:
-    """Default of a field. It is shared, and only dumped."""
+    """Return the default of a field. The value is shared, so it must not be changed."""
     return block.model_fields[name].get_default(call_default_factory=True, validated_data={})
 
 
 def document_mark(document: object) -> str:
-    """16 hex digits over a JSON document."""
+    """Return a hash (16 hex digits) of a JSON document."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @cache
 def config_format() -> str:
-    """Mark of the configuration file's format: a role of another release refuses what it does not know."""
+    """Return the hash of the configuration file's format: roles of another release refuse unknown fields."""
     return document_mark(_without_prose(RunConfig.model_json_schema()))
 
 
 def _without_prose(schema: object) -> object:
-    """A JSON schema without its prose, which changes nothing of what is read."""
+    """Return a JSON schema without titles and descriptions, which do not affect reading."""
     if isinstance(schema, list):
         return [_without_prose(item) for item in schema]
     if not isinstance(schema, dict):
@@ -251,14 +252,14 @@ def _without_prose(schema: object) -> object:
 def child_metadata(
     ctx: RunContext, name: str, role: Role | None = None, attempt: int | None = None, *, owned: bool = True
 ) -> Json:
-    """Metadata of a child.
+    """Return the metadata of a child.
 
     Args:
-        ctx: the run.
-        name: of the child.
-        role: that it belongs to.
-        attempt: that it belongs to.
-        owned: deleted together with the run.
+        ctx: inputs for rendering.
+        name: name of the child.
+        role: role of the child; None: it belongs to no role.
+        attempt: attempt of the child; None: it outlives attempts.
+        owned: whether the child is deleted together with the run.
     """
     result: Json = {
         "name": name,
@@ -270,6 +271,6 @@ def child_metadata(
         owner = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": ctx.name, "uid": ctx.uid}
         result["ownerReferences"] = [{**owner, "controller": True, "blockOwnerDeletion": True}]
     else:
-        # Argo CD prunes what has the tracking label of an Application (of the run's own name, for example) and no owner.
+        # Argo CD prunes objects without an owner that have the tracking label of an Application, for example of the run's name.
         del result["labels"][INSTANCE_LABEL]
     return result

@@ -1,8 +1,8 @@
 """Init container with the code of a tiny model's warm-up environment (`model.tiny.warmupEnvironment`).
 
-The next container, which makes the model, has the run's key and its configuration, and writes the run's folder. So the code of the
-environment runs before it in a container that has none of these, and leaves a file with conversations. It reads what an environment of
-the run reads: the run's volume, and the hub's caches of data for writing.
+The next container, which creates the model, has the run's key and its configuration, and writes the run's folder. Therefore the code of
+the environment runs before it, in a container without these, and writes a file with conversations. This container has the mounts of an
+environment: the run's volume for reading, and the hub's caches of data for writing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from rlrun_operator.render.context import RunContext
 from rlrun_operator.state import Json
 
 FOLDER = "/run/rlrun-demonstrations"
-"""Folder of the file, and of the code's own home and temporary files: no other container reads these."""
+"""Folder of the file, and of the code's home and temporary files, which no other container reads."""
 FILE: Json = {"name": DEMONSTRATIONS_VARIABLE, "value": f"{FOLDER}/{DEMONSTRATIONS_FILE}"}
 READ: Json = {"name": DEMONSTRATIONS_CONTAINER, "mountPath": FOLDER, "readOnly": True}
-"""Variable and mount of the container that makes the model."""
+"""Variable and mount of the container that creates the model."""
 _POD_NAME: tuple[Json, ...] = ({"name": "RLRUN_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},)
-"""Of a trainer's pod: only the first one makes the model. The number in the name of an orchestrator's pod is its attempt."""
+"""Variable with the name of a trainer's pod: only the first one creates the model. For an orchestrator's pod the number in its name is
+its attempt."""
 _SIZE_LIMIT = "10Gi"
 
 
 def has_demonstrations(ctx: RunContext) -> bool:
-    """Return whether the run makes a tiny model with a warm-up."""
+    """Return whether the run creates a tiny model with a warm-up."""
     tiny = ctx.spec.model.tiny
     return ctx.model_maker is not None and tiny is not None and tiny.warmup_environment is not None
 
@@ -96,9 +97,10 @@ def variables(ctx: RunContext, own: Sequence[EnvVar], sources: Sequence[EnvFromS
 
 
 def _candidates(names: Sequence[str], sources: Sequence[EnvFromSource]) -> Iterator[Json]:
-    """Yield the keys of Secrets that may hold a variable of the environment, such as the hub's token: no others of the same Secret.
+    """Yield the keys of Secrets that may contain a variable of the environment, such as the hub's token, but no other keys of these
+    Secrets.
 
-    A list of variables holds each name once, so each candidate has a name of its own (`rlrun.pod.start.demonstrations.CANDIDATE`).
+    A list of variables contains each name once, so each candidate has a unique name (`rlrun.pod.start.demonstrations.CANDIDATE`).
     """
     for number, source in enumerate(sources):
         prefix = source.prefix or ""

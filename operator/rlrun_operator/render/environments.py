@@ -1,7 +1,7 @@
-"""Containers of environments that have an image of their own, beside the orchestrator's in its pod.
+"""Sidecars of the orchestrator's pod for environments with their own image.
 
-Such a container may hold code that the run's other parts do not trust. It shares with the orchestrator one folder, which holds its socket
-and is read-only there, and the pod's network; with other environments nothing that can be written.
+Such a container may run code that the rest of the run does not trust. It shares with the orchestrator the pod's network and one folder
+with its socket, which is read-only in the orchestrator. Environments share nothing writable with each other.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from rlrun_operator.state import Json
 
 FOLDER = "/run/rlrun-environments"
 CODE = "environment-code"
-"""Volume with this package's sources, and the init container that fills it. The orchestrator itself never reads it."""
+"""Name of the volume with this package's sources, and of the init container that fills it. The orchestrator does not read it."""
 CODE_FOLDER = f"{FOLDER}/code"
 HOST_MIB = 1024
-"""Memory of an environment's container beyond its workers'."""
+"""Memory of an environment's container in addition to its workers, in MiB."""
 SIZE_LIMIT = "10Gi"
-"""Size limit of each scratch volume of an environment: the kubelet evicts a pod that holds more, before the node's disk is full."""
+"""Size limit of each scratch volume of an environment: the kubelet evicts a pod that exceeds it, before the node's disk is full."""
 
 
 def own_images(ctx: RunContext) -> list[tuple[int, EnvironmentConfig]]:
-    """Environments that have an image of their own, and their places in the manifest."""
+    """Return the environments with their own image, and their indices in the manifest."""
     return [(index, e) for index, e in enumerate(ctx.spec.environments) if e.image is not None]
 
 
 def environment_volumes(ctx: RunContext) -> list[Json]:
-    """Volumes of the orchestrator's pod for them: the code, and for each environment its folder and its /tmp."""
+    """Return the volumes of the orchestrator's pod for environments: the code, and a folder and /tmp for each environment."""
     found = own_images(ctx)
     if not found:
         return []
@@ -42,7 +42,7 @@ def environment_volumes(ctx: RunContext) -> list[Json]:
 
 
 def socket_mounts(ctx: RunContext) -> list[dict[str, object]]:
-    """Mounts of the orchestrator's container: the folders of the sockets. Connecting writes nothing."""
+    """Return the mounts of the orchestrator's container: the folders of the sockets, read-only because a connection does not write."""
     return [
         {"name": _container_name(index), "mountPath": folder_of(FOLDER, index), "readOnly": True}
         for index, _ in own_images(ctx)
@@ -50,8 +50,9 @@ def socket_mounts(ctx: RunContext) -> list[dict[str, object]]:
 
 
 def environment_containers(ctx: RunContext) -> list[dict[str, object]]:
-    """Init containers of the orchestrator's pod: one that shares the code of this package, and a native sidecar for each environment
-    that has an image. A sidecar has neither the run's key nor a token, and of the run's volume only what `volumePaths` names.
+    """Return the init containers of the orchestrator's pod: one that copies the code of this package, and a native sidecar for each
+    environment
+    with an image. A sidecar has neither the run's key nor a token, and only the `volumePaths` of the run's volume.
     """
     found = own_images(ctx)
     return (
@@ -116,10 +117,10 @@ def _environment_sidecar(ctx: RunContext, index: int, environment: EnvironmentCo
 
 
 def _memory_mib(environment: EnvironmentConfig) -> int:
-    """All that its workers may have, and room for the host: the kernel ends this container before the node is full."""
+    """Return the memory limit: that of all workers, and `HOST_MIB`. The kernel ends this container before the node's memory is full."""
     return math.ceil(environment.memory_gib * environment.workers * 1024) + HOST_MIB
 
 
 def _readable_mounts(ctx: RunContext, environment: EnvironmentConfig) -> list[dict[str, object]]:
-    """Mounts of what it may read of the run's volume, at the paths that the orchestrator sees."""
+    """Return the mounts of the readable parts of the run's volume, at the same paths as in the orchestrator."""
     return [volume.mount_part(ctx, path) | {"readOnly": True} for path in dict.fromkeys(environment.volume_paths)]

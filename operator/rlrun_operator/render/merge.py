@@ -1,8 +1,8 @@
-"""Strategic merge of a `podTemplate` over the generated one, as `kubectl patch` does it. Pure, and total: any JSON is taken.
+"""Strategic merge of a `podTemplate` over the generated one, as `kubectl patch` does it. Pure; it accepts any JSON.
 
 Maps merge key by key, null removes a key, lists whose elements have a merge key merge by it, other lists are replaced as a whole.
-`$patch: delete` and `$patch: replace` work in maps and in lists. A value of another type than the generated one takes its place: the
-API server's dry-run then names the field.
+`$patch: delete` and `$patch: replace` work in maps and in lists. A value of another type replaces the generated one: the API server's
+dry run then reports the field.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ MERGE_KEYS = {
 }
 """Kubernetes' `patchMergeKey` of the lists in a PodTemplateSpec. Tolerations have none."""
 _ONE_OF = frozenset({"volumes", "env"})
-"""Lists whose elements hold one of several sources: a source that the patch names replaces another one instead of joining it."""
+"""Lists whose elements have one of several sources: the source of the patch replaces the generated one."""
 
 
 def merge_patch(base: Manifest, patch: Manifest) -> Json:
-    """`patch` over `base`; neither is changed.
+    """Return `base` with `patch` merged into it; neither is changed.
 
     Args:
-        base: a generated map.
-        patch: what a person wants otherwise.
+        base: generated map.
+        patch: changes by the user.
     """
     directive = patch.get(_DIRECTIVE)
     if directive == "delete":
@@ -89,7 +89,7 @@ def _merge_list(key: str, base: Sequence[object], patch: Sequence[object]) -> li
 
 
 def _find_element(elements: Sequence[object], merge_key: str, value: object) -> int | None:
-    """Index of the element with this merge key."""
+    """Return the index of the element with this value of the merge key."""
     if value is None:
         return None
     matches = (

@@ -1,4 +1,4 @@
-"""Addresses of a run's pods, and what they may talk to: one NetworkPolicy for the servers, one for the orchestrator."""
+"""Services and network policies of a run's pods: one policy for trainer and engines, one for the orchestrator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from rlrun_operator.restrictions import ANY_ADDRESS
 from rlrun_operator.state import Json, Manifest
 
 HUB_PORT = 443
-"""Port of model hubs and their stores, whose addresses change."""
+"""Port of model hubs and their storage servers, whose addresses change."""
 
 
 def render_services(ctx: RunContext) -> list[Manifest]:
-    """Headless Services: names of the trainer's pods, and one name for all engines, where there are any.
+    """Return the headless Services: DNS names of the trainer's pods, and one DNS name for all engines.
 
-    A guest has none. Both publish pods that are not ready: the trainer's meet before they are, and an engine becomes ready by the
-    weights that the orchestrator hands over to it.
+    A guest has no Services. Both publish pods that are not ready: trainer pods connect to each other before they are ready, and an
+    engine is
+    ready only after the orchestrator has sent it weights.
     """
     found = []
     if ctx.has_trainer:
@@ -52,9 +53,9 @@ def _named_port(name: str, number: int) -> dict[str, object]:
 
 
 def network_policies(ctx: RunContext) -> list[Manifest]:
-    """Policies of the run's pods, by role and port; nothing else reaches them.
+    """Return the policies of the run's pods, by role and port; they block all other traffic.
 
-    Policies add up: one of a person's own can open more.
+    Policies are additive: a policy of the user can allow more.
     """
     if ctx.spec.network_policy.mode == "None":
         return _host_access(ctx)
@@ -63,8 +64,9 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
 
 
 def orchestrator_policy(ctx: RunContext) -> Manifest:
-    """Policy of the orchestrator: a scraper alone reaches it; it reaches the trainer's channel, the engines, the API server for its
-    Lease, the servers of trackers and rewards, and its proxy."""
+    """Return the policy of the orchestrator. Only metrics scrapers can connect to it. It can connect to the trainer's channel, the
+    engines, the API
+    server for its Lease, the servers of trackers and rewards, and its proxy."""
     serving = ctx.name if ctx.host is None else ctx.host.name
     doors = [({"podSelector": _pod_peer(serving, "trainer")}, endpoints.TRAINER_PORT)]
     engines: Role = (
@@ -79,7 +81,7 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
     outside = [*outside_rules(ctx.spec), *proxy_rules(ctx.spec, ["orchestrator"])]
     egress += [rule for i, rule in enumerate(outside) if rule not in (*egress, *outside[:i])]
     both = _both_ways(ctx, _scraper_rules(ctx, endpoints.ORCHESTRATOR_PORT), egress)
-    # The policy for runs does not limit the way to the API server, whose address it need not know.
+    # The installation's policy for runs does not limit the connection to the API server, because it may not contain this address.
     both["egress"] += [
         rule for rule in with_addresses(ctx.settings.network.api_server, ANY_ADDRESS) if rule not in both["egress"]
     ]
@@ -88,10 +90,11 @@ def orchestrator_policy(ctx: RunContext) -> Manifest:
 
 
 def _server_policies(ctx: RunContext) -> Manifest:
-    """Trainer and engines: the trainer's pods reach each other, and the orchestrator reaches the two ports that want the run's key."""
+    """Return the policy of trainer and engines: trainer pods can connect to each other, and the orchestrator to the two ports that need
+    the key."""
     trainers = {"podSelector": _pod_peer(ctx.name, "trainer")}
     group = [trainers]
-    if ctx.spec.weight_sync.transport == "NCCL" and ctx.has_engines:  # on ports that the system chooses
+    if ctx.spec.weight_sync.transport == "NCCL" and ctx.has_engines:  # NCCL uses ports that the system selects
         group.append({"podSelector": _pod_peer(ctx.name, "inference")})
     asks = {"podSelector": _pod_peer(ctx.name, "orchestrator")}
     doors = _tcp_ports(endpoints.TRAINER_PORT, endpoints.ENGINE_PORT)
@@ -106,22 +109,22 @@ def _server_policies(ctx: RunContext) -> Manifest:
 
 
 def _both_ways(ctx: RunContext, ingress: Sequence[Manifest], egress: Sequence[Json]) -> Json:
-    """Types and rules of a policy, with what all pods of the run may reach."""
+    """Return types and rules of a policy, with the egress rules of all pods of the run."""
     hub = [_tcp_ports(HUB_PORT)] if ctx.spec.model.name is not None else []
     common = [*ctx.settings.network.dns, *hub, *ctx.spec.network_policy.extra_egress]
-    comes_in = {"ingress": ingress} if ingress else {}  # an empty list would be another object at each apply
+    comes_in = {"ingress": ingress} if ingress else {}  # an empty list would make each apply a change
     allowed = ctx.settings.installation.policy.egress
     return {"policyTypes": ["Ingress", "Egress"], **comes_in, "egress": with_addresses([*egress, *common], allowed)}
 
 
 def _scraper_rules(ctx: RunContext, *ports: int) -> list[Json]:
-    """The way of the metrics scrapers that the chart's values name."""
+    """Return the rules for the metrics scrapers in the chart's values."""
     peers = ctx.settings.network.metrics_from
     return [{"from": list(peers), **_tcp_ports(*ports)}] if peers else []
 
 
 def _reference_access(ctx: RunContext) -> list[Manifest]:
-    """The trainer's way to the hub, where the run's model is not from there, but its reference or a tiny model's warm-up is."""
+    """Return the trainer's policy for the hub, if not the run's model but its reference or a tiny model's warm-up is read from it."""
     if not ctx.has_trainer or ctx.spec.model.name is not None:
         return []
     reference, tiny = ctx.spec.algorithm.reference, ctx.spec.model.tiny
@@ -134,9 +137,9 @@ def _reference_access(ctx: RunContext) -> list[Manifest]:
 
 
 def _host_access(ctx: RunContext) -> list[Manifest]:
-    """A guest's own policy for its host's pods: it goes with the guest, and needs no change of what the host has.
+    """Return a guest's policy for its host's pods: it is deleted with the guest, and the host's policies stay unchanged.
 
-    Not where the host has no policies: a first one would close its pods to everybody else.
+    If the host has no policies, the guest has none either: a first policy would block all other traffic to the host's pods.
     """
     host = ctx.host
     if host is None or host.spec.network_policy.mode == "None":
@@ -156,7 +159,7 @@ def _pod_peer(run: str, role: Role) -> Json:
 
 
 def _role_selector(run: str) -> Json:
-    """A run's trainer and engines."""
+    """Return the selector of a run's trainer and engines."""
     among = {"key": ROLE_LABEL, "operator": "In", "values": ["trainer", "inference"]}
     return {"matchLabels": {RUN_LABEL: run}, "matchExpressions": [among]}
 
@@ -169,7 +172,7 @@ def _data_of_the_hub(ctx: RunContext) -> bool:
 
 
 def _reads_hub(id: str | None, args: Mapping[str, object]) -> bool:
-    """True if a bundled environment reads a data set of the hub; what others need is for `extraEgress`."""
+    """Return whether a bundled environment reads a data set of the hub; other environments need `extraEgress`."""
     if id == "gsm8k":
         return args.get("source", "hub") == "hub" and args.get("path") is None
     return id == "dataset" and args.get("name") is not None

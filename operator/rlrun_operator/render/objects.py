@@ -1,4 +1,4 @@
-"""Objects of a run beside its pods: volume, configuration, key, progress Lease and the right to renew it, addresses."""
+"""Objects of a run in addition to its pods: volume, configuration, key, progress Lease with its permissions, addresses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from rlrun_operator.render.network import network_policies, render_services
 from rlrun_operator.state import Json, Manifest
 
 CONFIG_FILE = "run.json"
-"""Key of the ConfigMap, and the file's name in the pods."""
+"""Key in the ConfigMap, and name of the file in the pods."""
 API_KEY = "api-key"
-"""Key of the Secret."""
+"""Key in the Secret."""
 LEASE_SECONDS = 15
 """The orchestrator renews its Lease at least this often."""
 
@@ -21,18 +21,19 @@ class Prerequisites(NamedTuple):
     """Objects that must exist before an attempt's workloads."""
 
     create: tuple[Manifest, ...]
-    """POST; what exists is left as it is: the Lease's progress is not ours to reset, and the claim is enlarged alone (`growth`)."""
+    """Objects to create; existing ones are not changed: the Lease contains progress, and the claim is only enlarged (`growth`)."""
     apply: tuple[Manifest, ...]
-    """Server-side apply."""
+    """Objects for server-side apply."""
 
 
 def render_prerequisites(ctx: RunContext) -> Prerequisites:
-    """Everything but the Secret and the workloads, in the order in which it should appear."""
+    """Return all objects except the Secret and the workloads, in the order of their creation."""
     return Prerequisites(create=(*_render_claim(ctx), _render_lease(ctx)), apply=_build_parts(ctx, ctx.config_text))
 
 
 def render_parts(ctx: RunContext) -> tuple[Manifest, ...]:
-    """Objects that are applied, without the text of the configuration, which takes most of the time to make: for their names and fields."""
+    """Return the applied objects without the text of the configuration, whose rendering takes most of the time: for comparisons of
+    fields."""
     return _build_parts(ctx, "")
 
 
@@ -64,7 +65,8 @@ def api_key_secret(ctx: RunContext, key: str) -> Manifest:
 
 
 def _render_budget(ctx: RunContext) -> list[Manifest]:
-    """Number of engines that a drain leaves. Trainer and orchestrator have no budget: a drain makes them save and restart, uncounted."""
+    """Return the eviction budget of the engines. Trainer and orchestrator have none: a drain makes them save and restart, which is not
+    counted."""
     return [eviction_budget(ctx)] if has_engines_to_keep(ctx) else []
 
 
@@ -78,7 +80,7 @@ def _render_claim(ctx: RunContext) -> list[Manifest]:
     }
     if template.storage_class_name is not None:
         spec["storageClassName"] = template.storage_class_name
-    # Until it has a volume it goes with the run (`decide.objects.claims`); its labels are those of one that stays.
+    # Until it is bound, the run owns the claim (`decide.objects.claims`). Its labels are already those of a claim that stays.
     meta = child_metadata(ctx, ctx.names.claim)
     if ctx.spec.storage.when_deleted == "Retain":
         meta["labels"] = child_metadata(ctx, ctx.names.claim, owned=False)["labels"]
@@ -95,7 +97,7 @@ def _render_lease(ctx: RunContext) -> Manifest:
 
 
 def _render_account(ctx: RunContext) -> list[Manifest]:
-    """The orchestrator's identity; its only right is to renew the run's Lease."""
+    """Return the orchestrator's account; its only permission is to renew the run's Lease."""
     name, group = ctx.names.account, "rbac.authorization.k8s.io"
 
     def meta() -> Json:
@@ -130,17 +132,19 @@ def _config_map(ctx: RunContext, text: str) -> Manifest:
 
 
 def has_engines_to_keep(ctx: RunContext) -> bool:
-    """True if a drain could leave engines of the run: there are several, and some are wanted."""
+    """Return whether an eviction budget makes sense: the run has several engines, and `minAvailable` is above 0."""
     engines = ctx.spec.inference
     return ctx.has_engines and engines.most - engines.on_spot(engines.most) > 1 and engines.min_available > 0
 
 
 def eviction_budget(ctx: RunContext) -> Manifest:
-    """PodDisruptionBudget of the engines: `minAvailable` stay ready, but one may always go, or a node could be drained never.
+    """Return the PodDisruptionBudget of the engines: `minAvailable` stay ready, but one may always be evicted, so that nodes can be
+    drained.
 
-    Expressed as what may be missing: a budget of before an edit then allows too much for a moment, and never blocks. An engine that is not
-    ready serves no request, and may always be evicted. With autoscaling the fewest engines count. Spot engines are no part of it: were they
-    counted, their loss would keep the nodes of the others from being drained.
+    It limits the unavailable engines: after an edit, an old budget then allows too many evictions for a moment, but never blocks them. An
+    engine that is not ready serves no request, and may always be evicted. With autoscaling the minimum number of engines counts. Spot
+    engines
+    are not part of it, because their loss would block the drain of other engines' nodes.
     """
     engines = ctx.spec.inference
     selector: Json = {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "inference"}}

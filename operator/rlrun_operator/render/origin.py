@@ -1,6 +1,6 @@
-"""Fields of the manifest from which a child's fields are rendered: the builders read backwards, for a child that the API server refuses.
+"""Mapping from a field of a refused child to the field of the run's manifest that it was rendered from.
 
-Pure, and total: whatever a refusal says, its words are kept; a field of unknown origin is reported with the child's kind, name and path.
+Pure, and defined for every refusal: its message is kept, and a field of unknown origin is reported with the child's kind, name and path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_CLAIM = {
 
 
 class Cause(NamedTuple):
-    """One thing that the API server refuses."""
+    """One cause of a refusal by the API server."""
 
     field: str
     """Path in the child."""
@@ -37,11 +37,11 @@ class Cause(NamedTuple):
 
 
 def refusal_causes(message: str, details: Mapping[str, object]) -> list[Cause]:
-    """Causes of a refusal.
+    """Return the causes of a refusal.
 
     Args:
-        message: of the `Status`; server-side apply names the fields of a wrong shape in it alone.
-        details: of the `Status`.
+        message: message of the `Status`; only here server-side apply names fields of a wrong shape.
+        details: details of the `Status`.
     """
     given = details.get("causes")
     found = [
@@ -55,13 +55,13 @@ def refusal_causes(message: str, details: Mapping[str, object]) -> list[Cause]:
 
 
 def explain_refusal(child: Manifest, refused: Sequence[Cause], message: str, run: Manifest) -> list[str]:
-    """Causes of a refusal, by the manifest's own fields.
+    """Return the causes of a refusal with the fields of the run's manifest.
 
     Args:
-        child: as it was refused.
-        refused: `refusal_causes`.
-        message: of the refusal, for one without causes.
-        run: specification of the run, as the API server has it.
+        child: refused child.
+        refused: causes from `refusal_causes`.
+        message: message of the refusal, used if it has no causes.
+        run: specification of the run, as stored in the API server.
     """
     name = f"{child.get('kind')} {(child.get('metadata') or {}).get('name')}"
     if not refused:
@@ -74,7 +74,7 @@ def explain_refusal(child: Manifest, refused: Sequence[Cause], message: str, run
 
 
 def find_origin(child: Manifest, field: str, run: Manifest) -> str | None:
-    """The manifest's field that a child's field comes from; None: it is not known."""
+    """Return the manifest's field that a child's field comes from, or None if it is unknown."""
     key, kind = _path_key(field, child), child.get("kind")
     labels = (child.get("metadata") or {}).get("labels") or {}
     role = labels.get(ROLE_LABEL)
@@ -94,7 +94,7 @@ def find_origin(child: Manifest, field: str, run: Manifest) -> str | None:
 
 
 def _path_key(field: str, child: object) -> Key:
-    """A path as the API server writes it, with the index of each element that it names by its key."""
+    """Parse a path of the API server; elements that it names by their key are replaced by their index."""
     key: list[str | int] = []
     place = child
     for plain, by, value, index in _PART.findall(field):
@@ -121,7 +121,7 @@ def _path_inside(place: object, part: str | int) -> object:
 
 
 def _of_policy(child: Manifest, key: Key, run: Manifest) -> str | None:
-    """Rules of the user's stand behind those of the operator."""
+    """Return the user's rule; the user's rules come after those of the operator."""
     rules, own = (child.get("spec") or {}).get("egress"), (run.get("networkPolicy") or {}).get("extraEgress")
     if key[:2] != ("spec", "egress") or len(key) < 3 or not isinstance(rules, list) or not isinstance(own, list):
         return None
@@ -136,7 +136,7 @@ def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str 
         return _show_path(f"{role}.podTemplate", patched)
     if key[:1] != ("spec",) or len(key) < 2:
         return None
-    if key[1:3] == ("podTemplate", "spec"):  # rendered so where the user's is no map
+    if key[1:3] == ("podTemplate", "spec"):  # rendered like this if the user's value is not a map
         return f"{role}.podTemplate.spec"
     match key[1]:
         case "containers" | "initContainers":
@@ -182,7 +182,7 @@ def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str
 
 
 def _of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> str | None:
-    """Field of a variable of a container; None: the role's block does not set it."""
+    """Return the field of a container's variable, or None if the role's block does not set it."""
     variable = _path_inside(container.get("env"), rest[1])
     names = [each.get("name") for each in block.get("env") or () if isinstance(each, Mapping)]
     wanted = variable.get("name") if isinstance(variable, Mapping) else None
@@ -190,7 +190,7 @@ def _of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> 
 
 
 def _is_set(block: Manifest, key: Key) -> bool:
-    """True if the block says anything there."""
+    """Return whether the block contains a value at this path."""
     place: object = block
     for part in key:
         place = _path_inside(place, part)
@@ -198,7 +198,7 @@ def _is_set(block: Manifest, key: Key) -> bool:
 
 
 def _of_patch(patch: object, template: object, key: Key) -> Key | None:
-    """The same place in the user's template, where elements of lists may stand elsewhere; None: the user says nothing there."""
+    """Return the same path in the user's template, whose lists may have another order, or None if the template does not contain it."""
     found: list[str | int] = []
     name = ""
     for depth, part in enumerate(key):

@@ -1,10 +1,10 @@
-"""Servers outside of a run that its pods talk to: those of trackers and of rewards of bundled environments, and proxies of the roles.
+"""Egress rules for servers outside of a run: trackers, rewards of bundled environments, and proxies of the roles.
 
-A NetworkPolicy knows addresses and pods, no names. So a name of the public network opens its port to any address, as a hub does. The
-name of a Service opens the pods of its namespace on every port: networks judge a packet when its address and port are already those of a
-pod, and the Service alone knows that port.
+A NetworkPolicy contains addresses and pods, but not names. So a public name opens its port to any address, as a hub does. The name of a
+Service opens all ports of the pods in its namespace: networks check a packet after its address and port were replaced by those of a pod,
+and only the Service contains this port.
 
-Rules without an address get what the installation's policy allows, without the metadata services of clouds.
+Rules without an address get the addresses of the installation's policy, without the metadata services of clouds.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from rlrun_operator.state import Json
 
 _PORTS = {"http": 80, "https": 443, "socks5": 1080, "socks5h": 1080}
 _IN_CLUSTER = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "$(KUBERNETES_SERVICE_HOST)")
-"""Addresses that no proxy leads to. Kubernetes writes the API server's address in place of the last."""
+"""Addresses that must not use a proxy. Kubernetes replaces the last one by the API server's address."""
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-"""Label that Kubernetes itself puts on each namespace."""
+"""Label that Kubernetes sets on each namespace."""
 PROXY_VARIABLES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"})
 """Variables, in either spelling, with the URL of a proxy."""
 NO_PROXY = "NO_PROXY"
 METADATA = ("169.254.0.0/16", "fe80::/10", "fd00:ec2::254/128", "fd20:ce::254/128")
-"""Link-local addresses of IPv4 and IPv6, where clouds hand out credentials of the node, and the other IPv6 addresses of AWS and Google."""
+"""Link-local addresses of IPv4 and IPv6, where clouds serve credentials of the node, and the other IPv6 addresses of AWS and Google."""
 _REWARD_ARGUMENTS = ("reward", "reward_args", "reward_by_source")
-"""Arguments of the environment `dataset` in which a `base_url` is that of a reward's server."""
+"""Arguments of the environment `dataset` whose `base_url` is a reward's server."""
 
 
 def outside_rules(spec: RLRunSpec) -> list[Json]:
-    """Egress rules of the orchestrator for the servers that the specification names, each once."""
+    """Return the orchestrator's egress rules for the servers in the specification, without duplicates."""
     found: list[Json] = []
     for address in outside_addresses(spec):
         found += [rule for rule in _url_rules(address) if rule not in found]
@@ -44,7 +44,7 @@ def outside_rules(spec: RLRunSpec) -> list[Json]:
 
 
 def outside_addresses(spec: RLRunSpec) -> list[str]:
-    """URLs of those servers. What a variable from a Secret or ConfigMap names is not known here."""
+    """Return the URLs of these servers. URLs in variables from a Secret or ConfigMap are unknown."""
     literal = {variable.name: variable.value for variable in spec.orchestrator.env if variable.value}
     found = server_addresses(spec.tracking, literal)
     for environment in spec.environments:
@@ -55,7 +55,7 @@ def outside_addresses(spec: RLRunSpec) -> list[str]:
 
 
 def proxy_rules(spec: RLRunSpec, roles: Iterable[Role]) -> list[Json]:
-    """Egress rules for the proxies that the roles' variables name, each once; one from a Secret or ConfigMap is not known here."""
+    """Return the egress rules for proxies in the roles' variables, without duplicates. Proxies from a Secret or ConfigMap are unknown."""
     found: list[Json] = []
     for role in roles:
         for variable in role_block(spec, role).env:
@@ -66,20 +66,20 @@ def proxy_rules(spec: RLRunSpec, roles: Iterable[Role]) -> list[Json]:
 
 
 def without_proxy(spec: RLRunSpec, variables: Sequence[Json]) -> list[Json]:
-    """Variables of a container, with `NO_PROXY` in both spellings where they name a proxy.
+    """Return the variables of a container; if they contain a proxy, with `NO_PROXY` in both spellings.
 
-    It has what the variables say, the cluster's own names, and the Services that the specification names. One that a Secret or ConfigMap
-    says stays as it is.
+    Its value joins the value in the variables, the cluster's own names, and the Services in the specification. A value from a Secret or
+    ConfigMap is not changed.
     """
     names = {str(variable["name"]).upper() for variable in variables}
-    said = [one for one in variables if str(one["name"]).upper() == NO_PROXY]
-    if not names & PROXY_VARIABLES or any("valueFrom" in one for one in said):
+    existing = [one for one in variables if str(one["name"]).upper() == NO_PROXY]
+    if not names & PROXY_VARIABLES or any("valueFrom" in one for one in existing):
         return list(variables)
-    given = [host for one in said for host in str(one.get("value") or "").split(",")]
+    given = [host for one in existing for host in str(one.get("value") or "").split(",")]
     hosts = [(urlsplit(address).hostname or "") for address in outside_addresses(spec)]
     services = [host for host in hosts if host and "." not in host]
     value = ",".join(dict.fromkeys(host.strip() for host in (*given, *_IN_CLUSTER, *services) if host.strip()))
-    others = [one for one in variables if one not in said]
+    others = [one for one in variables if one not in existing]
     return [*others, *({"name": name, "value": value} for name in (NO_PROXY, NO_PROXY.lower()))]
 
 
@@ -96,7 +96,7 @@ def _base_urls(value: object) -> Iterator[str]:
 
 
 def _url_rules(address: str) -> list[Json]:
-    """Rules for a URL; none for the pod itself, and for what is no URL, which its user refuses by name."""
+    """Return the rules for a URL; empty for the pod itself, and for an invalid URL, which its reader refuses with its name."""
     try:
         parts = urlsplit(address)
         host, port = (parts.hostname or "").rstrip("."), parts.port or _PORTS.get(parts.scheme)
@@ -115,7 +115,7 @@ def _url_rules(address: str) -> list[Json]:
 
 
 def _host_rules(labels: list[str], door: Json) -> list[Json]:
-    """Rules for a host name: of a Service, of the public network, or of two labels, which can be either."""
+    """Return the rules for a host name: of a Service, of the public network, or of two labels, which can be either."""
     if len(labels) == 1:
         return [_pod_rule({"podSelector": {}})]
     if "svc" in labels[2:]:
@@ -135,8 +135,8 @@ def with_addresses(rules: Iterable[Json], allowed: Sequence[str]) -> list[Json]:
     """Return egress rules in which every rule without a peer has the allowed addresses.
 
     Args:
-        rules: of a NetworkPolicy.
-        allowed: blocks of addresses. All addresses include the pods of the cluster, which some networks do not count among addresses.
+        rules: egress rules of a NetworkPolicy.
+        allowed: blocks of addresses. All addresses include the pods of the cluster, which some networks do not match by address blocks.
     """
     peers = _address_peers(allowed)
     found = []
@@ -169,5 +169,5 @@ def _split_block(cidr: str) -> tuple[str, tuple[str, ...]]:
 def _is_within(
     inner: ipaddress.IPv4Network | ipaddress.IPv6Network, outer: ipaddress.IPv4Network | ipaddress.IPv6Network
 ) -> bool:
-    """True if a network is a proper part of another one: an administrator who lists metadata addresses opens them."""
+    """Return whether a network is a proper part of another one. An administrator who lists exactly the metadata addresses allows them."""
     return inner.version == outer.version and inner != outer and outer.supernet_of(inner)  # type: ignore[arg-type]

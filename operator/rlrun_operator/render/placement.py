@@ -1,6 +1,6 @@
 """Placement of a role's pods: node labels, tolerations and affinity from `spec.placement` and the role's block. Pure.
 
-What placement asks for is added to what the role's block says; where both name the same node label, the block is nearer and wins.
+The fields of placement are added to those of the role's block; if both set the same node label, the block wins.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, ROLE_LABEL, RUN_
 from rlrun_operator.state import Json, Manifest, Placed
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""Label by which Kueue holds back pods and workloads of its own accord; a run's are admitted with the run."""
+"""Label by which Kueue suspends single pods and workloads; those of a run are admitted with the run."""
 HOSTNAME = "kubernetes.io/hostname"
 PREFERRED_WEIGHT = 100
-"""Weight of `topology.preferred`; 100 is the most that Kubernetes knows."""
+"""Weight of `topology.preferred`; 100 is the maximum of Kubernetes."""
 _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 _PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 def role_block(spec: RLRunSpec, role: Role) -> PodFields:
-    """The role's part of the manifest."""
+    """Return the role's block of the specification."""
     blocks: dict[Role, PodFields] = {
         "trainer": spec.trainer,
         "inference": spec.inference,
@@ -34,7 +34,7 @@ def role_block(spec: RLRunSpec, role: Role) -> PodFields:
 
 
 def gpus_per_pod(spec: RLRunSpec, role: Role) -> int:
-    """GPUs of each of the role's pods."""
+    """Return the number of GPUs of each of the role's pods."""
     each: dict[Role, int] = {
         "trainer": spec.trainer.gpus_per_replica,
         "inference": spec.inference.gpus_per_replica,
@@ -44,7 +44,7 @@ def gpus_per_pod(spec: RLRunSpec, role: Role) -> int:
 
 
 def node_selector(spec: RLRunSpec, role: Role) -> dict[str, str]:
-    """Labels that the role's nodes must have. The run's GPU product is meant for pods with GPUs, its pool for all."""
+    """Return the labels that the role's nodes must have. The run's GPU product applies to pods with GPUs, its pool to all pods."""
     overrides: dict[Role, RolePlacement] = {
         "trainer": spec.placement.trainer,
         "inference": spec.placement.inference,
@@ -66,14 +66,14 @@ def role_tolerations(spec: RLRunSpec, role: Role) -> list[Json]:
 def role_affinity(
     spec: RLRunSpec, run: str, role: Role, *, beside: str | None = None, excluded: Sequence[str] = ()
 ) -> Json:
-    """The role's affinity: the block's own, and what topology, spread and a volume for one node add to it.
+    """Return the role's affinity: that of its block, with the terms of topology, spread and a volume for one node.
 
     Args:
-        spec: the run's specification.
-        run: the run's name.
-        role: the role.
-        beside: run whose trainer's node this pod has to share: a guest's host with a volume for one node.
-        excluded: names of nodes to keep away from.
+        spec: specification of the run.
+        run: name of the run.
+        role: role of the pods.
+        beside: run whose trainer must be on the same node: a guest's host with a volume for one node.
+        excluded: names of nodes that must not be used.
     """
     result = role_block(spec, role).affinity.model_dump(by_alias=True, exclude_none=True)
     topology = spec.placement.topology
@@ -87,14 +87,14 @@ def role_affinity(
     if beside is not None:
         _add_term(result, "podAffinity", _REQUIRED, _affinity_term(beside, ("trainer",), HOSTNAME))
     elif one_node(spec):
-        # The trainer goes first: were the orchestrator to choose the node, it would choose one without GPUs. The
-        # trainer of a later attempt follows the engines, which have stayed with the volume.
+        # The trainer is scheduled first, because an orchestrator could select a node without GPUs. The trainer of a later attempt
+        # follows the engines, which have stayed at the volume.
         first: tuple[Role, ...] = ("trainer", "inference") if role == "trainer" else ("trainer",)
         if spec.task not in TRAINING_TASKS:
             first = ("inference",)
         _add_term(result, "podAffinity", _REQUIRED, _affinity_term(run, first, HOSTNAME))
     if role == "inference" and spec.placement.spread_inference == "Required":
-        # Anti-affinity and not a spread constraint: that one allows two engines on one node when no other qualifies.
+        # Anti-affinity, because a spread constraint allows two engines on one node if no other node qualifies.
         _add_term(result, "podAntiAffinity", _REQUIRED, _affinity_term(run, ("inference",), HOSTNAME))
     if excluded:
         _keep_away(result, excluded)
@@ -102,7 +102,7 @@ def role_affinity(
 
 
 def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, object]]:
-    """Spread constraints of the role's pods: engines on different nodes where that is possible."""
+    """Return the spread constraints of the role's pods: engines on different nodes if possible."""
     if role != "inference" or spec.placement.spread_inference != "Preferred" or one_node(spec):
         return []
     return [
@@ -116,13 +116,13 @@ def topology_spread(spec: RLRunSpec, run: str, role: Role) -> list[dict[str, obj
 
 
 def one_node(spec: RLRunSpec) -> bool:
-    """True if the run's claim can be mounted on one node only, as far as the manifest shows."""
+    """Return whether the run's claim can only be mounted on one node, according to the specification."""
     template = spec.storage.template
     return template is not None and "ReadWriteMany" not in template.access_modes
 
 
 def with_queue_fields(template: Manifest, placed: Placed) -> Json:
-    """A pod template with what a queue adds; where both say something, the template's own stays (`find_contradiction` tells)."""
+    """Return a pod template with the additions of a queue; values of the template win (see `find_contradiction`)."""
     metadata, spec = template["metadata"], dict(template["spec"])
     if placed.node_selector:
         spec["nodeSelector"] = {**placed.node_selector, **(spec.get("nodeSelector") or {})}
@@ -146,7 +146,7 @@ def with_queue_fields(template: Manifest, placed: Placed) -> Json:
 
 
 def find_contradiction(template: Manifest, placed: Placed, role: str) -> str:
-    """First value of a pod template that a queue would have otherwise; empty: there is none."""
+    """Return the first value of a pod template that contradicts the additions of a queue; empty if they agree."""
     metadata = template["metadata"]
     if QUEUE_LABEL in metadata["labels"]:
         return f"{role}.podTemplate.metadata.labels: remove {QUEUE_LABEL}: the run waits in the queue, not its pods"
@@ -166,7 +166,7 @@ def find_contradiction(template: Manifest, placed: Placed, role: str) -> str:
 
 
 def _affinity_term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, object]:
-    """Pods of the run's roles on nodes that agree in the label `key`."""
+    """Return the affinity term for pods of these roles on nodes with the same value of the label `key`."""
     if len(roles) == 1:
         selector: dict[str, object] = {"matchLabels": {RUN_LABEL: run, ROLE_LABEL: roles[0]}}
     else:
@@ -176,7 +176,7 @@ def _affinity_term(run: str, roles: tuple[Role, ...], key: str) -> dict[str, obj
 
 
 def _keep_away(affinity: Json, nodes: Sequence[str]) -> None:
-    """By name and not by the hostname label, which may differ. One of the terms has to hold, so the exclusion goes into each."""
+    """Exclude nodes by name, because the hostname label may differ. One of the terms must match, so each term gets the exclusion."""
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     required = affinity.setdefault("nodeAffinity", {}).setdefault(_REQUIRED, {})
     terms = required.get("nodeSelectorTerms") or [{}]

@@ -1,4 +1,4 @@
-"""Pod templates: what all pods of a run have in common, placement, and the role's `podTemplate` merged last."""
+"""Pod templates: the common fields of all pods, placement, and the role's `podTemplate`, which is merged last."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from rlrun_operator.render.merge import merge_patch
 from rlrun_operator.state import Json
 
 TOKEN_SECONDS = 3600
-"""Life of the orchestrator's token; the kubelet writes a new one in time."""
+"""Lifetime of the orchestrator's token; the kubelet renews it in time."""
 ENGINE_GRACE_SECONDS = 15
-"""Time between SIGTERM and SIGKILL of an engine, which has nothing to save."""
+"""Seconds between SIGTERM and SIGKILL of an engine, which has nothing to save."""
 MARGIN_SECONDS = 10
-"""The others get this beyond `checkpoint.gracePeriodSeconds`, so that they end by themselves and say why."""
+"""Seconds that the other roles get in addition to `checkpoint.gracePeriodSeconds`, so that they end by themselves and report the cause."""
 
 
 def pod_template(ctx: RunContext, role: Role) -> Json:
-    """Metadata (labels, annotations) and spec of a role's pods, with what a queue's admission adds to them."""
+    """Return metadata (labels, annotations) and spec of a role's pods, with the additions of a queue's admission."""
     made = own_template(ctx, role)
     return placement.with_queue_fields(made, ctx.placed[role]) if role in ctx.placed else made
 
 
 def spot_template(ctx: RunContext, block: SpotSpec) -> Json:
-    """Metadata and spec of the spot engines' pods: an engine's, on the nodes of `inference.spot`, which has the last word on these."""
+    """Return metadata and spec of the spot engines' pods: an engine on the nodes of `inference.spot`, which overrides other node fields."""
     made = _on_spot(ctx, block)
     return placement.with_queue_fields(made, ctx.placed[SPOT_SET]) if SPOT_SET in ctx.placed else made
 
@@ -52,7 +52,7 @@ def _on_spot(ctx: RunContext, block: SpotSpec) -> Json:
 
 
 def queue_conflicts(ctx: RunContext) -> str:
-    """Contradictions between the run's pods and what a queue adds to them; empty: there are none."""
+    """Return the contradictions between the run's pods and the additions of a queue; empty if they agree."""
     found = [
         placement.find_contradiction(own_template(ctx, role), ctx.placed[role], role)
         for role in ROLES
@@ -90,7 +90,8 @@ def _grace_seconds(ctx: RunContext, role: Role) -> int:
 
 
 def _merge_template(spec: dict[str, object], wanted: object) -> Json:
-    """The spec as the user wants it. One that is no map becomes a field that does not exist: its name is in the API server's refusal."""
+    """Return the spec merged with the user's. A value other than a map is set as an unknown field, so that the API server's refusal
+    names it."""
     if wanted is None:
         return spec
     return merge_patch(spec, wanted) if isinstance(wanted, Mapping) else {**spec, "podTemplate.spec": wanted}
@@ -130,7 +131,7 @@ def _pod_spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json
 
 
 def _host_affinity(ctx: RunContext) -> str | None:
-    """The host, where its claim can be mounted on one node only."""
+    """Return the name of the host if its claim can only be mounted on one node."""
     return ctx.host.name if ctx.host is not None and placement.one_node(ctx.host.spec) else None
 
 
@@ -157,11 +158,12 @@ def _pod_volumes(ctx: RunContext, role: Role) -> list[Json]:
 
 
 def _pod_metadata(ctx: RunContext, role: Role, patch: object) -> Json:
-    """Ours are last: the operator finds a run's pods by them. Engines outlive attempts and carry none."""
+    """Merge the user's metadata with ours. Ours win, because the operator finds pods by them; engines have no attempt, as they outlive
+    attempts."""
     user = patch if isinstance(patch, Mapping) else {}
     ours = child_labels(ctx.name, role, None if role == "inference" else ctx.attempt)
     annotations = {RUN_UID_ANNOTATION: ctx.uid}
-    if role == "inference":  # alone in outliving the attempt that wrote the file
+    if role == "inference":  # only engines outlive the attempt that wrote the file
         engine = ctx.config.inference
         read = engine.model_dump(mode="json", exclude=set(NOT_READ_BY_ENGINES)) if engine is not None else None
         annotations[CONFIG_ANNOTATION] = document_mark([config_format(), read])
@@ -178,7 +180,7 @@ def _as_mapping(value: object) -> Mapping[str, object]:
 
 
 def _with_own_variables(found: object, made: Sequence[Json]) -> object:
-    """The containers, those that we make with our values of the reserved variables."""
+    """Return the containers; the rendered ones get the operator's values of the reserved variables."""
     if not isinstance(found, list):
         return found
     ours = {container["name"]: container["env"] for container in made if "env" in container}
@@ -191,9 +193,9 @@ def _with_own_variables(found: object, made: Sequence[Json]) -> object:
 
 
 def _reserved_as_made(found: object, made: Sequence[Json]) -> object:
-    """Variables of a container: reserved ones are as they were made, and all there. Only the run's key may be the user's."""
+    """Return the variables of a container with all reserved ones as rendered. Only the run's key may come from the user."""
     if found is not None and not isinstance(found, list):
-        return found  # the API server's dry-run names it
+        return found  # the API server's dry run reports the field
     ours = {variable["name"]: variable for variable in made if is_reserved(variable["name"])}
     result = []
     for variable in found or ():
@@ -207,7 +209,7 @@ def _reserved_as_made(found: object, made: Sequence[Json]) -> object:
 
 
 def _with_role(found: object, container: dict[str, object]) -> object:
-    """The containers, the role's among them."""
+    """Return the containers, including the role's container."""
     if not isinstance(found, list):
         return found if found is not None else [container]
     there = any(isinstance(one, Mapping) and one.get("name") == container["name"] for one in found)

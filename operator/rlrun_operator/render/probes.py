@@ -1,4 +1,4 @@
-"""Probes: what the kubelet asks each role. The answers are the roles'; see `rlrun.protocol.messages.endpoints`."""
+"""Probes of the containers. The roles answer them; see `rlrun.protocol.messages.endpoints`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _READY_PERIOD_SECONDS = 3
 
 
 def container_probes(role: Role) -> dict[str, object]:
-    """The probes of a role's container.
+    """Return the probes of a role's container.
 
-    The trainer has no liveness probe: its container is never started again within an attempt, and a group that hangs is for
-    the whole run's progress to show. A failing liveness of the other two ends only what has not answered for minutes.
+    The trainer has no liveness probe: its container is never restarted within an attempt, and the run's progress shows a group that hangs.
+    The liveness probes of the other roles only fail after minutes without an answer.
     """
     if role == "trainer":
         return {"readinessProbe": _readiness_probe(endpoints.POD_READY, endpoints.POD_PORT)}
@@ -48,14 +48,14 @@ def _readiness_probe(path: str, port: int) -> Json:
 
 
 def _http_probe(path: str, port: int, *, period: int, failures: int, timeout: int = 2) -> dict[str, object]:
-    """A GET that has to answer 2xx.
+    """Return a probe by HTTP GET, which succeeds with a status 2xx.
 
     Args:
-        path: without a key.
-        port: of the container.
-        period: seconds between two.
-        failures: in a row, until it counts.
-        timeout: seconds until one failed.
+        path: path that needs no key.
+        port: port of the container.
+        period: seconds between two requests.
+        failures: number of failures in a row until the probe fails.
+        timeout: seconds until a request fails.
     """
     return {
         "httpGet": {"path": path, "port": port},

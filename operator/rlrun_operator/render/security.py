@@ -5,10 +5,10 @@ from __future__ import annotations
 from rlrun_operator.state import Json
 
 USER = 1000
-"""User and group of a run's pods; owner of what they write on the volume."""
+"""User and group of a run's pods, and owner of their files on the volume."""
 ENVIRONMENT_USERS = 1001
-"""User of the container of `environments[0]`; the next one has the next. Their group is that of
-the pod, which may read what a run writes."""
+"""User of the container of `environments[0]`; each next one has the next number. Their group is that of the pod, which may read the
+run's files."""
 
 CONTAINER: Json = {
     "allowPrivilegeEscalation": False,
@@ -28,10 +28,10 @@ _NUMBERS = ("runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy")
 
 
 def of_pod(*, assigned: bool) -> Json:
-    """Security context of a pod; `assigned`: users and groups are the namespace's to choose, as OpenShift's are."""
+    """Return the security context of a pod; `assigned`: the namespace assigns users and groups, as in OpenShift."""
     return {name: value for name, value in POD.items() if not (assigned and name in _NUMBERS)}
 
 
 def of_environment(index: int, *, assigned: bool) -> Json:
-    """Security context of an environment's container."""
+    """Return the security context of an environment's container; `assigned` as in `of_pod`."""
     return CONTAINER if assigned else CONTAINER | {"runAsUser": ENVIRONMENT_USERS + index}

@@ -1,9 +1,9 @@
-"""Container that environments without an image share by default, next to the orchestrator's in its pod.
+"""Container that environments without an image share by default, in the orchestrator's pod.
 
-It keeps code of users away from the run's key, the token of the Lease and the keys of trackers. All of them share it, because each
-container costs a Python process: 20 environments would take 20 of these. Within it, environments are closed to each other by Landlock,
-as processes of the orchestrator's container would be. It reads what the orchestrator's container reads of the run's volume, and writes
-only the hub's caches of data. Its variables come from the orchestrator, for each environment those that it may have.
+It separates code of users from the run's key, the token of the Lease and the keys of trackers. All environments share it, because each
+container needs a Python process: 20 environments would need 20. Landlock separates the environments within it, like processes in the
+orchestrator's container. It has the same view of the run's volume as the orchestrator's container, but only writes the hub's caches of
+data. The orchestrator sends each environment the variables that it may have.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHARED_MEMORY = "environments-shm"
 _SPLIT = ("cpu", "memory", "ephemeral-storage")
 """Resources of which the orchestrator and its environments each request half."""
 _NOT_COPIED = ("secret", "projected", "csi")
-"""Sources of volumes that hold secrets or tokens."""
+"""Sources of volumes that contain secrets or tokens."""
 
 
 def has_shared(ctx: RunContext) -> bool:
@@ -101,7 +101,7 @@ def mounts_of_the_user(ctx: RunContext, role: Role, *, taken: Set[str]) -> Itera
 
 
 def _list_mappings(found: object) -> list[Manifest]:
-    """Return the mappings of a list; a value of another kind is for the API server to refuse."""
+    """Return the mappings of a list; the API server refuses values of another type."""
     if not isinstance(found, Sequence) or isinstance(found, str):
         return []
     return [element for element in found if isinstance(element, Mapping)]
@@ -111,7 +111,7 @@ def split_resources(resources: Manifest) -> tuple[Json, Json]:
     """Split the resources of the orchestrator's block between its container and that of its environments.
 
     Each requests half of CPU, memory and ephemeral storage, so that the pod requests as much as without the second container. Each may use
-    what the limit allows: how much an environment takes is not known before. Devices are for environments.
+    the whole limit, because the need of an environment is unknown before. Devices are for environments.
 
     Args:
         resources: `requests` and `limits`, by name.

@@ -23,31 +23,31 @@ from rlrun_operator.render.pods import pod_template, spot_template
 from rlrun_operator.state import Json, Manifest
 
 NO_DEADLINE_SECONDS = 2**31 - 1
-"""A Deployment's own deadline would only add writes: how long a start may take is judged elsewhere."""
+"""Deadline of Deployments, practically unlimited: it would only add status writes, and the operator limits starts itself."""
 KEPT_REVISIONS = 1
-"""A rendering is never rolled back."""
+"""Number of old revisions; a rendering is never rolled back."""
 
 
 class Workloads(NamedTuple):
     """Workloads of an attempt."""
 
     trainer: Manifest | None
-    """None: a guest is trained by its host's, an evaluation trains nothing."""
+    """None for guests, which use the host's trainer, and for evaluations."""
     inference: Manifest | None
-    """None: supervised fine-tuning runs no engines, a guest uses its host's."""
+    """None for supervised fine-tuning, and for guests, which use the host's engines."""
     orchestrator: Manifest
 
     @property
     def existing(self) -> tuple[Manifest, ...]:
-        """Existing workloads, in the order of their making."""
+        """Workloads that the run has, in the order of their creation."""
         return tuple(child for child in self if child is not None)
 
 
 def render_workloads(ctx: RunContext) -> Workloads:
-    """The attempt's workloads.
+    """Return the workloads of an attempt.
 
-    The Deployment's pods do not depend on the attempt: applied again for a later one it leaves them running, unless the specification
-    or the operator's rendering has changed.
+    The pods of the Deployment do not depend on the attempt: an apply for a later attempt keeps them running, unless the specification or
+    the operator's rendering has changed.
     """
     return Workloads(
         trainer=_stateful_set(ctx) if ctx.has_trainer else None,
@@ -61,7 +61,7 @@ def _stateful_set(ctx: RunContext) -> Manifest:
         "serviceName": ctx.names.trainer,
         "replicas": ctx.spec.trainer.replicas,
         "podManagementPolicy": "Parallel",  # the pods of a group wait for each other
-        "updateStrategy": {"type": "OnDelete"},  # a new template is for the next attempt, which starts from no pods
+        "updateStrategy": {"type": "OnDelete"},  # a new template is for the next attempt, which starts without pods
         "revisionHistoryLimit": KEPT_REVISIONS,
         "selector": _pod_selector(ctx, "trainer"),
         "template": pod_template(ctx, "trainer"),
@@ -81,11 +81,11 @@ def _render_deployment(ctx: RunContext) -> Manifest:
 
 
 def spot_deployment(ctx: RunContext) -> Manifest | None:
-    """The Deployment of the engines on interruptible nodes; None: the run has none.
+    """Return the Deployment of the engines on interruptible nodes, or None if the run has no spot engines.
 
-    Its pods are engines as the others: the same Service, network policy and metrics find them by the role's label. The selector of the
-    other Deployment takes them in as well, which changes nothing: its controller acts on what it owns. That one cannot be narrowed, as
-    selectors are immutable.
+    Service, network policy and metrics select these pods by the role's label, like other engines. The selector of the other Deployment
+    matches them too, which has no effect, because its controller only acts on pods that it owns. It cannot be narrowed, because selectors
+    are immutable.
     """
     block = ctx.spec.inference.spot
     if block is None or not ctx.has_engines:
@@ -103,15 +103,15 @@ def spot_deployment(ctx: RunContext) -> Manifest | None:
 
 
 def spot_nodes(block: SpotSpec) -> str:
-    """Mark of the nodes that `inference.spot` names."""
+    """Return the hash of the node fields of `inference.spot`."""
     return document_mark(block.model_dump(mode="json", exclude={"share"}, exclude_defaults=True))
 
 
 def _render_engines(ctx: RunContext, name: str, count: int, template: Json, selector: Json) -> Manifest:
     spec: Json = {
         "replicas": count,
-        # No surge: the GPUs of a new engine are those of an old one. All at once: another template comes with a new attempt, whose
-        # orchestrator is not to meet engines of two renderings.
+        # No surge, because a new engine needs the GPUs of an old one. All at once, because another template comes with a new attempt, and
+        # its orchestrator must not use engines of two renderings.
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": "100%"}},
         "revisionHistoryLimit": KEPT_REVISIONS,
         "progressDeadlineSeconds": NO_DEADLINE_SECONDS,
@@ -122,7 +122,7 @@ def _render_engines(ctx: RunContext, name: str, count: int, template: Json, sele
 
 
 def _without_affinity(template: Json) -> Json:
-    """Common part of two renderings within one attempt: nodes are excluded for a time."""
+    """Return a template without affinity, which differs between renderings of one attempt because of temporarily excluded nodes."""
     return {**template, "spec": {name: value for name, value in template["spec"].items() if name != "affinity"}}
 
 
@@ -140,7 +140,7 @@ def _build_workload(ctx: RunContext, kind: str, name: str, role: Role, spec: dic
 
 
 def _workload_metadata(ctx: RunContext, name: str, role: Role) -> Json:
-    """Metadata that show a later look whether the object is of this attempt and this specification."""
+    """Return the metadata of a workload, from which later passes read its attempt and its specification."""
     annotations = {SPEC_HASH_ANNOTATION: ctx.spec_hash}
     if role == "orchestrator" and ctx.spec.network_policy.mode != "None":
         annotations[ACCESS_ANNOTATION] = ctx.settings.network.mark
