@@ -61,9 +61,7 @@ def test_spot_engines_come_and_go_and_the_run_goes_on(world: World, cluster: Clu
     assert "EvictionByEvictionAPI" in status["inference"]["spot"]["lastLoss"]
     wait_for(
         lambda: world.condition("a", "InferenceAvailable"),
-        lambda c: (
-            "2 of 2 spot engines find no node with capacity=spot: the run goes on without, slower" in c["message"]
-        ),
+        lambda c: "2 of 2 spot engines find no node with capacity=spot: the run continues more slowly" in c["message"],
         "the run says what it lacks",
     )
     status = world.status("a")

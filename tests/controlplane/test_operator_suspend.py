@@ -23,7 +23,7 @@ def test_a_run_is_suspended_edited_and_resumed_with_nothing_lost(world: World) -
     assert no_pods(world)
     assert world.kube.items(world.path(APPS, "deployments")) == []
     assert len(world.kube.items(world.path(CORE, "persistentvolumeclaims"))) == 1
-    assert re.search("goes on from the checkpoint of step 7, when", status["message"]), status["message"]
+    assert re.search("continues from the checkpoint of step 7, when", status["message"]), status["message"]
     assert world.condition("a", "Reconciling")["status"] == "False"
 
     world.edit("a", {"suspend": False, "trainer": {"replicas": 2}})

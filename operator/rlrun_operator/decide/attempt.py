@@ -235,7 +235,7 @@ def _is_unjudged(block: PodFields) -> bool:
 
 def _wait_for_strangers(run: RunSnapshot) -> Decision:
     shown = ", ".join(run.strangers[:4]) + (", …" if len(run.strangers) > 4 else "")
-    message = f"of a deleted run of this name there is still: {shown}; this run begins when they are gone"
+    message = f"objects of a deleted run of this name still exist: {shown}; this run starts when they are gone"
     update = ConditionUpdate("False", reasons.PREVIOUS_RUN_ENDING, message)
     return _not_begun(run, reasons.SCHEDULED, update, LOOK_AGAIN_SECONDS)
 
@@ -244,8 +244,8 @@ def _free_claim(run: RunSnapshot) -> Decision:
     """Delete engines, which outlive attempts: they keep a claim that is being deleted, and new pods cannot use such a claim."""
     engines = [Delete(ref, uid_of(child)) for ref, child in run.engine_deployments if not is_ending(child)]
     message = (
-        f"claim {run.wanted.claim} is being deleted, and goes when no pod uses it; the next attempt begins then, on a new "
-        "claim: from the model, where nothing else has the checkpoints"
+        f"claim {run.wanted.claim} is being deleted, and disappears when no pod uses it; the next attempt then starts on a new "
+        "claim: from the model, unless the checkpoints are stored elsewhere"
     )
     actions = Actions(writes=engines, wake_in=LOOK_AGAIN_SECONDS)
     return report_restart(run, message, reasons.CLAIM_DELETED, actions=actions)
@@ -253,7 +253,7 @@ def _free_claim(run: RunSnapshot) -> Decision:
 
 def _wait_for_name(run: RunSnapshot, taken: str) -> Decision:
     message = (
-        f"{taken} exists and is not of this run, which needs the name and leaves the object alone; delete or rename it, "
+        f"{taken} exists and is not of this run, which needs the name and does not change the object; delete or rename it, "
         "or give the run another name"
     )
     if run.past.attempt:
@@ -298,7 +298,7 @@ def _begin_again(run: RunSnapshot, attempt: int, what: str) -> Decision:
     change = StatusChange(attempt=attempt, launched_attempt=attempt)
     if attempt != run.past.attempt:
         change |= StatusChange(checkpoint=status_before_attempt(run).checkpoint)
-    return report_restart(run, f"attempt {attempt} is made again: {what}", reasons.PODS_ENDING, change, AT_ONCE)
+    return report_restart(run, f"attempt {attempt} is replaced: {what}", reasons.PODS_ENDING, change, AT_ONCE)
 
 
 def _has_another_key(run: RunSnapshot, child: Manifest, attempt: int) -> bool:

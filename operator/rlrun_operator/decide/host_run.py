@@ -54,13 +54,13 @@ def host_condition(
     if known is None:
         what = shorten_text(judge_spec(host).problems, _TEXT_MAX)
         return _host_unavailable(
-            reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); mend it"
+            reasons.HOST_NOT_READY, f"{field}: that run's specification is invalid ({what}); correct it"
         )
     if known.spec.trainer.lora is None or known.spec.trainer.lora.slots < 2:
         has = "no trainer.lora" if known.spec.trainer.lora is None else "trainer.lora.slots 1"
         fix = f"give {name} trainer.lora with slots of 2 or more, or name another host"
         return _host_unavailable(
-            reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer takes nobody else; {fix}"
+            reasons.HOST_NOT_SHARED, f"{field}: that run has {has}, so its trainer accepts no guests; {fix}"
         )
     if not _is_named(known.spec.trainer.guests, _run_name(guest)):
         listed = ", ".join(known.spec.trainer.guests) or "none"
@@ -131,7 +131,7 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
     field, phase, joined = f"trainer.sharedWith ({name})", status.get("phase"), holds_slot(guest)
     if phase == "Failed":
         told = shorten_text(str(status.get("message") or ""), _TEXT_MAX)
-        fix = f"mend {name}, delete it and create it again; this run then goes on from its checkpoint"
+        fix = f"correct {name}, delete it and create it again; this run then continues from its checkpoint"
         return _host_unavailable(reasons.HOST_FAILED, f"{field}: that run has failed: {told}; {fix}")
     if phase == "Complete" or (phase == "Completing" and (not joined or _is_freeing_trainer(host))):
         fix = f"delete this run and name another host, or give {name} more steps: raise its maxSteps"
@@ -139,14 +139,16 @@ def _host_state(guest: Manifest, host: Manifest, known: Host, guests: Sequence[M
         what = left.get(phase, "has trained all its steps and takes no more runs")
         return _host_unavailable(reasons.HOST_COMPLETE, f"{field}: that run {what}; {fix}")
     if not joined and (full := _slots_taken(guest, known, guests)) is not None:
-        return _host_unavailable(reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run begins when one of them is over")
+        return _host_unavailable(
+            reasons.HOST_SLOTS_TAKEN, f"{field}: {full}; this run starts when one of them has ended"
+        )
     if phase in ("Suspending", "Suspended"):
         return _host_unavailable(
-            reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run goes on when it is resumed"
+            reasons.HOST_SUSPENDED, f"{field}: that run is suspended; this run continues when it is resumed"
         )
     if phase == "Restarting":
         return _host_unavailable(
-            reasons.HOST_RESTARTING, f"{field}: that run restarts; this run goes on with its next attempt"
+            reasons.HOST_RESTARTING, f"{field}: that run restarts; this run continues with its next attempt"
         )
     if not trainer_ready(host):
         trainer = status.get("trainer") or {}

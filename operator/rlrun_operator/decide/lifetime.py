@@ -38,7 +38,7 @@ def seconds_left(run: RunSnapshot) -> float | None:
 def deadline_message(run: RunSnapshot) -> str:
     """Return the message of Failed with reason DeadlineExceeded."""
     limit = _live_number(run, "activeDeadlineSeconds")
-    fix = f"the annotation {RESTART_ANNOTATION} with the time of now lets it go on from its last checkpoint, with as much time again"
+    fix = f"the annotation {RESTART_ANNOTATION} with the current time continues it from its last checkpoint, with the same time again"
     return f"the run was active for activeDeadlineSeconds ({limit}); it saves and ends; {fix}"
 
 

@@ -27,7 +27,7 @@ def revive_ended_run(run: RunSnapshot) -> Decision | None:
         return None
     return report_restart(
         run,
-        f"the run had failed and begins again, as the annotation {RESTART_ANNOTATION} asks ({request})",
+        f"the run had failed and restarts, as the annotation {RESTART_ANNOTATION} requests ({request})",
         reasons.PODS_ENDING,
         StatusChange(
             restarts=run.past.restarts + 1,
@@ -62,7 +62,7 @@ def restart_by_request(run: RunSnapshot, *, is_restarting: bool) -> Decision | N
         return None  # the starting attempt fulfills the request
     if is_restarting and run.past.next_retry_time is None:
         return None
-    asks = f"{ROTATE_ANNOTATION} asks ({rotation})" if rotates else f"{RESTART_ANNOTATION} asks ({request})"
+    asks = f"{ROTATE_ANNOTATION} requests ({rotation})" if rotates else f"{RESTART_ANNOTATION} requests ({request})"
     change = StatusChange(
         attempt=run.attempt,
         launched_attempt=run.attempt,
@@ -82,14 +82,14 @@ def restart_after_edit(run: RunSnapshot) -> Decision | None:
     attempt = run.past.attempt
     if run.spec is None or run.spec_hash == run.past.spec_hash or not unstarted.unstarted_roles(run, attempt):
         return None
-    message = f"attempt {attempt} is made again: the specification was edited before all of its roles had started"
+    message = f"attempt {attempt} is replaced: the specification was edited before all of its roles had started"
     change = StatusChange(launched_attempt=attempt, next_retry_time=None)
     return report_restart(run, message, reasons.PODS_ENDING, change, AT_ONCE)
 
 
 def warn_invalid_annotation(run: RunSnapshot, decision: Decision) -> Decision:
     """Report an annotation whose value is not a time, once, and ignore it."""
-    fix = "write the time of now, as `date -u +%FT%TZ` prints it"
+    fix = "write the current time, as `date -u +%FT%TZ` prints it"
     requests = (
         (restart_request(run), RESTART_ANNOTATION, reasons.RESTART_REQUEST_INVALID, "restartRequestedAt"),
         (rotation_request(run), ROTATE_ANNOTATION, reasons.KEY_ROTATION_REQUEST_INVALID, "keyRotationRequestedAt"),
@@ -97,7 +97,7 @@ def warn_invalid_annotation(run: RunSnapshot, decision: Decision) -> Decision:
     for request, annotation, reason, report in requests:
         if request is None or seconds_of(request) is not None:
             continue
-        event = EventRecord("Warning", reason, f"{annotation} ({request}) is no time; {fix}")
+        event = EventRecord("Warning", reason, f"{annotation} ({request}) is not a time; {fix}")
         status = {**decision.status, report: request}
         decision = replace(decision, status=status, urgency="now", events=(*decision.events, event))
     return decision

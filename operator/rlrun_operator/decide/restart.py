@@ -39,7 +39,7 @@ def continue_restart(run: RunSnapshot) -> Decision:
         message = f"{because}; no pod is seen any more"
         return report_restart(run, message, reasons.PODS_ENDING, actions=Actions(wake_in=settles))
     if (waits := _backoff_left(run)) is not None:
-        message = f"{because}; the next attempt begins at {past.next_retry_time}"
+        message = f"{because}; the next attempt starts at {past.next_retry_time}"
         return report_restart(run, message, reasons.BACK_OFF, actions=Actions(wake_in=waits))
     if run.spec is None:
         return fail_run(run, reasons.INVALID_CONFIGURATION, run.problems)

@@ -162,17 +162,17 @@ def standing_conditions(run: RunSnapshot, *, pending: bool) -> dict[str, Conditi
 def configuration_condition(run: RunSnapshot, *, pending: bool) -> ConditionUpdate:
     """Return ConfigurationValid. `pending`: an attempt of an earlier specification may be running."""
     if run.spec is None:
-        still = f"; attempt {run.past.attempt} goes on with the specification that it began with" if pending else ""
+        still = f"; attempt {run.past.attempt} continues with the specification of its start" if pending else ""
         return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, run.problems + still)
     if run.forbidden:
-        still = f"; attempt {run.past.attempt} goes on, and no other one begins" if pending else ""
+        still = f"; attempt {run.past.attempt} continues, and no other attempt starts" if pending else ""
         return ConditionUpdate("False", reasons.FORBIDDEN, run.forbidden + still)
     if run.host is not None and (problem := host_run.storage_problem(run.spec, run.host)) is not None:
         return ConditionUpdate("False", reasons.INVALID_CONFIGURATION, problem)
     if pending and run.past.spec_hash is not None and run.spec_hash != run.past.spec_hash:
         what = "the specification was edited" if _edited_by_hand(run) else "the defaults of the namespace were edited"
         return ConditionUpdate(
-            "True", reasons.CHANGE_PENDING, f"{what}; the change takes effect when the next attempt begins"
+            "True", reasons.CHANGE_PENDING, f"{what}; the change takes effect when the next attempt starts"
         )
     if message := _ignored_fields(run):
         return ConditionUpdate("True", reasons.FIELDS_IGNORED, message)
@@ -193,7 +193,7 @@ def _ignored_fields(run: RunSnapshot) -> str:
     if spec is not None and spec.queue_name and provider not in ("kueue", "volcano"):
         return f"ignored: queueName {spec.queue_name}, because neither Kueue nor Volcano is this operator's queue (queue.provider)"
     if spec is not None and spec.priority and provider == "volcano":
-        return f"ignored: priority {spec.priority}, because Volcano ranks runs by trainer.priorityClassName alone"
+        return f"ignored: priority {spec.priority}, because Volcano ranks runs only by trainer.priorityClassName"
     return ""
 
 
@@ -290,11 +290,11 @@ def _progress_condition(run: RunSnapshot, report: progress.Report | None, waits:
 def _heartbeat_lost(run: RunSnapshot, *, never: bool) -> str:
     network, names = run.settings.network, run.names
     what = "in this attempt" if never else f"for {progress.HEARTBEAT_SECONDS:g} s"
-    message = f"Lease {names.progress} has not been renewed {what}; the run goes on, and its progress cannot be seen"
+    message = f"Lease {names.progress} has not been renewed {what}; the run continues, and its progress is unknown"
     pod = f"{names.orchestrator(run.past.attempt)} -n {run.metadata['namespace']}"
-    fix = f"kubectl logs {pod} says why; RoleBinding {names.account} lets it"
+    fix = f"kubectl logs {pod} shows the reason; RoleBinding {names.account} permits the renewal"
     if run.spec is None or run.spec.network_policy.mode == "None":
-        return f"{message}; {fix}; no NetworkPolicy of the run stands in its way"
+        return f"{message}; {fix}; no NetworkPolicy of the run blocks it"
     policy = f"NetworkPolicy {names.orchestrator_access} opens {network.ways} to it"
     return f"{message}; {fix}, and {policy}: if the API server is elsewhere, set networkPolicy.apiServer in the chart's values"
 
@@ -306,7 +306,7 @@ def _report_checkpoints(run: RunSnapshot, report: progress.Report | None) -> dic
     if not spec.enabled:
         return {
             kind: ConditionUpdate(
-                "Unknown", reasons.CHECKPOINTS_OFF, "checkpoint.enabled is false: a restart begins from the model"
+                "Unknown", reasons.CHECKPOINTS_OFF, "checkpoint.enabled is false: a restart starts from the model"
             )
         }
     if report is None or report.step is None:
@@ -367,7 +367,7 @@ def _report_name_conflict(run: RunSnapshot) -> ConditionUpdate | None:
     """Return Progressing of an attempt that lacks an object because a foreign object has its name."""
     if run.taken is None:
         return None
-    fix = "the attempt goes on as far as it can without; delete or rename that object"
+    fix = "the attempt continues without it as far as possible; delete or rename that object"
     return ConditionUpdate(
         "Unknown", reasons.NAME_TAKEN, f"{run.taken} exists and is not of this run, which needs the name; {fix}"
     )
@@ -377,9 +377,9 @@ def _report_lost_lease(run: RunSnapshot) -> ConditionUpdate | None:
     """Return Progressing of an attempt whose Lease was deleted and cannot be created again."""
     if run.observed.lease is not None:
         return None
-    name, unseen = run.names.progress, "the run goes on, and its progress cannot be seen"
+    name, unseen = run.names.progress, "the run continues, and its progress is unknown"
     if run.spec is None:
-        waits = f"Lease {name} was deleted, and is made again when the specification can be run"
+        waits = f"Lease {name} was deleted, and is created again when the specification is valid"
         return ConditionUpdate("Unknown", reasons.INVALID_CONFIGURATION, f"{waits}; {unseen}")
     refused = diagnose.not_made_again(run.observed.events, "Lease", name)
     return None if refused is None else ConditionUpdate("Unknown", refused.reason, f"{refused.message}; {unseen}")

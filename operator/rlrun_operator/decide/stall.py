@@ -124,7 +124,7 @@ def stall_cause(run: RunSnapshot) -> Cause | None:
     if run.host_name is None or role == "orchestrator":
         folder = run.context(run.spec, run.past.attempt).folder if run.spec is not None else "."
         logs = RunPaths(Path(folder)).logs(run.past.attempt, role)
-        message += f"; if it does not end when it is asked to, what its processes do is in {logs}/*.stacks.txt"
+        message += f"; if it does not end on request, the stacks of its processes are in {logs}/*.stacks.txt"
     blameless = run.host_name is not None and not host_run.trainer_ready(run.observed.host)
     node = pod.node if pod is not None else None
     kind: Kind = "disruption" if blameless else "failure"
@@ -169,9 +169,7 @@ def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock |
     if (report is not None and report.storage is not None) or (
         storage is not None and storage.reason in reasons.VOLUME
     ):
-        return (
-            None  # the run waits for its volume, or did until now: it continues by itself, and a restart would not help
-        )
+        return None  # the run waits for its volume, or did until now: it continues by itself without a restart
     usable = true_since(past.conditions, reasons.STORAGE_READY, true=True) or 0.0
     least = max(run.observed.watching_since, usable)
     margin = GUEST_MARGIN_SECONDS if run.host_name is not None else 0.0

@@ -117,7 +117,7 @@ def _resume_run(run: RunSnapshot) -> Decision:
         return _remove_remaining(run)  # the queue has evicted the run during its start
     host = run.host_available
     if run.spec is None:
-        fix = "set spec.suspend to true, mend it, and set it to false"
+        fix = "set spec.suspend to true, correct it, and set it to false"
         return (
             _remove_remaining(run)
             if is_begun
@@ -142,15 +142,15 @@ def where_it_goes_on(run: RunSnapshot) -> str:
     """Return the step from which the next attempt continues, as far as the orchestrator has reported."""
     done, saved = run.past.progress.step, run.past.checkpoint.latest_complete_step
     if not run.past.attempt:
-        return "its first attempt begins"
+        return "its first attempt starts"
     if not run.trains:
-        return f"it asks what is not answered yet ({run.past.steps})"
+        return f"it requests the missing answers ({run.past.steps})"
     if not saved:
         return (
-            f"it begins again from the model ({count_noun(done, 'step')} lost)" if done else "it begins from the model"
+            f"it starts again from the model ({count_noun(done, 'step')} lost)" if done else "it starts from the model"
         )
     lost = f"; {count_noun(done - saved, 'step')} trained after it are trained again" if done > saved else ""
-    return f"it goes on from the checkpoint of step {saved}{lost}"
+    return f"it continues from the checkpoint of step {saved}{lost}"
 
 
 def _suspending_decision(run: RunSnapshot, message: str, actions: Actions) -> Decision:

@@ -34,7 +34,7 @@ PLAN_SHARE = 0.1
 _HAVE_ROOM = ("Running", "Complete", "Failed")
 """Phases of runs that do not wait for capacity."""
 FREE = Admission(True, reasons.ROOM_FOUND, "a guest needs no room of its own: it has its host's trainer and engines")
-OUT = Admission(False, reasons.NOT_QUEUED, "the run asks for no room now")
+OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no capacity now")
 SOON = Admission(False, reasons.WAITING_FOR_TURN, QUEUE_LOOKS_SOON)
 log = logging.getLogger(__name__)
 

@@ -124,7 +124,7 @@ class Applier:
                 failed.append(write)
                 refused += error.outcome.refused
         if late and not refused:
-            raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass goes on")
+            raise UnavailableError(f"writes take more than {ACT_SECONDS:g} s; the next pass continues")
         if refused:
             created = not late and not any(_is_creation(write) and _kind_of(write) != POD.kind for write in failed)
             return Outcome("not-admitted", refused[0].text, refused=tuple(refused), created=created)

@@ -71,7 +71,7 @@ class VolcanoQueue:
         if absent := self._objects.absent(key[0]):
             if not subject.holds:
                 return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
-            kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps what it has: {absent}")
+            kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps its resources: {absent}")
             return replace(kept, placed=volcano.pod_additions(subject))
         if subject.suspended and subject.holds:
             self._cluster.again(

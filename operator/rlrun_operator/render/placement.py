@@ -161,7 +161,7 @@ def find_contradiction(template: Manifest, placed: Placed, role: str) -> str:
     for what, theirs, own in pairs:
         for key, value in theirs.items():
             if own.get(key, value) != value:
-                return f"{role}: {what} {key} is {own[key]}, and the admission says {value}; remove it from the run"
+                return f"{role}: {what} {key} is {own[key]}, and the admission has {value}; remove it from the run"
     return ""
 
 

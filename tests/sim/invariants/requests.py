@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 NOTHING_FAILED = (
     "ends for another size of the trainer",
-    "made again",
     "created again",
-    "asks (",
+    "is replaced: ",
+    "requests (",
     "maxSteps has grown",
     "is not of this run",
     "is being deleted",
-    "begins with another API key",
+    "starts with another API key",
 )
 """Words of a restart that no failure is the cause of."""
 

@@ -14,7 +14,7 @@ from tests.sim.surroundings import NAME
 if TYPE_CHECKING:
     from tests.sim.world import World
 
-UNTRIED = "is made again when the specification can be run"
+UNTRIED = "is created again when the specification is valid"
 """Nothing is made of a specification that is wrong, so that nobody refuses it."""
 
 

@@ -59,7 +59,7 @@ def failure(reason: str, message: str, *, role: str = "trainer", code: int | Non
 
 def restarting(*failures: Json, **status: Any) -> Json:
     """A run that waits for its next attempt."""
-    back_off = condition("Restarting", "True", "BackOff", "the next attempt begins at 08:01:00")
+    back_off = condition("Restarting", "True", "BackOff", "the next attempt starts at 08:01:00")
     progress = condition("Progressing", "False", "Restarting", "the run restarts")
     return run(
         "Restarting", back_off, progress, failures=list(failures), nextRetryTime="2027-01-15T08:01:00Z", **status

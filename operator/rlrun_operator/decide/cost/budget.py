@@ -36,7 +36,7 @@ def is_spent(run: RunSnapshot) -> bool:
 def spent_message(run: RunSnapshot) -> str:
     """Return the message about a spent budget, with the fix."""
     limit = gpu_hours(run) or 0.0
-    fix = "raise budget.gpuHours, or remove budget, and the run goes on by itself from its checkpoint"
+    fix = "raise budget.gpuHours, or remove budget, and the run resumes by itself from its checkpoint"
     return f"budget.gpuHours ({limit:g}) is spent; {fix}"
 
 

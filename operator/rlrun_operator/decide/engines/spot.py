@@ -18,7 +18,7 @@ from rlrun_operator.pods import Pod
 from rlrun_operator.state import Apply, Delete, Manifest
 from rlrun_operator.status.change import NO_CHANGE, StatusChange
 
-GOES_ON = "the run goes on without, slower"
+GOES_ON = "the run continues more slowly"
 SHOWN = 3
 """Maximum number of labels in a message."""
 

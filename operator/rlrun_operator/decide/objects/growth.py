@@ -105,8 +105,8 @@ def _growth_update(run: RunSnapshot, claim: Manifest) -> ConditionUpdate | None:
         _storage_amount((claim.get("status") or {}).get("capacity")),
     )
     if grow is not None and (text := _growth_refusal(run, grow)) is not None:
-        kept = f"it stays at {holds or asked}, and the run goes on"
-        what = f"storage.claimTemplate.size asks for {grow.size}, which is refused: {shorten_text(text, _TEXT_MAX)}"
+        kept = f"it stays at {holds or asked}, and the run continues"
+        what = f"storage.claimTemplate.size requests {grow.size}, which is refused: {shorten_text(text, _TEXT_MAX)}"
         return ConditionUpdate("True", reasons.CLAIM_RESIZE_REFUSED, f"{kept}; {what}; {_growth_fix(claim, text)}")
     target = asked if grow is None else grow.size
     if not _is_less(holds or asked, target):

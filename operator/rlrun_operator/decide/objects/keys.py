@@ -50,9 +50,9 @@ def renew_key(run: RunSnapshot, attempt: int) -> Renewal | None:
     """Return the renewal of the key for `attempt`, which has no objects yet, if a user requests it or the Secret is gone, or None."""
     if not run.attempt or run.attempt >= attempt or is_made_now(run):
         return None
-    request, made = rotation_request(run), f"attempt {attempt} begins with another API key"
+    request, made = rotation_request(run), f"attempt {attempt} starts with another API key"
     if seconds_of(request) is not None:
-        message = f"{made}, as the annotation {ROTATE_ANNOTATION} asks ({request})"
+        message = f"{made}, as the annotation {ROTATE_ANNOTATION} requests ({request})"
         change = StatusChange(key_attempt=attempt, key_rotation_requested_at=request)
         return Renewal(message, reasons.PODS_ENDING, change)
     if run.observed.lost_key == secret_name(run):

@@ -27,9 +27,9 @@ _INDEPENDENT = ("ServiceAccount", "Role", "RoleBinding", "Service")
 """Kinds that do not depend on the specification."""
 _UPDATED = ("NetworkPolicy", "PodDisruptionBudget")
 """Kinds of parts that change within an attempt."""
-_NOW = "; it is being put right"
-_LATER = "; it is made again when the next attempt begins, of the specification that is there then"
-_BEHIND = "; it is put right when {} is out of the way"
+_NOW = "; it is being repaired"
+_LATER = "; the next attempt recreates it from its own specification"
+_BEHIND = "; it is repaired when {} is removed"
 
 
 class Seen(NamedTuple):
@@ -119,7 +119,7 @@ def _report_repaired(run: RunSnapshot) -> dict[str, ConditionUpdate | None]:
     before = find_condition(run.past.conditions, reasons.CHILDREN_INTACT)
     if before is None or before.status == "True" or before.reason == reasons.ADMISSION_REFUSED:  # see `refused`
         return {}
-    message = f"{_without_ending(before.message)}; it is put right"
+    message = f"{_without_ending(before.message)}; it is repaired"
     return {reasons.CHILDREN_INTACT: ConditionUpdate("True", reasons.REPAIRED, message)}
 
 
@@ -141,7 +141,7 @@ def missing_configuration_cause(run: RunSnapshot) -> Cause | None:
     if waiting is None:
         return None
     since = "another release of the operator has come" if _as_begun(run) else "the specification was edited"
-    what = f"ConfigMap {name} was deleted, and {since} since the attempt began"
+    what = f"ConfigMap {name} was deleted, and {since} since the start of the attempt"
     return Cause("disruption", None, waiting.role, waiting.name, None, None, reasons.DRIFTED, what)
 
 

@@ -21,7 +21,7 @@ def storage_condition(report: Report | None, claim: str) -> ConditionUpdate | No
     if report is None or report.storage is None:
         return None
     reason, text = report.storage
-    return ConditionUpdate("False", reason, f"claim {claim}: {text}; {_FIXES[reason]}: the run goes on by itself")
+    return ConditionUpdate("False", reason, f"claim {claim}: {text}; {_FIXES[reason]}: the run continues by itself")
 
 
 def checkpoint_condition(report: Report) -> ConditionUpdate | None:

@@ -87,7 +87,7 @@ def choose_size(look: Look, rules: Rules) -> Choice:
     if not look.at_checkpoint:
         return Choice(look.size, waiting_on="the next complete checkpoint")
     if look.room is None:
-        told = "the operator cannot see what is free, and tries it"
+        told = "the free capacity is unknown, and the operator tries it"
         return Choice(largest, f"{look.size} to {_count_pods(largest)}: {told}")
     size = _largest_within(look, rules, look.room)
     return Choice(size, f"{look.size} to {_count_pods(size)}: there is room for {look.room}")
@@ -103,7 +103,7 @@ def _smaller_size(look: Look, rules: Rules) -> Choice:
     size = rules.sizes.at_most(min(look.placed, look.size - 1))
     if size is None or look.waited < rules.wait_seconds:
         goes_on = (
-            f"it goes on with {_count_pods(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
+            f"it continues with {_count_pods(size)} after {rules.wait_seconds:g} s" if size else "fewer are not enough"
         )
         return Choice(
             look.size, waiting_on=f"nodes for {lacks}; {goes_on}" if look.waited >= PATIENCE_SECONDS else None

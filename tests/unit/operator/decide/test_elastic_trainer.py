@@ -146,7 +146,7 @@ def test_a_lost_node_is_waited_for_and_then_done_without() -> None:
     kube.tick(5)
     assert (kube.status["attempt"], size(kube)) == (2, (4, None, "4")), "a node may come"
     kube.tick(90)
-    assert kube.status["trainer"]["waitingOn"] == "nodes for 1 of 4 pods; it goes on with 3 pods after 100 s"
+    assert kube.status["trainer"]["waitingOn"] == "nodes for 1 of 4 pods; it continues with 3 pods after 100 s"
     assert kube.status["attempt"] == 2
     kube.tick(10)
     kube.tick(5)

@@ -299,7 +299,7 @@ def test_a_value_that_is_no_time_is_told_once_and_does_nothing() -> None:
     kube.tick()
     assert (kube.status["attempt"], kube.status["restarts"]) == (1, 0)
     assert kube.told.count(("Warning", "RestartRequestInvalid")) == 1
-    assert any("(now) is no time; write the time of now" in message for message in kube.messages)
+    assert any("(now) is not a time; write the current time" in message for message in kube.messages)
 
 
 def test_a_guest_is_restarted_by_hand_without_its_host() -> None:

@@ -109,7 +109,7 @@ def test_suspended_and_resumed_it_asks_the_rest() -> None:
         kube.tick()
     assert kube.status["phase"] == "Suspended", kube.status
     assert not kube.pods("inference")
-    assert "it asks what is not answered yet (6/12), when" in kube.condition("Suspended")["message"]
+    assert "it requests the missing answers (6/12), when" in kube.condition("Suspended")["message"]
     kube.edit(suspend=False)
     for _ in range(5):
         kube.tick()

@@ -117,8 +117,8 @@ def test_a_refusal_is_told_once_and_harms_nothing() -> None:
     kube.tick(30)
     found = kube.condition("StorageReady")
     assert (found["status"], found["reason"]) == ("True", "ClaimResizeRefused")
-    assert "claim run-data is bound; it stays at 100Gi, and the run goes on" in found["message"]
-    assert "storage.claimTemplate.size asks for 200Gi, which is refused" in found["message"]
+    assert "claim run-data is bound; it stays at 100Gi, and the run continues" in found["message"]
+    assert "storage.claimTemplate.size requests 200Gi, which is refused" in found["message"]
     assert "have allowVolumeExpansion set in StorageClass local-path" in found["message"]
     assert (kube.status["phase"], kube.status["storage"]["size"]) == ("Running", "100Gi")
     assert kube.told.count(("Warning", "ClaimResizeRefused")) == 1

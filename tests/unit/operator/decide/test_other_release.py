@@ -83,8 +83,7 @@ def test_a_lost_file_is_not_made_again_in_another_form(monkeypatch: pytest.Monke
     kube.tick()
     assert CONFIG not in kube.objects
     assert (
-        "ConfigMap run-rlrun was deleted; it is made again when the next attempt begins"
-        in kube.condition("ChildrenIntact")["message"]
+        "ConfigMap run-rlrun was deleted; the next attempt recreates it" in kube.condition("ChildrenIntact")["message"]
     )
     kube.make_ready = False
     kube.delete(kube.ref("inference"))

@@ -38,7 +38,7 @@ def test_a_deleted_part_is_told_and_made_again_and_the_attempt_goes_on(part: Ref
     assert part in kube.objects
     assert told(kube)[:2] == ("False", "Drifted")
     kube.tick()
-    assert told(kube) == ("True", "Repaired", f"{part.kind} {part.name} was deleted; it is put right")
+    assert told(kube) == ("True", "Repaired", f"{part.kind} {part.name} was deleted; it is repaired")
     assert (kube.status["attempt"], kube.status["phase"]) == (1, "Running")
     assert ("Warning", "Drifted") in kube.told
 
@@ -79,7 +79,7 @@ def test_an_update_that_is_refused_is_told() -> None:
     found = next(c for c in kube.decide().status["conditions"] if c["type"] == "ChildrenIntact")
     assert (found["status"], found["reason"]) == ("False", "Drifted")
     assert found["message"] == (
-        "PodDisruptionBudget run-inference is not yet as the run needs it now; it is being put right, and refused: "
+        "PodDisruptionBudget run-inference is not yet as the run needs it now; it is being repaired, and refused: "
         f"{words}; change the policy or webhook that refuses it; the operator retries"
     )
     kube.refused = ()
@@ -127,7 +127,7 @@ def test_what_depends_on_an_edited_specification_waits_for_its_attempt() -> None
     kube.tick()
     assert Ref("ConfigMap", "run-rlrun") not in kube.objects
     assert told(kube)[0] == "False"
-    assert "ConfigMap run-rlrun was deleted; it is made again when the next attempt begins" in told(kube)[2]
+    assert "ConfigMap run-rlrun was deleted; the next attempt recreates it" in told(kube)[2]
 
 
 def test_a_part_in_whose_place_is_something_else_is_left_to_its_owner() -> None:

@@ -68,7 +68,7 @@ def test_it_is_told_beside_what_somebody_has_deleted_and_outlives_it() -> None:
     status, reason, message = said(kube)
     assert (status, reason) == ("False", "Drifted")
     assert (
-        "Service run-trainer was deleted; it is being put right. Also: Deployment run-inference cannot be scaled"
+        "Service run-trainer was deleted; it is being repaired. Also: Deployment run-inference cannot be scaled"
         in message
     )
     kube.tick()
@@ -83,7 +83,7 @@ def test_the_end_of_both_tells_of_neither_as_if_it_stood() -> None:
     kube.do(kube.decide())
     kube.refused = ()
     kube.tick()
-    assert said(kube) == ("True", "Repaired", "Service run-trainer was deleted; it is put right")
+    assert said(kube) == ("True", "Repaired", "Service run-trainer was deleted; it is repaired")
 
 
 def test_a_suspension_says_what_it_waits_for() -> None:

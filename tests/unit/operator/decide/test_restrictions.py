@@ -73,7 +73,7 @@ def test_a_stricter_policy_lets_the_attempt_go_on_and_says_so() -> None:
     kube = running()
     valid = kube.condition("ConfigurationValid")
     assert (valid["status"], valid["reason"]) == ("False", "ForbiddenByPolicy")
-    assert "attempt 1 goes on, and no other one begins" in valid["message"]
+    assert "attempt 1 continues, and no other attempt starts" in valid["message"]
     assert kube.told[-1] == ("Warning", "ForbiddenByPolicy")
     assert kube.condition("Failed").get("status") != "True"
     assert all(kube.pods(role) for role in ROLES)

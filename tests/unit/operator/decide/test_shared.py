@@ -128,7 +128,13 @@ WAITS: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any] | None, st
     ),
     ("HostNotReady", {"trainer": {"replicas": 0}}, {}, {}, ["specification is invalid", "spec.trainer.replicas"]),
     ("HostRestarting", {}, {}, {"phase": "Restarting", "attempt": 1}, ["restarts"]),
-    ("HostFailed", {}, {}, {"phase": "Failed", "attempt": 1, "message": "a bad reward"}, ["a bad reward", "mend host"]),
+    (
+        "HostFailed",
+        {},
+        {},
+        {"phase": "Failed", "attempt": 1, "message": "a bad reward"},
+        ["a bad reward", "correct host"],
+    ),
     ("HostComplete", {}, {}, {"phase": "Complete", "attempt": 1}, ["is Complete", "raise its maxSteps"]),
     ("HostComplete", {}, {}, {"phase": "Completing", "attempt": 1}, ["takes no more runs"]),
 ]

@@ -84,7 +84,7 @@ def test_lost_nodes_are_an_event_and_nothing_else() -> None:
     assert (after.get("lastFailure"), kube.condition("Scheduled")["status"]) == (None, "True")
     assert kube.condition("InferenceAvailable")["status"] == "True"
     assert kube.condition("InferenceAvailable")["message"] == (
-        "at least 1 of 4 engines are ready; 2 of 2 spot engines find no node with capacity=spot: the run goes on without, slower"
+        "at least 1 of 4 engines are ready; 2 of 2 spot engines find no node with capacity=spot: the run continues more slowly"
     )
     assert (spot["desired"], spot["ready"], spot["lost"]) == (2, 0, 2)
     assert spot["lastLoss"].startswith("pod run-inference-spot-")
@@ -104,7 +104,7 @@ def test_one_missing_spot_engine_is_reported() -> None:
     kube.place = lambda pod: None if pod["metadata"]["name"] in set(on_spot(kube)) - {found} else "spot-1"
     kube.tick()
     assert kube.condition("InferenceAvailable")["message"].endswith(
-        "; 1 of 2 spot engines find no node with capacity=spot: the run goes on without, slower"
+        "; 1 of 2 spot engines find no node with capacity=spot: the run continues more slowly"
     )
 
 

@@ -162,7 +162,7 @@ def test_a_volume_that_is_of_no_use_is_told_with_what_a_restart_would_lose_and_f
     assert ready["message"].startswith(
         "claim run-data: the volume is full: 12 MiB free of 10 GiB; cannot save a checkp"
     )
-    assert "make space on it, or enlarge the claim: the run goes on by itself" in ready["message"]
+    assert "make space on it, or enlarge the claim: the run continues by itself" in ready["message"]
     assert healthy["message"].endswith("a restart now would lose 7 steps, those since step 40")
     assert (kube.status["phase"], kube.status["reason"], kube.status["attempt"]) == ("Running", "StorageFull", 1)
     assert kube.told.count(("Warning", "StorageFull")) == 1

@@ -58,7 +58,7 @@ def test_the_trainer_and_the_orchestrator_save_then_the_engines_go_then_it_is_su
     kube.lingering = set()
     kube.tick()
     assert (kube.status["phase"], no_pods(kube)) == ("Suspended", True)
-    assert "goes on from the checkpoint of step 7, when" in kube.status["message"]
+    assert "continues from the checkpoint of step 7, when" in kube.status["message"]
     assert Ref("PersistentVolumeClaim", "run-data") in kube.objects
     assert [t for t in kube.told if t[1].startswith("Suspend")] == [("Normal", "Suspending"), ("Normal", "Suspended")]
     assert kube.condition("Reconciling")["status"] == "False"

@@ -135,7 +135,7 @@ def test_wrong_content_is_told_and_disturbs_no_attempt(text: str, words: str) ->
     kube.defaults = wrong
     kube.settle()
     assert (kube.applied, kube.status["attempt"], kube.status["phase"]) == (applies, 1, "Starting")
-    assert kube.condition("ConfigurationValid")["message"].endswith("attempt 1 goes on, and no other one begins")
+    assert kube.condition("ConfigurationValid")["message"].endswith("attempt 1 continues, and no other attempt starts")
     fresh.defaults = defaults({})
     fresh.settle()
     assert fresh.status["attempt"] == 1, "it begins by itself once that is put right"

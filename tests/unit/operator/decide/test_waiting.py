@@ -611,7 +611,7 @@ def test_a_lost_lease_of_a_specification_that_was_made_wrong_says_what_it_waits_
     kube.settle()
     told = kube.condition("Progressing")
     assert told["reason"] == "InvalidConfiguration"
-    assert "Lease run-progress was deleted, and is made again when the specification can be run" in told["message"]
+    assert "Lease run-progress was deleted, and is created again when the specification is valid" in told["message"]
 
 
 def test_a_volume_that_cannot_be_mounted() -> None:

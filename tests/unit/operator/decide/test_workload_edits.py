@@ -53,7 +53,7 @@ def test_an_edited_workload_is_named_with_its_value_and_applied_again(ref: Ref, 
     told = next(c for c in decision.status["conditions"] if c["type"] == "ChildrenIntact")
     assert (told["status"], told["reason"]) == ("False", "Drifted")
     assert told["message"] == (
-        f"{ref.kind} {ref.name} was edited ({IMAGE} is now registry/evil:1, set by kubectl-set); it is being put right"
+        f"{ref.kind} {ref.name} was edited ({IMAGE} is now registry/evil:1, set by kubectl-set); it is being repaired"
     )
 
 
@@ -132,7 +132,8 @@ def test_an_edited_image_of_the_orchestrator_is_named_and_waits_for_the_next_att
     assert decision.repair == ()
     told = next(c for c in decision.status["conditions"] if c["type"] == "ChildrenIntact")
     assert (
-        "spec.containers[0].image is now registry/evil:2, set by kubectl-set); it is made again when" in told["message"]
+        "spec.containers[0].image is now registry/evil:2, set by kubectl-set); the next attempt recreates it"
+        in told["message"]
     )
 
 

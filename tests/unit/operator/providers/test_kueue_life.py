@@ -171,7 +171,7 @@ def test_an_admission_that_contradicts_the_pods_ends_the_run_before_it_has_any()
     life.settle()
     assert (life.phase, life.said) == (
         "Failed",
-        "FailedToStart: trainer: nodeSelector cloud/gpu is b200, and the admission says h100; remove it from the run",
+        "FailedToStart: trainer: nodeSelector cloud/gpu is b200, and the admission has h100; remove it from the run",
     )
     life.tick()
     assert life.kube.pods("trainer") == []

@@ -180,4 +180,4 @@ def test_a_priority_by_number_is_told_to_be_ignored() -> None:
     life.kube.settings = RenderSettings(provider="volcano")
     life.settle()
     said = life.kube.condition("ConfigurationValid")
-    assert said["message"] == "ignored: priority 5, because Volcano ranks runs by trainer.priorityClassName alone"
+    assert said["message"] == "ignored: priority 5, because Volcano ranks runs only by trainer.priorityClassName"
