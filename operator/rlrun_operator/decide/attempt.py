@@ -67,7 +67,7 @@ def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
         return _begin_again(run, attempt, broken)
     applies = _create_missing_workloads(run, start)
     launched = StatusChange(launched_attempt=attempt) if start.is_complete else NO_CHANGE
-    run = run.begins()
+    run = run.for_new_attempt()
     if start.recorded:
         # The first pass of this attempt is complete; missing objects are on their way into the cache. The existing ones were not
         # judged yet, and their events have arrived already, so this pass follows the attempt.

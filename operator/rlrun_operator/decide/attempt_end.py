@@ -11,7 +11,7 @@ from dataclasses import replace
 from rlrun.api.resource import RLRunSpec
 from rlrun.api.status import ExcludedNode, FailureRecord, RLRunStatus
 from rlrun_operator.decide import status_builder
-from rlrun_operator.decide.running import configuration_condition, of_inference, standing_conditions
+from rlrun_operator.decide.running import configuration_condition, engine_report, standing_conditions
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.failures import detect, node_exclusion, policy
@@ -137,7 +137,7 @@ def report_restart(
             ConditionUpdate("False", reasons.RESTARTING, "the run restarts"),
         ),
         reasons.COMPLETE: None,  # a run that had only stayed for its guests passes through its end again
-        **of_inference(run, attempt),
+        **engine_report(run, attempt),
         **standing_conditions(run, pending=True),
     }
     fields = StatusChange(attempt=attempt, completion_time=None)

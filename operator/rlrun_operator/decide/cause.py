@@ -48,10 +48,10 @@ def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
     """Return the pods that may end an attempt. A StatefulSet adopts and deletes foreign pods with its labels: these do not count."""
     most = max(run.wanted.trainers, desired_replicas(run.statefulset))
 
-    def asked(pod: Pod) -> bool:
+    def is_wanted(pod: Pod) -> bool:
         return pod.role != "trainer" or run.host_name is not None or int(pod.name.rpartition("-")[2]) < most
 
-    return [pod for pod in pods if run.is_needed(pod) and asked(pod)]
+    return [pod for pod in pods if run.is_needed(pod) and is_wanted(pod)]
 
 
 def settled_at(run: RunSnapshot) -> float | None:

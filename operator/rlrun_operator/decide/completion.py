@@ -9,7 +9,7 @@ from rlrun_operator.decide.objects import parts
 from rlrun_operator.decide.objects.corrections import restore_engines_for_guests
 from rlrun_operator.decide.reading.children import is_ending, uid_of
 from rlrun_operator.decide.restart import shorten_grace
-from rlrun_operator.decide.running import configuration_condition, of_inference
+from rlrun_operator.decide.running import configuration_condition, engine_report
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.state import Actions, Decision, Delete
@@ -87,7 +87,7 @@ def _stay_for_guests(run: RunSnapshot) -> Decision | None:
     message = f"all steps are trained; trainer and engines stay for the runs that share them: {guests}"
     ends = "they go when these are over; deleting them frees the GPUs now"
     update = ConditionUpdate("False", reasons.GUESTS_JOINED, f"{message}; {ends}")
-    updates = _completed_conditions(run, update, "all steps are trained") | of_inference(run, run.attempt)
+    updates = _completed_conditions(run, update, "all steps are trained") | engine_report(run, run.attempt)
     scale, apply = restore_engines_for_guests(run)
     beside = parts.compare_parts(run, run.attempt)
     actions = Actions(writes=(*apply, *scale, *beside.repair), wake_in=beside.wake_in)

@@ -197,7 +197,7 @@ def _ignored_fields(run: RunSnapshot) -> str:
     return ""
 
 
-def of_inference(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:
+def engine_report(run: RunSnapshot, attempt: int) -> dict[str, ConditionUpdate]:
     """Return the report on storage and engines while no attempt runs: engines stay during a restart."""
     kinds = (reasons.STORAGE_READY, reasons.INFERENCE_AVAILABLE)
     return diagnose.scene_conditions(_read_scene(run, attempt, None), _Waits(run).patient, kinds)

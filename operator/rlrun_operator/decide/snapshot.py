@@ -46,7 +46,7 @@ class RunSnapshot(JudgedRun):
     beginning: bool = False
     """Whether an attempt of the current specification starts in this pass."""
 
-    def begins(self) -> RunSnapshot:
+    def for_new_attempt(self) -> RunSnapshot:
         """Return the snapshot of a pass that starts an attempt of the current specification; facts that were read stay."""
         run = replace(self, beginning=True)
         run.__dict__.update({name: found for name, found in self.__dict__.items() if name in _OF_ANY_PASS})

@@ -117,7 +117,7 @@ def stall_cause(run: RunSnapshot) -> Cause | None:
     if updates is None:
         return None
     if (never := _never_starts(run)) is not None:
-        return _of_start(run, *never, updates.message.rpartition("; ")[0])
+        return _unstarted_cause(run, *never, updates.message.rpartition("; ")[0])
     role, pod = _waited_for(run, report)
     name = pod.name if pod is not None else _waiting_name(run, role)
     message = updates.message.rpartition("; ")[0]
@@ -138,7 +138,7 @@ def _never_starts(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
     return unstarted.find_stuck_role(run)
 
 
-def _of_start(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) -> Cause:
+def _unstarted_cause(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) -> Cause:
     """Return the cause that ends an attempt in which `role` never started. A restart would meet the same problem."""
     pods = sorted((pod for pod in run.needed_pods(run.past.attempt) if pod.role == role), key=lambda pod: pod.name)
     pod = next((pod for pod in pods if not pod.has_run), None)

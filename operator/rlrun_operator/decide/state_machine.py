@@ -66,7 +66,7 @@ class Situation:
     run: RunSnapshot
 
     @cached_property
-    def mended(self) -> bool:
+    def is_corrected(self) -> bool:
         """Whether the run had failed and the cause of the failure is corrected."""
         return _is_corrected(self.run)
 
@@ -101,7 +101,7 @@ Rule = Callable[[Situation], Decision | None]
 def _stay_over(it: Situation) -> Decision | None:
     """Complete and Failed are terminal until a restart is requested."""
     past = it.run.past.conditions
-    if it.mended or not (is_true(past, reasons.COMPLETE) or is_true(past, reasons.FAILED)):
+    if it.is_corrected or not (is_true(past, reasons.COMPLETE) or is_true(past, reasons.FAILED)):
         return None
     # This rule precedes suspension, so that the reason of a restart is recorded first.
     return manual_restart.revive_ended_run(it.run) or completion.clean_ended_run(it.run)
@@ -143,7 +143,7 @@ def _restart_as_asked(it: Situation) -> Decision | None:
 
 
 def _restart_run(it: Situation) -> Decision | None:
-    between = (it.restarting or it.mended) and it.run.attempt == it.run.past.attempt > 0
+    between = (it.restarting or it.is_corrected) and it.run.attempt == it.run.past.attempt > 0
     return continue_restart(it.run) if between else None
 
 

@@ -101,7 +101,7 @@ class Admissions:
         if known is not None:
             return known
         # The run may be younger than the plan, or may have started to wait after it.
-        entry = self._entry(run, self._now() - self._clock()) if self._serves(run) else None
+        entry = self._queue_entry(run, self._now() - self._clock()) if self._serves(run) else None
         if entry is None or entry.applicant.stage != "waiting":
             return OUT
         self._again(entry.key, self._next_at - self._clock())
@@ -109,14 +109,14 @@ class Admissions:
 
     async def _plan(self) -> None:
         before = self._answers
-        capacity, quotas = await self._capacity(), await self._quotas()
+        capacity, quotas = await self._read_capacity(), await self._read_quotas()
         self._values = await self._look_ups.priorities(self._unknown_classes())
         began = self._clock()
         # From here on nothing is awaited: the plan sees all runs in one state, and admissions are stored before the next plan reads.
         # The wall clock may be set. The queue therefore counts in steady seconds, and recorded times are converted to them.
         epoch = self._now() - began
         runs = [run for run in self._store.runs() if self._serves(run)]
-        entries = [entry for run in runs if (entry := self._entry(run, epoch)) is not None]
+        entries = [entry for run in runs if (entry := self._queue_entry(run, epoch)) is not None]
         by_uid = {entry.applicant.uid: entry.key for entry in entries}
         applicants, there = [entry.applicant for entry in entries], capacity(set(by_uid.values()))
         plan = admit_runs(applicants, there, self._rules, self._state, began, epoch=epoch, quotas=quotas)
@@ -130,7 +130,7 @@ class Admissions:
             if (answer.admitted, answer.stops, answer.room) != (known.admitted, known.stops, known.room):
                 self._again(by_uid[uid], 0.0)
 
-    async def _capacity(self) -> Callable[[set[Key]], Capacity | None]:
+    async def _read_capacity(self) -> Callable[[set[Key]], Capacity | None]:
         """Return a function from the keys of the queued runs to the capacity, or to None if the nodes cannot be read."""
         if self._settings.capacity:
             total = Capacity((total_room(self._settings.capacity),), "cluster")
@@ -140,7 +140,7 @@ class Admissions:
             return lambda keys: None
         return lambda keys: Capacity(rooms_of(nodes, [pod for pod in pods if _run_of(pod) not in keys]))
 
-    async def _quotas(self) -> dict[str, list[Quota]]:
+    async def _read_quotas(self) -> dict[str, list[Quota]]:
         """Return the ResourceQuotas of the namespaces with runs that may wait."""
         places = {
             str(run["metadata"]["namespace"])
@@ -153,7 +153,7 @@ class Admissions:
             for namespace, manifests in found.items()
         }
 
-    def _entry(self, run: Manifest, epoch: float) -> _Entry | None:
+    def _queue_entry(self, run: Manifest, epoch: float) -> _Entry | None:
         """Return the queue's view of a run, or None if it neither needs nor holds capacity."""
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
@@ -168,19 +168,19 @@ class Admissions:
             uid=str(metadata["uid"]),
             namespace=key[0],
             name=key[1],
-            gang=self._gang(snapshot),
+            gang=self._render_gang(snapshot),
             stage=stage,
             since=_waiting_since(snapshot) - epoch,
-            priority=self._priority(snapshot.applied.run),
+            priority=self._run_priority(snapshot.applied.run),
             started=((seconds_of(admitted.last_transition_time) if admitted is not None else None) or 0.0) - epoch,
             pods=held_pods(found.pods),
             sizes=snapshot.spec.trainer.sizes.allowed
             if snapshot.spec is not None and snapshot.spec.trainer.elastic is not None
             else (),
         )
-        return _Entry(key, applicant, self._unranked(snapshot.applied.run))
+        return _Entry(key, applicant, self._explain_unranked(snapshot.applied.run))
 
-    def _gang(self, snapshot: RunSnapshot) -> tuple[PodSet, ...]:
+    def _render_gang(self, snapshot: RunSnapshot) -> tuple[PodSet, ...]:
         """Return the pods that the next attempt needs. They are cached until an edit, because rendering takes as long as a pass."""
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
@@ -200,13 +200,13 @@ class Admissions:
             known = self._gangs[uid] = (mark, gang)
         return known[1]
 
-    def _priority(self, run: Manifest) -> int:
+    def _run_priority(self, run: Manifest) -> int:
         own, name = _run_ranks(run)
         given = self._settings.priority_classes.get(name)
         value = own or (self._values.get(name, 0) if given is None else given)
         return value if isinstance(value, int) else 0
 
-    def _unranked(self, run: Manifest) -> str:
+    def _explain_unranked(self, run: Manifest) -> str:
         own, name = _run_ranks(run)
         why = "" if own or name in self._settings.priority_classes else self._values.get(name, "")
         return f"its priority counts as 0: PriorityClass {name} {why}" if why and isinstance(why, str) else ""

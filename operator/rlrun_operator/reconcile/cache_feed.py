@@ -53,21 +53,21 @@ class Feed:
     def on_object(self, event: str | None, found: Manifest) -> None:
         """Store the object of a watch event. `event` is its type; None: the object comes from a list."""
         try:
-            self._take(event, found)
+            self._store_event(event, found)
         except Exception as error:  # an unreadable object must not stop the others
             log.error("%s could not be stored in the cache: %s", _name_object(found), describe_exception(error))
 
-    def _take(self, event: str | None, found: Manifest) -> None:
+    def _store_event(self, event: str | None, found: Manifest) -> None:
         kind, metadata = str(found["kind"]), found["metadata"]
         if kind == LEASE.kind and event != "DELETED":
-            self._take_lease(found)
+            self._store_lease(found)
         elif event == "DELETED":
             keys = self._store.remove(kind, metadata.get("namespace", ""), metadata["name"], metadata["uid"])
             self._queue(kind, keys)
         else:
             self._queue(kind, self._store.put(found, self._now()))
 
-    def _take_lease(self, found: Manifest) -> None:
+    def _store_lease(self, found: Manifest) -> None:
         metadata = found["metadata"]
         before = self._store.get(LEASE.kind, metadata.get("namespace", ""), metadata["name"])
         for key in self._store.put(found, self._now()):
@@ -75,11 +75,11 @@ class Feed:
             if run is None or (run.get("status") or {}).get("phase") != "Running":
                 self._add(key, SETTLE_SECONDS)
             elif before is not None and _is_mere_renewal(before, found) and _is_progressing(run):
-                self._add(key, max(PROGRESS_SETTLE_SECONDS, self._pace(run) - lease_keys.RENEW_SECONDS))
+                self._add(key, max(PROGRESS_SETTLE_SECONDS, self._status_interval(run) - lease_keys.RENEW_SECONDS))
             else:
                 self._add(key, PROGRESS_SETTLE_SECONDS)
 
-    def _pace(self, run: Manifest) -> float:
+    def _status_interval(self, run: Manifest) -> float:
         """Return the seconds between two status writes of a run that only reports progress: a pass in between would change nothing."""
         born = seconds_of(run["metadata"].get("creationTimestamp"))
         return progress_seconds(self._now() - born if born is not None else 0.0, self._store.run_count())

@@ -37,7 +37,7 @@ class KueueQueue:
         self._cluster = cluster
         self._settings = settings
         self._render = render
-        self._objects = QueueObjects(cluster, WORKLOAD, why_absent=_why_absent, on_look=self._keep)
+        self._objects = QueueObjects(cluster, WORKLOAD, why_absent=_why_absent, on_look=self._drop_deleted_runs)
         self._classes = Classes(cluster.client, settings, cluster.clock)
         self._placed: dict[str, Admission] = {}
         """Last admission of each admitted run, by UID."""
@@ -55,7 +55,7 @@ class KueueQueue:
         """
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
-        await self._objects.fresh(key[0])
+        await self._objects.ensure_listed(key[0])
         queue = queue_of(run) or self._settings.name or self._queue_before(run)
         found = observe_run(self._cluster.store, key)
         if found is None or host_name(run) is not None or not queue:
@@ -64,7 +64,7 @@ class KueueQueue:
         if began_before(snapshot) and not self._queue_before(run):
             return None
         subject = subject_of(snapshot, queue, self._pod_sets(snapshot))
-        if absent := self._objects.absent(key[0]):
+        if absent := self._objects.absence_reason(key[0]):
             return self._without_kueue(subject, absent)
         try:
             subject = replace(subject, priority=await self._classes.priority(snapshot.applied.run))
@@ -72,7 +72,7 @@ class KueueQueue:
                 self._cluster.again(
                     key, LOOK_SECONDS
                 )  # no event reports the end of its pods, and its quota must be released
-            return await self._objects.obeyed(subject, self._step)
+            return await self._objects.write_until_current(subject, self._next_step)
         except UnknownError as error:
             if (kept := self._placed.get(subject.uid)) is not None and subject.holds:
                 return kept
@@ -95,7 +95,7 @@ class KueueQueue:
             raise UnavailableError(absent)
         return kept
 
-    async def _step(self, run: Subject) -> Step:
+    async def _next_step(self, run: Subject) -> Step:
         workload = self._workload(run)
         names = flavors_of(workload) if workload is not None else frozenset()
         flavors = {name: await self._classes.flavor(name) for name in sorted(names)}
@@ -107,7 +107,7 @@ class KueueQueue:
     def _workload(self, run: Subject) -> Manifest | None:
         return self._objects.get(run.namespace, name_of(run.name, run.uid))
 
-    def _keep(self, uids: set[str]) -> None:
+    def _drop_deleted_runs(self, uids: set[str]) -> None:
         """Remove deleted runs from the caches."""
         self._placed = {uid: kept for uid, kept in self._placed.items() if uid in uids}
         self._sets = {uid: kept for uid, kept in self._sets.items() if uid in uids}

@@ -117,8 +117,8 @@ class LookUps:
         self._warnings: dict[str, _Shared[list[Manifest]]] = {}
         self._quotas: dict[str, _Shared[list[Manifest]]] = {}
         self._classes: dict[str, _Shared[int | str]] = {}
-        self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_nodes, clock)
-        self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._all_pods, clock)
+        self._nodes: _Shared[tuple[Manifest, ...] | None] = _Shared(self._list_nodes, clock)
+        self._pods: _Shared[tuple[Manifest, ...] | None] = _Shared(self._list_pods, clock)
 
     async def complete(self, observed: Observed, facts: Iterable[Fact], extra: Iterable[Manifest] = ()) -> Observed:
         """Return `observed` with the facts that a decision requested.
@@ -147,7 +147,7 @@ class LookUps:
         """Return the ResourceQuotas by namespace; an empty list if they may not be read."""
         wanted = sorted(set(namespaces))
         self._quotas = {
-            name: self._quotas.get(name) or _Shared(partial(self._all_quotas, name), self._clock) for name in wanted
+            name: self._quotas.get(name) or _Shared(partial(self._list_quotas, name), self._clock) for name in wanted
         }
         return {name: await shared.get() for name, shared in list(self._quotas.items())}
 
@@ -155,17 +155,18 @@ class LookUps:
         """Return the values of PriorityClasses by name; for an unreadable class, the reason and the fix as a text."""
         wanted = sorted(set(names))
         self._classes = {
-            name: self._classes.get(name) or _Shared(partial(self._priority, name), self._clock) for name in wanted
+            name: self._classes.get(name) or _Shared(partial(self._read_priority_class, name), self._clock)
+            for name in wanted
         }
         return {name: await shared.get() for name, shared in list(self._classes.items())}
 
     async def _warnings_of(self, namespace: str) -> list[Manifest]:
         if namespace not in self._warnings:
             self._warnings = {name: kept for name, kept in self._warnings.items() if kept.is_current()}
-            self._warnings[namespace] = _Shared(partial(self._all_warnings, namespace), self._clock)
+            self._warnings[namespace] = _Shared(partial(self._list_warnings, namespace), self._clock)
         return await self._warnings[namespace].get()
 
-    async def _all_warnings(self, namespace: str) -> tuple[list[Manifest], float]:
+    async def _list_warnings(self, namespace: str) -> tuple[list[Manifest], float]:
         found: list[Manifest] = []
         try:
             async for event in self._client.list(EVENT, namespace, fields="type=Warning"):
@@ -179,14 +180,14 @@ class LookUps:
             return self._warnings[namespace].last or [], LOOK_UP_SECONDS
         return found, LOOK_UP_SECONDS
 
-    async def _all_quotas(self, namespace: str) -> tuple[list[Manifest], float]:
+    async def _list_quotas(self, namespace: str) -> tuple[list[Manifest], float]:
         try:
             return [quota async for quota in self._client.list(QUOTA, namespace)], QUOTA_SECONDS
         except ApiError as error:
             log.warning("quotas of namespace %s cannot be read, and the queue ignores them: %s", namespace, error)
             return [], FORBIDDEN_SECONDS
 
-    async def _priority(self, name: str) -> tuple[int | str, float]:
+    async def _read_priority_class(self, name: str) -> tuple[int | str, float]:
         try:
             found = await self._client.get(PRIORITY_CLASS, None, name)
         except ApiError as error:
@@ -199,14 +200,14 @@ class LookUps:
             return "does not exist; have it made, or name another one", LOOK_UP_SECONDS
         return int(found.get("value") or 0), CLASS_SECONDS
 
-    async def _all_nodes(self) -> tuple[tuple[Manifest, ...] | None, float]:
+    async def _list_nodes(self) -> tuple[tuple[Manifest, ...] | None, float]:
         try:
             return tuple([_slim_node(node) async for node in self._client.list(NODE, None)]), LOOK_UP_SECONDS
         except ApiError as error:
             log.warning("nodes cannot be read (RLRUN_READ_NODES=false stops these reads): %s", error)
             return None, FORBIDDEN_SECONDS
 
-    async def _all_pods(self) -> tuple[tuple[Manifest, ...] | None, float]:
+    async def _list_pods(self) -> tuple[tuple[Manifest, ...] | None, float]:
         try:
             fields = "status.phase!=Succeeded,status.phase!=Failed,spec.nodeName!="
             return tuple([_slim_pod(pod) async for pod in self._client.list(POD, None, fields=fields)]), LOOK_UP_SECONDS

@@ -80,11 +80,11 @@ class QueueObjects:
         """Return an object from the cache."""
         return self._cluster.store.get(self._resource.kind, namespace, name)
 
-    def absent(self, namespace: str) -> str:
+    def absence_reason(self, namespace: str) -> str:
         """Return the reason why the objects of a namespace cannot be listed; empty if they can."""
         return self._absent.get(self._listed_namespace(namespace), "")
 
-    async def fresh(self, namespace: str) -> None:
+    async def ensure_listed(self, namespace: str) -> None:
         """List the objects of a namespace if the last list is too old.
 
         Raises:
@@ -98,7 +98,7 @@ class QueueObjects:
         if not self._absent.get(place) and place not in self._listed_at:
             raise UnavailableError(f"{self._resource.plural}.{self._resource.group} cannot be listed")
 
-    async def obeyed(self, run: Subject, step: Callable[[Subject], Awaitable[Step]]) -> Admission:
+    async def write_until_current(self, run: Subject, step: Callable[[Subject], Awaitable[Step]]) -> Admission:
         """Write the run's object until it is up to date, and return the answer of its last state.
 
         Args:

@@ -306,16 +306,16 @@ class Reconciler:
         """Decide; if the decision requests facts that can be read, read them and decide again."""
         random, fresh_key, now = self._random.random(), secrets.token_urlsafe(32), self._now()
 
-        def ask(given: Observed) -> Decision:
+        def decide_on(given: Observed) -> Decision:
             return self._decide(given, now, settings=self._settings, fresh_key=fresh_key, random=random)
 
-        decision = ask(observed)
+        decision = decide_on(observed)
         refused = memory.refusals_of("not-admitted")
         if decision.look_up or refused:
             of_operator = events_of(refused, observed.run["metadata"]["namespace"])
             observed = await self._look_ups.complete(observed, decision.look_up, of_operator)
             if observed.events or observed.nodes is not None:
-                decision = ask(observed)
+                decision = decide_on(observed)
         return decision
 
     async def _report(self, key: Key, run: Manifest, decision: Decision, memory: RunMemory) -> None:

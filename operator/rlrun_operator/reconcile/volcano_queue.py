@@ -43,7 +43,7 @@ class VolcanoQueue:
         self._cluster = cluster
         self._settings = settings
         self._render = render
-        self._objects = QueueObjects(cluster, POD_GROUP, why_absent=_why_absent, on_look=self._keep)
+        self._objects = QueueObjects(cluster, POD_GROUP, why_absent=_why_absent, on_look=self._drop_deleted_runs)
         self._queues: dict[str, _Read] = {}
         self._told: dict[str, tuple[str, float]] = {}
         self._members: dict[str, tuple[object, tuple[Json, ...]]] = {}
@@ -60,7 +60,7 @@ class VolcanoQueue:
         """
         metadata = run["metadata"]
         key = (str(metadata["namespace"]), str(metadata["name"]))
-        await self._objects.fresh(key[0])
+        await self._objects.ensure_listed(key[0])
         found = observe_run(self._cluster.store, key)
         if found is None or host_name(run) is not None:
             return None
@@ -68,7 +68,7 @@ class VolcanoQueue:
         if began_before(snapshot) and self._objects.get(key[0], name_of(key[1], str(metadata["uid"]))) is None:
             return None
         subject = subject_of(snapshot, self._queue_of(run), self._members_of(snapshot))
-        if absent := self._objects.absent(key[0]):
+        if absent := self._objects.absence_reason(key[0]):
             if not subject.holds:
                 return refused_answer(reasons.QUEUE_UNAVAILABLE, absent)
             kept = Admission(True, reasons.ROOM_FOUND, f"the run keeps its resources: {absent}")
@@ -77,7 +77,7 @@ class VolcanoQueue:
             self._cluster.again(
                 key, LOOK_SECONDS
             )  # no event reports the end of its pods, and its PodGroup must be deleted
-        return await self._objects.obeyed(subject, self._step)
+        return await self._objects.write_until_current(subject, self._next_step)
 
     def _queue_of(self, run: Manifest) -> str:
         """Return the Queue of a run: its own, or the one of the chart, or Volcano's default."""
@@ -85,15 +85,15 @@ class VolcanoQueue:
         named = own if isinstance(own, str) else ""
         return named or self._settings.name or volcano.DEFAULT_QUEUE
 
-    async def _step(self, run: Subject) -> Step:
+    async def _next_step(self, run: Subject) -> Step:
         group = self._objects.get(run.namespace, name_of(run.name, run.uid))
         waits = not (run.has_pods or run.over or run.suspended)
         if not waits or (group is not None and volcano.phase_of(group) in volcano.BEGUN):
             return volcano.next_step(run, group)
         told = await self._read_last_message(group) if group is not None else ""
-        return volcano.next_step(run, group, queue=await self._state(run.queue), event_text=told)
+        return volcano.next_step(run, group, queue=await self._read_queue_state(run.queue), event_text=told)
 
-    async def _state(self, name: str) -> volcano.QueueState:
+    async def _read_queue_state(self, name: str) -> volcano.QueueState:
         """Return the state of a Queue; unknown if it may not be read."""
         known = self._queues.get(name)
         if known is not None and self._cluster.clock() < known.until:
@@ -128,7 +128,7 @@ class VolcanoQueue:
         self._told[metadata["uid"]] = last[1], self._cluster.clock() + believed
         return last[1]
 
-    def _keep(self, uids: set[str]) -> None:
+    def _drop_deleted_runs(self, uids: set[str]) -> None:
         """Remove deleted runs and expired messages from the caches."""
         now = self._cluster.clock()
         self._members = {uid: kept for uid, kept in self._members.items() if uid in uids}

@@ -89,7 +89,7 @@ class Watcher:
     def _supervise(self, hand_over: OnObject) -> None:
         while not self._stopping.is_set():
             try:
-                asyncio.run(self._kopf(hand_over))
+                asyncio.run(self._run_kopf(hand_over))
             # Cancelled tasks and recursion errors are included: the thread must not end while the process works.
             except BaseException as error:
                 log.error(
@@ -98,7 +98,7 @@ class Watcher:
                 )
             self._stopping.wait(RESTART_SECONDS)
 
-    async def _kopf(self, hand_over: OnObject) -> None:
+    async def _run_kopf(self, hand_over: OnObject) -> None:
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._stop = lambda: loop.call_soon_threadsafe(stop.set)
@@ -111,7 +111,7 @@ class Watcher:
             return kopf.AiohttpSession(server=self._server, aiohttp_session=self._session())
 
         for resource in WATCHED:
-            _spy_on(registry, resource, hand_over)
+            _register_handler(registry, resource, hand_over)
         await kopf.operator(
             registry=registry,
             settings=_watch_settings(),
@@ -122,7 +122,7 @@ class Watcher:
         )
 
 
-def _spy_on(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
+def _register_handler(registry: kopf.OperatorRegistry, resource: Resource, on_object: OnObject) -> None:
     @kopf.on.event(resource.group, resource.version, resource.plural, registry=registry)
     async def _seen(event: Manifest, **_: object) -> None:
         found = event["object"]

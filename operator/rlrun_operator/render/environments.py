@@ -111,7 +111,7 @@ def _environment_sidecar(ctx: RunContext, index: int, environment: EnvironmentCo
             {"name": _scratch_volume(index), "mountPath": "/tmp"},
         ],
         "resources": {"requests": {"memory": "128Mi"}, "limits": {"memory": f"{_memory_mib(environment)}Mi"}},
-        "securityContext": security.of_environment(index, assigned=ctx.settings.assigned_users),
+        "securityContext": security.environment_context(index, assigned=ctx.settings.assigned_users),
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 

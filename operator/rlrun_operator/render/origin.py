@@ -81,7 +81,7 @@ def find_origin(child: Manifest, field: str, run: Manifest) -> str | None:
     if kind == "PersistentVolumeClaim":
         return next((path for start, path in _OF_CLAIM.items() if key[: len(start)] == start), None)
     if kind == "NetworkPolicy":
-        return _of_policy(child, key, run)
+        return _origin_in_policy(child, key, run)
     if role not in ROLES or kind not in (*_TEMPLATED, "Pod"):
         return None
     if kind in _TEMPLATED:
@@ -90,7 +90,7 @@ def find_origin(child: Manifest, field: str, run: Manifest) -> str | None:
         if key[:2] != ("spec", "template"):
             return None
         child, key = child["spec"]["template"], key[2:]
-    return _of_template(child, role, key, run)
+    return _origin_in_template(child, role, key, run)
 
 
 def _path_key(field: str, child: object) -> Key:
@@ -120,7 +120,7 @@ def _path_inside(place: object, part: str | int) -> object:
     return None
 
 
-def _of_policy(child: Manifest, key: Key, run: Manifest) -> str | None:
+def _origin_in_policy(child: Manifest, key: Key, run: Manifest) -> str | None:
     """Return the user's rule; the user's rules come after those of the operator."""
     rules, own = (child.get("spec") or {}).get("egress"), (run.get("networkPolicy") or {}).get("extraEgress")
     if key[:2] != ("spec", "egress") or len(key) < 3 or not isinstance(rules, list) or not isinstance(own, list):
@@ -129,10 +129,10 @@ def _of_policy(child: Manifest, key: Key, run: Manifest) -> str | None:
     return _show_path("networkPolicy.extraEgress", (index, *key[3:])) if index >= 0 else None
 
 
-def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
+def _origin_in_template(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
     block = run.get(role)
     block = block if isinstance(block, Mapping) else {}
-    if (patched := _of_patch(block.get("podTemplate"), template, key)) is not None:
+    if (patched := _path_in_patch(block.get("podTemplate"), template, key)) is not None:
         return _show_path(f"{role}.podTemplate", patched)
     if key[:1] != ("spec",) or len(key) < 2:
         return None
@@ -140,9 +140,9 @@ def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str 
         return f"{role}.podTemplate.spec"
     match key[1]:
         case "containers" | "initContainers":
-            return _of_container(template, role, key, run)
+            return _origin_in_container(template, role, key, run)
         case "tolerations" | "volumes" | "topologySpreadConstraints" | "terminationGracePeriodSeconds" as part:
-            return _of_spec(template, role, part, key, block)
+            return _origin_in_pod_spec(template, role, part, key, block)
         case str() as part if part in _OF_BLOCK and _is_set(block, key[1:]):
             return _show_path(role, key[1:])
         case "nodeSelector" | "affinity":
@@ -150,7 +150,7 @@ def _of_template(template: Manifest, role: str, key: Key, run: Manifest) -> str 
     return None
 
 
-def _of_spec(template: Manifest, role: str, part: str, key: Key, block: Manifest) -> str | None:
+def _origin_in_pod_spec(template: Manifest, role: str, part: str, key: Key, block: Manifest) -> str | None:
     if part == "tolerations":
         own, every = block.get("tolerations") or (), template["spec"].get("tolerations") or ()
         index = int(key[2]) - (len(every) - len(own)) if len(key) > 2 and isinstance(key[2], int) else -1
@@ -162,7 +162,7 @@ def _of_spec(template: Manifest, role: str, part: str, key: Key, block: Manifest
     return "placement" if part == "topologySpreadConstraints" else "checkpoint.gracePeriodSeconds"
 
 
-def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
+def _origin_in_container(template: Manifest, role: str, key: Key, run: Manifest) -> str | None:
     block = run.get(role)
     block = block if isinstance(block, Mapping) else {}
     container = _path_inside(template["spec"].get(key[1]), key[2]) if len(key) > 2 else None
@@ -172,7 +172,7 @@ def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str
     if (found := re.fullmatch(r"environment-(\d+)", name)) is not None:
         return f"environments[{found[1]}].image" if part == "image" else f"environments[{found[1]}]"
     if part == "env" and len(rest) > 1:
-        return _of_variable(container, role, rest, block)
+        return _origin_of_variable(container, role, rest, block)
     if part == "volumeMounts":
         return "storage.subPath" if rest[-1] == "subPath" else "storage.mountPath"
     gpu = str((run.get("placement") or {}).get("gpuResource", "nvidia.com/gpu"))
@@ -181,7 +181,7 @@ def _of_container(template: Manifest, role: str, key: Key, run: Manifest) -> str
     return _show_path(role, rest) if part in _OF_CONTAINER and _is_set(block, rest[:1]) else None
 
 
-def _of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> str | None:
+def _origin_of_variable(container: Manifest, role: str, rest: Key, block: Manifest) -> str | None:
     """Return the field of a container's variable, or None if the role's block does not set it."""
     variable = _path_inside(container.get("env"), rest[1])
     names = [each.get("name") for each in block.get("env") or () if isinstance(each, Mapping)]
@@ -197,7 +197,7 @@ def _is_set(block: Manifest, key: Key) -> bool:
     return place is not None
 
 
-def _of_patch(patch: object, template: object, key: Key) -> Key | None:
+def _path_in_patch(patch: object, template: object, key: Key) -> Key | None:
     """Return the same path in the user's template, whose lists may have another order, or None if the template does not contain it."""
     found: list[str | int] = []
     name = ""

@@ -104,7 +104,7 @@ def _pod_spec(ctx: RunContext, role: Role, container: dict[str, object]) -> Json
         "terminationGracePeriodSeconds": _grace_seconds(ctx, role),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": security.of_pod(assigned=ctx.settings.assigned_users),
+        "securityContext": security.pod_context(assigned=ctx.settings.assigned_users),
     }
     if role == "orchestrator":
         spec["serviceAccountName"] = ctx.names.account

@@ -27,11 +27,11 @@ POD: Json = {
 _NUMBERS = ("runAsUser", "runAsGroup", "fsGroup", "fsGroupChangePolicy")
 
 
-def of_pod(*, assigned: bool) -> Json:
+def pod_context(*, assigned: bool) -> Json:
     """Return the security context of a pod; `assigned`: the namespace assigns users and groups, as in OpenShift."""
     return {name: value for name, value in POD.items() if not (assigned and name in _NUMBERS)}
 
 
-def of_environment(index: int, *, assigned: bool) -> Json:
+def environment_context(index: int, *, assigned: bool) -> Json:
     """Return the security context of an environment's container; `assigned` as in `of_pod`."""
     return CONTAINER if assigned else CONTAINER | {"runAsUser": ENVIRONMENT_USERS + index}
