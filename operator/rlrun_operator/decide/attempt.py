@@ -302,9 +302,8 @@ def _begin_again(run: RunSnapshot, attempt: int, what: str) -> Decision:
 
 
 def _has_another_key(run: RunSnapshot, child: Manifest, attempt: int) -> bool:
-    """Return whether a workload of the attempt was created with another API key than the run's: two operators have checked for the
-    Secret, one of
-    them before it was lost. Workloads of earlier attempts do not count, because they are replaced.
+    """Return whether a workload of the attempt was created with another API key than the run's: two operators have checked for the Secret,
+    one of them before it was lost. Workloads of earlier attempts do not count, because they are replaced.
     """
     return attempt_of(child["metadata"]) == attempt and key_attempt_of(child["metadata"]) != run.key_attempt
 
@@ -315,8 +314,8 @@ def _existing_workloads(
     """Return the existing workloads of the attempt, by kind.
 
     Engines outlive attempts: their Deployment counts if it has the specification with the hash `meant` and, when an attempt starts, the
-    same
-    rendering as now. `made`: rendered workloads of a starting attempt; None: the attempt has started, and other releases do not change it.
+    same rendering as now. `made`: rendered workloads of a starting attempt; None: the attempt has started, and other releases do not change
+    it.
     """
     result: dict[str, Manifest] = {}
     if run.statefulset is not None and attempt_of(run.statefulset["metadata"]) == attempt:

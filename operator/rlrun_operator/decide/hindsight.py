@@ -1,9 +1,8 @@
 """Late correction of the recorded cause of an attempt's end. Pure.
 
 If a process of a group or its node dies, its peers fail too, with their own errors, and Kubernetes may report a peer first. Therefore the
-record is corrected until the attempt's pods are gone: by a pod that failed by itself, and by a node that does not answer, whose restart
-is not
-counted. Independent of the order of the reports, the same pod is recorded in the end:
+record is corrected until the attempt's pods are gone: by a pod that failed by itself, and by a node that does not answer, whose restart is
+not counted. Independent of the order of the reports, the same pod is recorded in the end:
 
     a pod that reports a cause, before a pod that may have lost a peer, before a pod that reports a lost peer (NCCL)
     of two equal pods, the one that ended first, by the clocks of their nodes
@@ -86,8 +85,7 @@ def _first_failure(run: RunSnapshot, known: FailureRecord) -> Cause | None:
 
 def _own_failure(pod: Pod) -> Cause | None:
     """Return the failure of a pod by itself, or None. A terminating pod that ended by SIGTERM did not fail, even if clocks say that it
-    ended
-    before the request."""
+    ended before the request."""
     end = detect.end_of(pod)
     return None if end is not None and pod.deleted_at is not None and end.exit_code == TERMINATED else end
 

@@ -4,13 +4,12 @@
     no next step     `progress.deadlineSeconds` after the last step, or after the last activity of which each step has a bounded number
 
 Both clocks only run while this operator watches, and within one attempt: a start of the operator, an outage of the API server and a gap
-between two renewals restart them. The state of the run is known up to the last renewal of the Lease, so steps are judged up to this time.
-A stale Lease is no evidence of a stall, and neither is a Lease that was never renewed: this is HeartbeatLost, which is only reported,
-because training continues without the API server. The kubelets are the second channel. An orchestrator that has missed three renewals
-and that its kubelet reports as not ready either hangs itself or has detected a hang: after the deadline the run waits for it. If it had
-been
-silent long before it was not ready, the deadline starts when it is not ready. The readiness of the container counts: on a lost node, other
-components set the pod to not ready.
+between two renewals restart them. The state of the run is known up to the last renewal of the Lease, so steps are judged up to this time. A
+stale Lease is no evidence of a stall, and neither is a Lease that was never renewed: this is HeartbeatLost, which is only reported, because
+training continues without the API server. The kubelets are the second channel. An orchestrator that has missed three renewals and that its
+kubelet reports as not ready either hangs itself or has detected a hang: after the deadline the run waits for it. If it had been silent long
+before it was not ready, the deadline starts when it is not ready. The readiness of the container counts: on a lost node, other components
+set the pod to not ready.
 
 The condition is written first; the action is decided in a later pass, when the condition is recorded.
 """
@@ -232,8 +231,7 @@ def _seen_until(run: RunSnapshot, report: progress.Report | None) -> float:
 
 def _unready_since(run: RunSnapshot, report: progress.Report | None) -> float:
     """Return the time since which pods are not ready if they were ready long after the last renewal (until then there was no sign of a
-    stall),
-    otherwise 0."""
+    stall), otherwise 0."""
     unready = true_since(run.past.conditions, reasons.PODS_READY, true=False)
     if unready is None:
         return 0.0

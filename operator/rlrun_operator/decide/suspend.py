@@ -4,8 +4,7 @@
 
 The suspension is recorded (condition Suspended, reason Suspending) before pods are removed. From then on `spec.suspend` is ignored until
 all pods are gone: the pods of trainer and orchestrator get SIGTERM together and complete a checkpoint of the last finished step; the
-engines
-are removed after them. The volume and the small objects stay.
+engines are removed after them. The volume and the small objects stay.
 """
 
 from __future__ import annotations

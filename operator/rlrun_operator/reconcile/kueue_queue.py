@@ -113,9 +113,8 @@ class KueueQueue:
         self._sets = {uid: kept for uid, kept in self._sets.items() if uid in uids}
 
     def _pod_sets(self, snapshot: RunSnapshot) -> tuple[Json, ...]:
-        """Return the pod sets of the next attempt without additions of an admission. They are cached until an edit, because rendering
-        takes as long as
-        a pass."""
+        """Return the pod sets of the next attempt without additions of an admission. They are cached until an edit, because rendering takes
+        as long as a pass."""
         uid, spec = str(snapshot.metadata["uid"]), snapshot.spec
         if spec is None:
             return ()

@@ -167,8 +167,7 @@ def _build_container(ctx: RunContext, role: Role, *, name: str, command: str) ->
 
 def _image_fields(ctx: RunContext, role: Role) -> dict[str, str]:
     """Return image and pull policy. Colocated trainers use the engines' image, which contains the trainer's packages too; the trainer's
-    image does
-    not contain those of engines."""
+    image does not contain those of engines."""
     own = role_block(ctx.spec, role)
     whose: Role = "inference" if role == "trainer" and ctx.colocated else role
     policy = own.image_pull_policy or (None if own.image else ctx.settings.image_pull_policy)

@@ -51,8 +51,7 @@ def socket_mounts(ctx: RunContext) -> list[dict[str, object]]:
 
 def environment_containers(ctx: RunContext) -> list[dict[str, object]]:
     """Return the init containers of the orchestrator's pod: one that copies the code of this package, and a native sidecar for each
-    environment
-    with an image. A sidecar has neither the run's key nor a token, and only the `volumePaths` of the run's volume.
+    environment with an image. A sidecar has neither the run's key nor a token, and only the `volumePaths` of the run's volume.
     """
     found = own_images(ctx)
     return (

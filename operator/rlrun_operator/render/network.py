@@ -18,9 +18,8 @@ HUB_PORT = 443
 def render_services(ctx: RunContext) -> list[Manifest]:
     """Return the headless Services: DNS names of the trainer's pods, and one DNS name for all engines.
 
-    A guest has no Services. Both publish pods that are not ready: trainer pods connect to each other before they are ready, and an
-    engine is
-    ready only after the orchestrator has sent it weights.
+    A guest has no Services. Both publish pods that are not ready: trainer pods connect to each other before they are ready, and an engine
+    is ready only after the orchestrator has sent it weights.
     """
     found = []
     if ctx.has_trainer:
@@ -64,9 +63,8 @@ def network_policies(ctx: RunContext) -> list[Manifest]:
 
 
 def orchestrator_policy(ctx: RunContext) -> Manifest:
-    """Return the policy of the orchestrator. Only metrics scrapers can connect to it. It can connect to the trainer's channel, the
-    engines, the API
-    server for its Lease, the servers of trackers and rewards, and its proxy."""
+    """Return the policy of the orchestrator. Only metrics scrapers can connect to it. It can connect to the trainer's channel, the engines,
+    the API server for its Lease, the servers of trackers and rewards, and its proxy."""
     serving = ctx.name if ctx.host is None else ctx.host.name
     doors = [({"podSelector": _pod_peer(serving, "trainer")}, endpoints.TRAINER_PORT)]
     engines: Role = (

@@ -143,8 +143,7 @@ def eviction_budget(ctx: RunContext) -> Manifest:
 
     It limits the unavailable engines: after an edit, an old budget then allows too many evictions for a moment, but never blocks them. An
     engine that is not ready serves no request, and may always be evicted. With autoscaling the minimum number of engines counts. Spot
-    engines
-    are not part of it, because their loss would block the drain of other engines' nodes.
+    engines are not part of it, because their loss would block the drain of other engines' nodes.
     """
     engines = ctx.spec.inference
     selector: Json = {"matchLabels": {RUN_LABEL: ctx.name, ROLE_LABEL: "inference"}}

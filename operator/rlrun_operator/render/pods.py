@@ -68,8 +68,8 @@ def own_template(ctx: RunContext, role: Role) -> Json:
     """Metadata (labels, annotations) and spec of a role's pods as the run itself wants them.
 
     The user's `podTemplate` has the last word on all but what the operator finds and judges pods by: its labels, the restart policy, the
-    container called after the role, and the reserved variables, which identify a process. Of its metadata only labels and
-    annotations are taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
+    container called after the role, and the reserved variables, which identify a process. Of its metadata only labels and annotations are
+    taken. A key that a PodTemplateSpec does not have is kept, so that the API server's dry-run refuses it by its name.
     """
     patch = placement.role_block(ctx.spec, role).pod_template
     container = containers.role_container(ctx, role)

@@ -92,8 +92,7 @@ def _engine_pools(run: RunSnapshot) -> list[_Pool]:
     """Return the existing Deployments of engines with their wanted numbers.
 
     An ordinary engine is removed only if a spot engine is ready to replace it: after an edit of `inference.spot`, or without spot nodes,
-    the run
-    must not have fewer engines than specified. A spot engine that is lost later is not replaced by an ordinary one.
+    the run must not have fewer engines than specified. A spot engine that is lost later is not replaced by an ordinary one.
     """
     wanted, spot = run.wanted.engines, run.wanted.spot
     result = []

@@ -27,8 +27,7 @@ def apply_spot_engines(run: RunSnapshot, attempt: int, *, begins: bool) -> list[
     """Return the writes that create or update the Deployment of the spot engines.
 
     Within an attempt, only changes of `inference.spot` are applied. Other edits wait for the next attempt, so that an orchestrator uses
-    engines
-    of one specification.
+    engines of one specification.
     """
     spec, there = run.spec, run.spot_deployment
     if spec is None or spec.inference.spot is None or not run.serves or run.forbidden or run.taken is not None:

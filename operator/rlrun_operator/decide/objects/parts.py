@@ -51,8 +51,7 @@ def compare_parts(run: RunSnapshot, attempt: int) -> Seen:
     """Compare the parts of a running attempt with those that were created for it.
 
     If the specification was edited or forbidden since the start of the attempt, parts that depend on it are recreated only by the next
-    attempt.
-    The same holds for a configuration file that this release renders differently.
+    attempt. The same holds for a configuration file that this release renders differently.
     """
     if run.spec is None or run.past.launched_attempt != attempt:
         return Seen({})
