@@ -96,7 +96,7 @@ def test_a_class_that_does_not_let_volumes_grow_is_told_once(world: World, opera
     assert found["status"] == "True"
     for words in (
         "it stays at 1Gi, and the run continues",
-        "asks for 2Gi, which is refused",
+        "requests 2Gi, which is refused",
         "the storageclass that provisions the pvc must support resize",
         "have allowVolumeExpansion set in StorageClass shared",
     ):

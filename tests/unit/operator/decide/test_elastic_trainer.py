@@ -124,7 +124,7 @@ def test_sizes_are_those_that_the_layout_divides(
         (Look(2, 2, room=3, at_checkpoint=True), Choice(2, waiting_on="there is room for 3 pods and not for 4"), ""),
         (Look(2, 2, room=4), Choice(2, waiting_on="the next complete checkpoint"), ""),
         (Look(1, 1, room=3, at_checkpoint=True), Choice(2), "1 to 2 pods: there is room for 3"),
-        (Look(1, 1, at_checkpoint=True), Choice(4), "the operator cannot see what is free"),
+        (Look(1, 1, at_checkpoint=True), Choice(4), "the free capacity is unknown"),
     ],
 )
 def test_the_choice(look: Look, choice: Choice, words: str) -> None:

@@ -87,7 +87,7 @@ def test_an_invalid_edit_does_not_end_a_run_that_trains() -> None:
     valid = kube.condition("ConfigurationValid")
     assert (valid["status"], kube.status["phase"], kube.status["trainerReady"]) == ("False", "Running", "1/1")
     assert "got 0" in valid["message"]
-    assert "attempt 1 goes on" in valid["message"]
+    assert "attempt 1 continues" in valid["message"]
     assert ("Warning", "InvalidConfiguration") in kube.told
     kube.report(50)
     kube.tick()

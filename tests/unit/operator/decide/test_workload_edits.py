@@ -155,7 +155,7 @@ def test_who_scales_the_engines_behind_the_run_is_told_the_way(manager: str, fix
     assert (told["status"], told["reason"]) == ("False", "Drifted")
     assert f"was scaled to 5 by {manager}, but inference.replicas of the run makes it 2; " in told["message"]
     assert fix in told["message"]
-    assert "being put right" in told["message"]
+    assert "being repaired" in told["message"]
     kube.do(decision)
     del kube.objects[ENGINES]["edits"]
     kube.settle()
