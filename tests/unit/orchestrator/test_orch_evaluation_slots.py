@@ -45,7 +45,9 @@ class Answering(Evaluator):
         """Number of questions that the deadline cut off."""
         arena: Any = SimpleNamespace(environment=SimpleNamespace(compares=False), config=SimpleNamespace(label="e"))
         task: Any = "t"
-        answers = await self.ask([Question(arena, task, i) for i in range(questions)], VERSION, seconds=seconds)
+        answers = await self.collect_answers(
+            [Question(arena, task, i) for i in range(questions)], VERSION, seconds=seconds
+        )
         return sum(answer.late for answer in answers)
 
 

@@ -13,7 +13,7 @@ from tests.unit.operator.decide.kube import SMALLEST, Kube
 INVALID = [
     ({"trainer": {"replicas": 0}}, "spec.trainer.replicas: got 0, expected a whole number from 1 to 4096"),
     ({"orchestrator": {"batchSize": 10}}, "orchestrator.batchSize (10) must be divisible by"),
-    ({"storage": {"claimName": "a", "claimTemplate": {}}}, "claimName (a) and claimTemplate both say"),
+    ({"storage": {"claimName": "a", "claimTemplate": {}}}, "set only one of claimName (a) and claimTemplate"),
     ({"trainer": {"env": [{"name": "RANK", "value": "1"}]}}, "spec.trainer.env[0]: name (RANK) is reserved"),
     ({"model": {}}, "exactly one of name, path and tiny"),
     (
