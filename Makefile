@@ -1,6 +1,6 @@
 # `make demo` runs the main job on a fresh machine, `make test` passes the tests. Both install everything into .venv first.
 SHELL := /bin/bash
-# cpu or gpu: which lock `make install` takes. That of GPUs is of Python 3.12 (docs/install-gpu.md).
+# cpu or gpu: which lock `make install` takes. That of GPUs is of Python 3.12 (docs/install.md#one-machine-with-gpus-without-kubernetes).
 # What is installed stays what it is, until the other one is named.
 ACCELERATOR ?= $(or $(shell cat .venv/.accelerator 2>/dev/null),cpu)
 ifeq ($(ACCELERATOR),cpu)
@@ -76,7 +76,7 @@ unit-operator:
 unit-roles:
 	$(BIN)/pytest -q -ocache_dir=.pytest_cache/unit-roles tests/unit --ignore=tests/unit/operator
 
-# Each tier prints its own summary; all of them run, even after a failure. docs/development/tests.md explains the two sets.
+# Each tier prints its own summary; all of them run, even after a failure. docs/development.md explains the two sets.
 test: prepare-tests ## the gate: tests of each behavior, on real clusters and with real parts
 	$(BIN)/python -m tests.tiers
 

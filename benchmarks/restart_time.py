@@ -164,7 +164,7 @@ def table(kills: int) -> str:
         f"`python -m benchmarks.restart_time --kills {kills}`; {platform.machine()}, {os.cpu_count()} cores, CPU, two ranks of a tiny",
         "model (width 32, two layers) under `rlrun local`, without engines, a rank killed with SIGKILL. There is no pod, no image and no",
         "scheduler here, the weights are nothing, and other work shares the cores: shares count, seconds do not. For real sizes see the",
-        "table in [failures](../../docs/failures.md#what-it-is-at-real-sizes).",
+        "table in [failures](../../docs/failures.md#estimates-for-large-models).",
         "",
         "| phase | median, s | least | most | share |",
         "|---|---:|---:|---:|---:|",

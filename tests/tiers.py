@@ -3,7 +3,7 @@
 Each tier is one pytest. Its output appears line by line behind its name, and its summary is repeated at the end, with the tests that
 failed. All tiers run, even after a failure.
 
-The default is the gate: all tests without the marker `full` (docs/development/tests.md). `--full` runs all of them.
+The default is the gate: all tests without the marker `full` (docs/development.md). `--full` runs all of them.
 
 A failed test runs twice more in isolation, after all tiers have ended. If it passes both times, it is flaky: it does not fail the run, but
 takes a row of `tests/flakes.md`, and that list makes later runs fail if it grows or ages. There is no other retry.

@@ -72,7 +72,7 @@ FLEET = Dashboard(
         ),
         Panel(
             "GPU time by use, a day",
-            "GPU-hours of the last day by namespace and by what they were spent on.",
+            "GPU-hours of the last day by namespace and use.",
             [
                 (
                     f"sum by (namespace, use) (increase(rlrun_gpu_seconds_total{{{_OF_FLEET}}}[1d])) / 3600",
@@ -134,7 +134,7 @@ FLEET = Dashboard(
         ),
         Panel(
             "What is wrong",
-            "Conditions that say so: configuration, storage, progress, checkpoints, objects that are no longer as they were made.",
+            "Conditions with a problem: configuration, storage, progress, checkpoints, changed objects.",
             [
                 (
                     "max by (namespace, run, type, reason) (rlrun_condition{"
@@ -251,7 +251,7 @@ RUN = Dashboard(
         ),
         Panel(
             "Engines",
-            "Engines by state; what they were asked for.",
+            "Engines by state, and their requests.",
             [
                 (f"sum by (state) (rlrun_engines{{{_OF_RUN}}})", "engines {{state}}"),
                 (f"sum by (state) (rlrun_engine_requests{{{_OF_RUN}}})", "requests {{state}}"),
@@ -260,7 +260,7 @@ RUN = Dashboard(
         ),
         Panel(
             "Engines on interruptible nodes",
-            "Spot engines (inference.spot) that are wanted and ready; how many were lost with their nodes since the run began. Nothing "
+            "Wanted and ready spot engines (inference.spot); engines lost with their nodes since the start of the run. Empty "
             "without them.",
             [
                 (f"max(rlrun_spot_engines_wanted{{{_OF_RUN}}})", "wanted"),
@@ -270,7 +270,7 @@ RUN = Dashboard(
         ),
         Panel(
             "Size of the trainer",
-            "Pods that are asked for, and those that the attempt is made of: fewer with trainer.elastic while nodes are missing.",
+            "Requested pods, and pods of the attempt: fewer with trainer.elastic while nodes are missing.",
             [
                 (f"max(rlrun_trainer_size_wanted{{{_OF_RUN}}})", "wanted"),
                 (f"max(rlrun_trainer_size{{{_OF_RUN}}})", "there"),
@@ -284,7 +284,7 @@ RUN = Dashboard(
         ),
         Panel(
             "Rollouts",
-            "Errors in five minutes; finished rollouts that restarts gave back or lost, since the run began; tokens sampled per rollout.",
+            "Errors in five minutes; finished rollouts that restarts reused or lost, since the start of the run; tokens per rollout.",
             [
                 (f"sum(increase(rlrun_rollout_errors_total{{{_OF_RUN}}}[5m]))", "errors"),
                 (f"max(rlrun_rollouts_readmitted_total{{{_OF_RUN}}})", "given back"),
@@ -294,7 +294,7 @@ RUN = Dashboard(
         ),
         Panel(
             "GPU time by use",
-            "GPUs by what their time is spent on: training, waiting, startup, steps that are trained again, stopping.",
+            "GPUs by use: training, waiting, startup, repeated steps, stopping.",
             [(f"sum by (role, use) (rate(rlrun_gpu_seconds_total{{{_OF_RUN}}}[15m]))", "{{role}} {{use}}")],
         ),
         Panel(
@@ -430,7 +430,7 @@ OPERATOR = Dashboard(
         ),
         Panel(
             "Served namespaces",
-            "1 where this operator looks after runs, 0 where another one does.",
+            "1 if this operator serves the namespace, 0 if another one does.",
             [('max by (namespace, managed_by) (rlrun_operator_serves{job="$job"})', "{{namespace}} {{managed_by}}")],
             kind="table",
             width=12,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -68,14 +69,15 @@ def _index(curves: Mapping[str, list[list[float]]]) -> str:
             "",
             "# Algorithms",
             "",
-            f"`spec.algorithm.preset` names one of these; without it a run has `{DEFAULT_PRESET}`. A preset is an advantage, a loss, an",
-            "aggregation and filters, each of which may be replaced ([all of them](../reference/presets.md)).",
+            f"`spec.algorithm.preset` selects one of these presets; the default is `{DEFAULT_PRESET}`. A preset sets an",
+            "advantage, a loss, an aggregation and filters. Each part can be replaced",
+            "([all parts](../reference/presets.md)).",
             "",
-            "The last column is the mean reward of a tiny policy before any update and at the end of 40 steps, for two seeds",
-            "(`python -m benchmarks.preset_curves`). It says that the preset learns. It ranks nothing: one small task, one learning rate",
-            "for all.",
+            "The last column contains the mean reward of a tiny policy before any update and after 40 steps,",
+            "for two seeds (`python -m benchmarks.preset_curves`). It shows that the preset learns. It is not a",
+            "ranking, because all presets have the same small task and the same learning rate.",
             "",
-            "| preset | take it for | reward |",
+            "| preset | use | reward |",
             "|---|---|---|",
             *rows,
         ]
@@ -85,10 +87,10 @@ def _index(curves: Mapping[str, list[list[float]]]) -> str:
 def _page(name: str, preset: Preset, runs: list[list[float]]) -> Iterable[str]:
     advice, advantage, loss = ADVICE[name], ADVANTAGE_ENTRIES[preset.advantage], LOSS_ENTRIES[preset.loss]
     aggregation = preset.aggregation or default_aggregation(preset.loss, preset.loss_options)
-    yield from (NOTE, "", f"# {name}", "", f"{_sentence(preset.description)} Source: {advice.source}.")
+    yield from (NOTE, "", f"# {name}", "", _wrap(f"{_sentence(preset.description)} Source: {advice.source}."))
     yield from ("", "```yaml", "spec:", f"  algorithm: {{preset: {name}}}", "```")
-    yield from ("", "## When to take it", "", advice.use, "", "## What to watch", "", advice.watch)
-    yield from ("", "## What it computes", "", "| part | value | |", "|---|---|---|")
+    yield from ("", "## When to use it", "", _wrap(advice.use), "", "## What to watch", "", _wrap(advice.watch))
+    yield from ("", "## Definition", "", "| part | value | |", "|---|---|---|")
     yield cells("advantage", f"`{preset.advantage}`{given(preset.advantage_options)}", advantage.summary)
     yield cells("loss of a token", f"`{preset.loss}`{given(preset.loss_options)}", loss.summary)
     yield cells("aggregation", f"`{aggregation}`", AGGREGATIONS[aggregation])
@@ -98,28 +100,33 @@ def _page(name: str, preset: Preset, runs: list[list[float]]) -> Iterable[str]:
         yield cells(
             "correction",
             given(preset.correction).strip(),
-            "of the mismatch between trainer and engine; `correction: {action: none}` switches it off",
+            "for the mismatch between trainer and engine; `correction: {action: none}` disables it",
         )
     if preset.filters:
         yield cells(
             "filters",
             given({to_camel(key): value for key, value in preset.filters.items()}).strip(),
-            "[what they drop](../data.md)",
+            "[dropped groups](../data.md#filters)",
         )
     missing = algorithm_inputs("loss", preset.loss, preset.loss_options) | algorithm_inputs(
         "advantage", preset.advantage, preset.advantage_options
     )
     if missing:
-        yield cells("needs", ", ".join(missing), "a model of its own in `spec.algorithm`")
-    yield from ("", "The letters are those of the [table of all presets](../reference/presets.md).")
+        yield cells("needs", ", ".join(missing), "an additional model in `spec.algorithm`")
+    yield from ("", "The [table of all presets](../reference/presets.md) explains the letters.")
     for kind, entry in (("advantage", advantage), ("loss", loss)):
         if entry.options:
             yield from ("", f"## Options of the {kind}", "", *option_table(entry.options))
     if runs:
         yield from ("", "## A curve", "", f"![mean reward over 40 steps]({name}.svg)", "")
-        substitute = ", with the advantage of `grpo` in the place of a critic's" if preset.advantage == "gae" else ""
+        substitute = ", with the advantage of `grpo` instead of a critic's" if preset.advantage == "gae" else ""
         yield f"Mean reward (over {SMOOTHED} steps) of a tiny policy on `reverse-text`{substitute}, for two seeds;"
         yield "`python -m benchmarks.preset_curves`."
+
+
+def _wrap(text: str) -> str:
+    """Text in lines of at most 100 columns."""
+    return "\n".join(textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False))
 
 
 def _sentence(text: str) -> str:

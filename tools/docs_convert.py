@@ -24,15 +24,15 @@ def convert_page() -> str:
     lines = [
         NOTE,
         "",
-        "# What `rlrun convert` makes of other trainers' keys and files",
+        "# Keys and files of other trainers in `rlrun convert`",
         "",
-        "How to use it: [coming from PRIME-RL, verl or AReaL](../convert.md). Keys of PRIME-RL have a [page](prime-rl.md) of their own.",
+        "How to use it: [conversion](../convert.md). Keys of PRIME-RL are on a separate [page](prime-rl.md).",
         "",
-        "Each key is *taken* (its value is a field's, or says what RLRun",
-        "does anyway), *mapped* (it decides fields, converted or with other keys), left at its *default* (it has no value), *dropped*",
-        "(it has no field; the reason is told), or *refused* (the run is another one than RLRun can do). A key without a row is refused,",
-        "unless it stands in a block that changes nothing that is learned (engines' options, launchers, trackers): then it is",
-        "*unknown*, and reported on standard error. `~key` on the command line takes a key out.",
+        "Each key has one outcome: *taken* (its value becomes a field's value, or matches the behavior of RLRun), *mapped* (it",
+        "determines fields after a conversion or with other keys), *default* (it has no value), *dropped* (it has no field; the",
+        "reason is reported), or *refused* (RLRun cannot do this run). A key without a row is refused, unless its block does not",
+        "affect training (engines' options, launchers, trackers): then it is *unknown*, and reported on standard error. `~key`",
+        "on the command line removes a key.",
     ]
     for name, dialects, title in _SOURCES:
         documented = dialects[0].name
@@ -67,10 +67,10 @@ def _file(title: str, result: Converted) -> str:
 
 def _keys(dialect: Dialect) -> Iterable[str]:
     yield from (
-        f"`*` stands for any text; the first row that fits a key counts. {_aliases(dialect)}",
+        f"`*` matches any text; the first matching row applies. {_aliases(dialect)}",
         "",
     )
-    yield from ("| key | field | meaning, or why there is none |", "|---|---|---|")
+    yield from ("| key | field | meaning, or reason without a field |", "|---|---|---|")
     listed: dict[tuple[str, str], list[Row]] = {}
     for row in dialect.rows:
         if not row.to and not row.fine:
@@ -86,7 +86,7 @@ def _row(row: Row, keys: str) -> str:
     fine = ", ".join(
         f"`{str(value).lower() if value is None or isinstance(value, bool) else value}`" for value in row.fine
     )
-    accepted = f" (but {fine} is what RLRun does)" if fine else ""
+    accepted = f" (but {fine} equals the behavior of RLRun)" if fine else ""
     fields = ", ".join(f"`{name}`" for name in row.to.split(", ")) if row.to else ""
     return cells(keys, fields, f"{what}{row.note}{accepted}")
 

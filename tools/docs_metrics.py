@@ -16,16 +16,16 @@ TABLES: Mapping[str, tuple[str, MetricTable]] = {
         RUNS,
     ),
     "The operator": (
-        "Port 8080, each process its own; beside these `process_*` of Python's client library.",
+        "Port 8080, separate for each process; in addition `process_*` of Python's client library.",
         OPERATOR,
     ),
     "The orchestrator": (
-        "Port 9100 of the orchestrator's pod. `run`, `role` and `attempt` are labels of the pod, which the PodMonitor gives. "
-        "The PodMonitor leaves out what the operator has under the same name.",
+        "Port 9100 of the orchestrator's pod. `run`, `role` and `attempt` are labels of the pod, set by the PodMonitor. "
+        "The PodMonitor drops metrics that the operator exports under the same name.",
         ORCHESTRATOR,
     ),
     "Pods of trainers and engines": (
-        "Port 29601. GPUs have series where the image has `nvidia-ml-py` and the node a driver; elsewhere there are none.",
+        "Port 29601. GPUs have series if the image has `nvidia-ml-py` and the node a driver.",
         POD,
     ),
 }
@@ -47,8 +47,8 @@ def metrics_page() -> str:
         "",
         "Every metric of the operator and of runs' pods. A name has one meaning wherever it is exported; counters end in `_total`;",
         "times are in seconds, sizes in bytes, shares from 0 to 1. Dashboards and alerts on them: [monitoring](../monitoring.md).",
-        "Engines have vLLM's own metrics (`vllm:*`) on port 8000 beside these. What a step measures beyond this is in",
-        "`metrics.jsonl`: [concepts](../concepts.md#metrics).",
+        "Engines have vLLM's own metrics (`vllm:*`) on port 8000 in addition. All other metrics of a step are in",
+        "`metrics.jsonl`: [list](../concepts.md#metrics).",
     ]
     for title, (where, table) in TABLES.items():
         lines += [

@@ -29,7 +29,7 @@ _SAME_KEYS = ("orchestrator.train.", "orchestrator.source[]", "inference.model."
 _SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
     (
         "The run",
-        "At the top of a file of `rl`. Tables `ckpt`, `weight_broadcast`, `log`, `wandb` and their like in `[trainer]`, `[orchestrator]` "
+        "At the top of a file of `rl`. Tables such as `ckpt`, `weight_broadcast`, `log`, `wandb` in `[trainer]`, `[orchestrator]` "
         "and `[inference]` have the same keys.",
         run.ROWS,
     ),
@@ -42,7 +42,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
     (
         "`[inference]`",
         "In a file of `inference`, the same keys at its top. `inference.model` and `inference.vllm` have the same keys below them; any "
-        "other option of vLLM in `inference.vllm` goes to its server as it is.",
+        "other option of vLLM in `inference.vllm` goes to its server unchanged.",
         inference.ROWS,
     ),
     ("`[data]` and `[val]`", "In a file of `sft`.", data.ROWS),
@@ -55,23 +55,23 @@ def prime_rl_page() -> str:
     lines = [
         NOTE,
         "",
-        "# Coming from PRIME-RL",
+        "# Keys and files of PRIME-RL",
         "",
-        "`rl`, `sft`, `eval`, `trainer`, `orchestrator` and `inference` take PRIME-RL's TOML files and options, those of v0.3 (January",
+        "`rl`, `sft`, `eval`, `trainer`, `orchestrator` and `inference` accept PRIME-RL's TOML files and options, of v0.3 (January",
         "2026) and of August 2026: `rl @ rl.toml`, `rl --trainer @ t.toml --orchestrator @ o.toml --inference @ i.toml`,",
-        "`--trainer.optim.lr 1e-5`, `PRIME_TRAINER__OPTIM__LR=1e-5`. Both projects' names may stand in one file.",
-        "`--dry-run` prints what a file means here.",
+        "`--trainer.optim.lr 1e-5`, `PRIME_TRAINER__OPTIM__LR=1e-5`. One file may contain names of both projects.",
+        "`--dry-run` prints the resulting configuration.",
         "",
-        "A key is taken as it is, or another field takes it, or it has no effect here (a note says why), or it is refused, with its",
-        "counterpart or the reason why there is none. What to know beforehand:",
+        "A key is accepted unchanged, mapped to another field, without effect here (with a note), or refused with its",
+        "counterpart or the reason. Main differences:",
         "",
-        "- Without `[trainer.loss]` the objective is this project's default, [preset](presets.md) `aipo`; that of v0.3 is",
+        "- Without `[trainer.loss]` the objective is this project's default, [preset](presets.md) `aipo`; the one of v0.3 is",
         "  `--algorithm.preset masked_is`, today's is `dppo`.",
-        "- A file that names no model has that of PRIME-RL, Qwen/Qwen3-0.6B, and a note says so.",
-        "- A file that names no GPUs runs on CPUs: add `--trainer-gpu-ids 1 --inference-gpu-ids 0`.",
-        "- Environments are those of verifiers, by the name that they are installed under (`verifiers:<name>`).",
-        "- A reply may be as long as the context where `max_tokens` is not set, and is one token shorter where it is as long as `seq_len`.",
-        "- Evaluation during a run asks held-out tasks of its own environments; `rlrun eval` measures checkpoints in others.",
+        "- A file without a model uses PRIME-RL's default, Qwen/Qwen3-0.6B, with a note.",
+        "- A file without GPUs runs on CPUs: add `--trainer-gpu-ids 1 --inference-gpu-ids 0`.",
+        "- Environments come from verifiers, by their installed name (`verifiers:<name>`).",
+        "- Without `max_tokens` a reply may fill the context; a reply of `seq_len` is one token shorter.",
+        "- Evaluation during a run uses held-out tasks of its own environments; `rlrun eval` uses others.",
     ]
     seen: set[tuple[str, tuple[str, ...], str]] = set()
     for title, text, rows in _SECTIONS:
@@ -84,7 +84,7 @@ def _documented() -> Iterator[str]:
         "",
         "## Its documentation",
         "",
-        "What its documentation shows, one by one, in a dry run; `toml`: a table as a file over a small one of the program.",
+        "Examples of its documentation, each in a dry run; `toml`: a table as a file over a small file of the program.",
         "",
         *documentation_rows("PRIME-RL"),
     )
@@ -111,8 +111,8 @@ def _results() -> Iterator[str]:
         results = [(file, *judge(file, Path(folder))) for file in files()]
     yield from ("", "## Their own files", "")
     yield from (
-        "What `--dry-run` says of PRIME-RL's files, from a table of their keys. A file that is one of several to be given together, or",
-        "whose model is to be given on the command line, is refused alone.",
+        "Results of `--dry-run` for PRIME-RL's files, from a table of their keys. A file that needs other files, or a model",
+        "on the command line, is refused without them.",
         "",
     )
     for era in sorted({file.era for file, *_ in results}):

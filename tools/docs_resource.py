@@ -30,11 +30,11 @@ def resource_page() -> str:
         "",
         f"`apiVersion: {API_VERSION}`, `kind: RLRun`. `metadata.name` is an RFC 1035 label of at most 40 characters. Names are",
         "camelCase in YAML; TOML files and the command line also take `snake_case` and `kebab-case`. Unknown fields are refused.",
-        "`kubectl explain rlrun.spec` tells the same; [status](status.md) is what the operator writes.",
+        "`kubectl explain rlrun.spec` shows the same fields. The operator writes the [status](status.md).",
         "",
-        f"Until the first attempt begins, everything may be edited. From then on {live} are live (`maxSteps` and the size may only grow),",
-        f"the rest of {fixed} is fixed, and all else may be edited while the run is [suspended](../life.md). On one machine the",
-        "blocks about pods, placement, storage, failures, network and the run's life are accepted and have no meaning.",
+        f"Until the first attempt starts, all fields may be edited. Afterwards {live} are live (`maxSteps` and the size may only grow),",
+        f"the rest of {fixed} is fixed, and all others may be edited while the run is [suspended](../life.md). On one machine the",
+        "blocks about pods, placement, storage, failures, network and the run's life are accepted and have no effect.",
     ]
     return page([*head, *_block(RLRunSpec, "spec")])
 
@@ -46,7 +46,7 @@ def status_page() -> str:
         "",
         "# The status of an RLRun",
         "",
-        "Written by the operator alone. A field that is not there is not known yet.",
+        "Only the operator writes the status. A missing field is not known yet.",
     ]
     return page([*head, *_block(RLRunStatus, "status")])
 

@@ -1,1 +1,1 @@
-"""Planted breaks: small faults in the product that the gate has to catch (docs/development/tests.md)."""
+"""Planted breaks: small faults in the product that the gate has to catch (docs/development.md)."""

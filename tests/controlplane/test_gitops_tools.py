@@ -19,7 +19,7 @@ from tests.controlplane.world import World, run
 pytestmark = pytest.mark.full
 
 Json = dict[str, Any]
-PAGE = Path(__file__).parents[2] / "docs" / "gitops.md"
+PAGE = Path(__file__).parents[2] / "docs" / "teams.md"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gitops"
 HEALTH = "resource.customizations.health.rlrun.io_RLRun"
 
@@ -61,7 +61,10 @@ def tools() -> Tools:
 
 def blocks() -> list[Json]:
     """The YAML blocks of the page."""
-    return [yaml.safe_load(text.partition("```")[0]) for text in PAGE.read_text().split("```yaml\n")[1:]]
+    return [
+        yaml.safe_load(text.partition("```")[0])
+        for text in PAGE.read_text().partition("\n## GitOps\n")[2].split("```yaml\n")[1:]
+    ]
 
 
 class Synced:

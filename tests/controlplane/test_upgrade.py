@@ -128,7 +128,7 @@ def test_a_releases_values_go_with_the_next_chart_and_the_way_back(world: World,
 @pytest.mark.full
 @pytest.mark.usefixtures("present")
 def test_a_second_version_is_served_beside_the_stored_one_without_a_webhook(world: World) -> None:
-    """As docs/versions.md says v1beta1 will come: of the same schema, judged by the same policy, converted by the API server alone."""
+    """As docs/life.md says v1beta1 will come: of the same schema, judged by the same policy, converted by the API server alone."""
     kube, spec = world.kube, world.kube("GET", CRD)["spec"]
     (stored,) = spec["versions"]
     second = {**stored, "name": "v1beta1", "storage": False}

@@ -1,4 +1,4 @@
-"""Values of a parametrized test: a few in the gate, the rest in the full set (docs/development/tests.md)."""
+"""Values of a parametrized test: a few in the gate, the rest in the full set (docs/development.md)."""
 
 from __future__ import annotations
 

@@ -33,15 +33,15 @@ def test_what_pages_link_to_outside_of_docs_is_there() -> None:
 
 @pytest.mark.parametrize("text", ["[x](../examples/none.yaml)", "[x](../workloads/rlrun/gone.py#L3)"])
 def test_a_link_to_a_file_that_is_gone_is_named_with_its_page(text: str) -> None:
-    with pytest.raises(LookupError, match=r"docs/fit\.md: the link \.\./\S+ leads to no file of the repository"):
-        hooks.linked("fit.md", text)
+    with pytest.raises(LookupError, match=r"docs/data\.md: the link \.\./\S+ leads to no file of the repository"):
+        hooks.linked("data.md", text)
 
 
 @pytest.mark.parametrize(
     ("page", "to", "path"),
     [
-        ("fit.md", "../examples/eval.yaml", "examples/eval.yaml"),
-        ("reference/rlrun.md", "../fit.md", "docs/fit.md"),
+        ("data.md", "../examples/eval.yaml", "examples/eval.yaml"),
+        ("reference/rlrun.md", "../data.md", "docs/data.md"),
         ("decisions/0002-x.md", "../../operator/rlrun_operator/names.py", "operator/rlrun_operator/names.py"),
         ("source/SECURITY.md.md", "docs/security.md", "docs/security.md"),
     ],
@@ -103,5 +103,5 @@ def assert_part(part: object, whole: object) -> None:
 
 
 def test_decisions_come_last_in_the_search() -> None:
-    boosts = [hooks.page_meta(page).get("search") for page in ("fit.md", "source/README.md.md", "decisions/0002-x.md")]
+    boosts = [hooks.page_meta(page).get("search") for page in ("data.md", "source/README.md.md", "decisions/0002-x.md")]
     assert boosts == [None, {"boost": 0.01}, {"boost": 1e-5}]

@@ -15,7 +15,7 @@ the whole run, however often its processes start; without it once in each proces
 `RLRUN_`, so that a manifest's `env` can set both for any role.
 
 Nothing of this is in what ships. `sitecustomize` beside this file installs it in processes that have this folder on `PYTHONPATH`: those of
-the tests, those of the stub image, and those of an image that was made to be broken (docs/testing-faults.md).
+the tests, those of the stub image, and those of an image that was made to be broken (docs/failures.md#breaking-a-run-on-purpose).
 """
 
 from __future__ import annotations

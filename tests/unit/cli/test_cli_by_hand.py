@@ -62,7 +62,7 @@ def test_three_files_are_one_run_with_a_manifests_defaults(here: Path) -> None:
 
 
 def test_the_files_of_the_page_are_taken() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "by-hand.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text()
     files = dict(re.findall(r"```toml\n# (inference|trainer|orchestrator)\.toml\n(.*?)```", page, re.DOTALL))
     assert files.keys() == MODELS.keys()
     found = [started(role, files[role]) for role in MODELS]

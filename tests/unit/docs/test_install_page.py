@@ -40,8 +40,6 @@ def test_first_run_has_a_gpu_for_each_role_and_needs_no_hub() -> None:
     assert [environment.id for environment in spec.environments] == ["reverse-text"]
 
 
-@pytest.mark.parametrize(
-    "page", ["docs/install.md", "docs/start.md", "docs/air-gap.md", "charts/rlrun-operator/templates/NOTES.txt"]
-)
+@pytest.mark.parametrize("page", ["docs/install.md", "docs/overview.md", "charts/rlrun-operator/templates/NOTES.txt"])
 def test_every_page_for_administrators_names_the_first_run_on_gpus(page: str) -> None:
     assert FIRST.rpartition("/")[2] in (ROOT / page).read_text()

@@ -9,14 +9,14 @@ import pytest
 
 from tests.unit.inspect.explained import CASES, told
 
-PAGE = Path(__file__).parents[3] / "docs" / "why.md"
-HEAD = """# What `rlrun why` says
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "why.md"
+HEAD = """# Answers of `rlrun why`
 
 <!-- The words below are written by tests/unit/inspect/test_why_words.py with RLRUN_WRITE_GOLDEN=1. -->
 
-Ten runs, each broken on purpose, and what [`rlrun why`](cli.md) says of it: the present state with its causes, the ends of
-attempts, and what to do. The first six are folders of one machine, the others are in a cluster. The web page and `Run.why()` of
-[Python](python.md) have the same words. [Troubleshooting](troubleshooting.md) has all reasons.
+Ten runs, each broken on purpose, and the answer of [`rlrun why`](../cli.md): the present state with its causes, the ends of
+attempts, and the next commands. The first six runs are folders on one machine, the other four run in a cluster. The web page and
+`Run.why()` in [Python](../cli.md#runs-from-python) show the same text. [Troubleshooting](../troubleshooting.md) lists all reasons.
 """
 
 

@@ -41,7 +41,7 @@ GOOD_NEWS = {
     reasons.KEY_ROTATION_REQUESTED,
     reasons.RESTART_REQUESTED,
 }
-HEAD = ["what you see", "why", "what the operator does", "what you may do"]
+HEAD = ["symptom", "cause", "operator", "fix"]
 
 
 def cells(line: str) -> list[str]:

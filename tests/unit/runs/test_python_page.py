@@ -16,7 +16,7 @@ from tests.unit.inspect.recorded import Recorded, of_run
 from tests.unit.inspect.test_folder_commands import Folder
 from tests.unit.runs import typed_user
 
-PAGE = (Path(__file__).parents[3] / "docs" / "python.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "cli.md").read_text().partition("\n## Runs from Python\n")[2]
 RUN = {
     "metadata": {"name": "letters", "namespace": "team-a", "creationTimestamp": "2027-01-15T07:00:00Z"},
     "spec": {"maxSteps": 60, "suspend": False},
@@ -54,7 +54,7 @@ def test_the_code_of_the_page_runs(
     assert len(blocks) == 6
     space: dict[str, Any] = {}
     for block in blocks:
-        exec(compile(block, "docs/python.md", "exec"), space)
+        exec(compile(block, "docs/cli.md", "exec"), space)
     told = capsys.readouterr().out
     assert "orchestrator.batchSize (7) must be divisible by environments[0].groupSize (8); set batchSize to 8" in told
     assert "Run.set: trainer.replicas: got 0, expected a whole number" in told
