@@ -31,22 +31,22 @@ _SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
         "The run",
         "At the top of a file of `rl`. Tables such as `ckpt`, `weight_broadcast`, `log`, `wandb` in `[trainer]`, `[orchestrator]` "
         "and `[inference]` have the same keys.",
-        run.ROWS,
+        run.RUN_ROWS,
     ),
-    ("`[trainer]`", "In a file of `sft` or `trainer`, the same keys at its top.", trainer.ROWS),
+    ("`[trainer]`", "In a file of `sft` or `trainer`, the same keys at its top.", trainer.TRAINER_ROWS),
     (
         "`[orchestrator]`",
         "In a file of `orchestrator`, the same keys at its top. `orchestrator.train` has the same keys below it, and `source` is `env`.",
-        orchestrator.ROWS,
+        orchestrator.ORCHESTRATOR_ROWS,
     ),
     (
         "`[inference]`",
         "In a file of `inference`, the same keys at its top. `inference.model` and `inference.vllm` have the same keys below them; any "
         "other option of vLLM in `inference.vllm` goes to its server unchanged.",
-        inference.ROWS,
+        inference.INFERENCE_ROWS,
     ),
-    ("`[data]` and `[val]`", "In a file of `sft`.", data.ROWS),
-    ("`eval`", "In a file of `eval`; `source` is `env`.", evaluation.ROWS),
+    ("`[data]` and `[val]`", "In a file of `sft`.", data.DATA_ROWS),
+    ("`eval`", "In a file of `eval`; `source` is `env`.", evaluation.EVALUATION_ROWS),
 )
 
 

@@ -21,7 +21,7 @@ from tools.docs_resource import cells
 from tools.prime_rl_files import as_toml, files, nested, value_of
 
 PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
-    "rl": rl.run,
+    "rl": rl.run_rl,
     "sft": sft.run,
     "eval": evaluation.run_eval,
     "trainer": roles.trainer,

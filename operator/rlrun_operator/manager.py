@@ -33,7 +33,7 @@ from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.leader_election import Leader, LeadershipLostError, NotLeadingError
 from rlrun_operator.runtime.log_setup import describe_exception
 from rlrun_operator.runtime.metrics import Metrics
-from rlrun_operator.runtime.territory import DURATION_SECONDS, Place, Territory
+from rlrun_operator.runtime.territory import TERRITORY_DURATION_SECONDS, Place, Territory
 from rlrun_operator.runtime.watch_health import Stream, Watches
 from rlrun_operator.runtime.workqueue import Workers
 from rlrun_operator.settings import OperatorSettings
@@ -380,7 +380,7 @@ class Operator:
 
 def _served_namespaces(place: Place, other: str) -> str:
     return (
-        f"namespace {place[0]}: operator {other} serves its runs; this one takes over {DURATION_SECONDS} s after that operator "
+        f"namespace {place[0]}: operator {other} serves its runs; this one takes over {TERRITORY_DURATION_SECONDS} s after that operator "
         "ends. Remove the namespace from watchNamespaces of one of them, or set operatorName for one"
     )
 

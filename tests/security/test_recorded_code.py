@@ -499,5 +499,5 @@ def test_a_record_does_not_replace_a_full_commit_of_the_manifest(
 
 
 def test_every_command_that_can_run_recorded_code_has_the_flag() -> None:
-    parsers = (launcher.parser(), export.parser(), replay_parser(), fork_parser(), eval_parser(), synthesize_parser())
+    parsers = (launcher.parser(), export.export_parser(), replay_parser(), fork_parser(), eval_parser(), synthesize_parser())
     assert [parser.prog for parser in parsers if FLAG not in parser.format_help()] == []

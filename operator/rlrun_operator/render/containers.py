@@ -124,7 +124,7 @@ def demonstrations_container(ctx: RunContext, role: Role) -> list[dict[str, obje
     container: dict[str, object] = {
         "name": DEMONSTRATIONS_CONTAINER,
         **_image_fields(ctx, role),
-        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "demonstrations", demonstrations.FOLDER],
+        "command": ["sh", "-c", HEARS_SIGNALS, "rlrun-pod", "demonstrations", demonstrations.DEMONSTRATIONS_FOLDER],
         "env": without_proxy(ctx.spec, demonstrations.variables(ctx, own.env, own.env_from)),
         "volumeMounts": demonstrations.mounts(ctx, role),
         "securityContext": security.CONTAINER,
@@ -196,7 +196,7 @@ def _environment_variables(ctx: RunContext, role: Role, *, with_trackers: bool) 
     if role == "orchestrator":
         values["RLRUN_PROGRESS_LEASE"] = ctx.names.progress
         if environments.own_images(ctx):
-            values[SOCKETS_VARIABLE] = environments.FOLDER
+            values[SOCKETS_VARIABLE] = environments.ENVIRONMENTS_FOLDER
         if shared_environments.has_shared(ctx):
             values[SHARED_SOCKET_VARIABLE] = shared_environments.SOCKET
     if not gpus_per_pod(ctx.spec, role):

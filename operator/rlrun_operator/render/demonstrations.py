@@ -19,10 +19,10 @@ from rlrun_operator.render import shared_environments, volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.state import Json
 
-FOLDER = "/run/rlrun-demonstrations"
+DEMONSTRATIONS_FOLDER = "/run/rlrun-demonstrations"
 """Folder of the file, and of the code's home and temporary files, which no other container reads."""
-FILE: Json = {"name": DEMONSTRATIONS_VARIABLE, "value": f"{FOLDER}/{DEMONSTRATIONS_FILE}"}
-READ: Json = {"name": DEMONSTRATIONS_CONTAINER, "mountPath": FOLDER, "readOnly": True}
+FILE: Json = {"name": DEMONSTRATIONS_VARIABLE, "value": f"{DEMONSTRATIONS_FOLDER}/{DEMONSTRATIONS_FILE}"}
+READ: Json = {"name": DEMONSTRATIONS_CONTAINER, "mountPath": DEMONSTRATIONS_FOLDER, "readOnly": True}
 """Variable and mount of the container that creates the model."""
 _POD_NAME: tuple[Json, ...] = ({"name": "RLRUN_POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},)
 """Variable with the name of a trainer's pod: only the first one creates the model. For an orchestrator's pod the number in its name is
@@ -53,8 +53,8 @@ def mounts(ctx: RunContext, role: Role) -> list[Json]:
     return [
         volume.run_mount(ctx) | {"readOnly": True},
         *(volume.mount_part(ctx, path) for path in volume.hub_data(ctx)),
-        {"name": DEMONSTRATIONS_CONTAINER, "mountPath": FOLDER},
-        *shared_environments.mounts_of_the_user(ctx, role, taken={FOLDER}),
+        {"name": DEMONSTRATIONS_CONTAINER, "mountPath": DEMONSTRATIONS_FOLDER},
+        *shared_environments.mounts_of_the_user(ctx, role, taken={DEMONSTRATIONS_FOLDER}),
     ]
 
 
@@ -76,8 +76,8 @@ def variables(ctx: RunContext, own: Sequence[EnvVar], sources: Sequence[EnvFromS
     tiny = ctx.spec.model.tiny
     assert tiny is not None
     values = {
-        "HOME": f"{FOLDER}/home",
-        "TMPDIR": f"{FOLDER}/tmp",
+        "HOME": f"{DEMONSTRATIONS_FOLDER}/home",
+        "TMPDIR": f"{DEMONSTRATIONS_FOLDER}/tmp",
         "USER": "rlrun",
         "HF_HOME": volume.hub_home(ctx),
         "OMP_NUM_THREADS": "1",

@@ -14,10 +14,10 @@ from rlrun_operator.render import security, volume
 from rlrun_operator.render.context import RunContext
 from rlrun_operator.state import Json
 
-FOLDER = "/run/rlrun-environments"
+ENVIRONMENTS_FOLDER = "/run/rlrun-environments"
 CODE = "environment-code"
 """Name of the volume with this package's sources, and of the init container that fills it. The orchestrator does not read it."""
-CODE_FOLDER = f"{FOLDER}/code"
+CODE_FOLDER = f"{ENVIRONMENTS_FOLDER}/code"
 HOST_MIB = 1024
 """Memory of an environment's container in addition to its workers, in MiB."""
 SIZE_LIMIT = "10Gi"
@@ -44,7 +44,7 @@ def environment_volumes(ctx: RunContext) -> list[Json]:
 def socket_mounts(ctx: RunContext) -> list[dict[str, object]]:
     """Return the mounts of the orchestrator's container: the folders of the sockets, read-only because a connection does not write."""
     return [
-        {"name": _container_name(index), "mountPath": folder_of(FOLDER, index), "readOnly": True}
+        {"name": _container_name(index), "mountPath": folder_of(ENVIRONMENTS_FOLDER, index), "readOnly": True}
         for index, _ in own_images(ctx)
     ]
 
@@ -84,7 +84,7 @@ def _code_mounts(ctx: RunContext) -> Json:
 
 
 def _environment_sidecar(ctx: RunContext, index: int, environment: EnvironmentConfig) -> dict[str, object]:
-    folder = folder_of(FOLDER, index)
+    folder = folder_of(ENVIRONMENTS_FOLDER, index)
     return {
         "name": _container_name(index),
         "image": environment.image,
@@ -95,7 +95,7 @@ def _environment_sidecar(ctx: RunContext, index: int, environment: EnvironmentCo
             START,
             f"{CODE_FOLDER}/rlrun",
             HOST_MODULE,
-            socket_of(FOLDER, index),
+            socket_of(ENVIRONMENTS_FOLDER, index),
         ],
         "env": [
             {"name": "HOME", "value": f"{folder}/home"},

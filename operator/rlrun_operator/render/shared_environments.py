@@ -14,13 +14,13 @@ from rlrun.api.kubernetes import read_amount
 from rlrun_operator.names import Role
 from rlrun_operator.render import volume
 from rlrun_operator.render.context import RunContext
-from rlrun_operator.render.environments import FOLDER
+from rlrun_operator.render.environments import ENVIRONMENTS_FOLDER
 from rlrun_operator.render.placement import role_block
 from rlrun_operator.state import Json, Manifest
 
 NAME = "environments"
 """Name of the container, and of the volume with its socket."""
-SOCKET_FOLDER = f"{FOLDER}/shared"
+SOCKET_FOLDER = f"{ENVIRONMENTS_FOLDER}/shared"
 SOCKET = f"{SOCKET_FOLDER}/socket"
 _SCRATCH = {"environments-tmp": "/tmp", "environments-home": "/home/rlrun"}
 _SHARED_MEMORY = "environments-shm"

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from rlrun_operator.kube.client import ApiError, Client
 from rlrun_operator.kube.resources import LEASE
 from rlrun_operator.runtime import preflight
-from rlrun_operator.runtime.leader_election import RENEW_SECONDS
+from rlrun_operator.runtime.leader_election import LEADER_RENEW_SECONDS
 from rlrun_operator.settings import OperatorSettings
 
 Sleep = Callable[[float], Awaitable[None]]
@@ -32,12 +32,12 @@ async def _not_leading(client: Client, settings: OperatorSettings, sleep: Sleep)
     try:
         before = await client.get(LEASE, settings.pod_namespace, settings.lease_name)
         if before is not None:
-            await sleep(RENEW_SECONDS)
+            await sleep(LEADER_RENEW_SECONDS)
         now = await client.get(LEASE, settings.pod_namespace, settings.lease_name)
     except ApiError as error:
         return f"{what} cannot be read: {error}"
     if before is None or now is None:
         return f"{what} does not exist, so no operator of this release leads; see {fix}"
     if before["spec"].get("renewTime") == now["spec"].get("renewTime"):
-        return f"{what} was not renewed within {RENEW_SECONDS:g} s, so no operator of this release works; see {fix}"
+        return f"{what} was not renewed within {LEADER_RENEW_SECONDS:g} s, so no operator of this release works; see {fix}"
     return ""

@@ -1,6 +1,6 @@
 """Leader election by a Lease, with the times of Kubernetes' own components: at most one operator acts at a time.
 
-A leader that cannot renew stops acting after `RENEW_SECONDS`, well before another one may take over after `DURATION_SECONDS`. It continues
+A leader that cannot renew stops acting after `LEADER_RENEW_SECONDS`, well before another one may take over after `LEADER_DURATION_SECONDS`. It continues
 when the API server is back and no other process has taken over; otherwise it ends. Clocks of other machines are not compared: a Lease has
 expired if this process saw no renewal for its whole duration.
 """
@@ -16,8 +16,8 @@ from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.lease_lock import LeaseLock
 from rlrun_operator.names import MANAGER
 
-DURATION_SECONDS = 15
-RENEW_SECONDS = 10.0
+LEADER_DURATION_SECONDS = 15
+LEADER_RENEW_SECONDS = 10.0
 RETRY_SECONDS = 2.0
 REQUEST_SECONDS = 4.0
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Leader:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._what = f"Lease {namespace}/{name}"
-        self._lock = LeaseLock(client, namespace, name, identity, duration=DURATION_SECONDS, clock=clock)
+        self._lock = LeaseLock(client, namespace, name, identity, duration=LEADER_DURATION_SECONDS, clock=clock)
         self._on_start = on_start
         self._on_pause = on_pause
         self._on_rewound = on_rewound
@@ -80,7 +80,7 @@ class Leader:
 
     def is_leading(self) -> bool:
         """Return whether this process may act now; False in time even after a blocked event loop or a frozen process."""
-        return self._acting and self._renewed_at is not None and self._clock() - self._renewed_at < RENEW_SECONDS
+        return self._acting and self._renewed_at is not None and self._clock() - self._renewed_at < LEADER_RENEW_SECONDS
 
     def check(self) -> None:
         """Raise NotLeadingError unless this process may act."""
@@ -133,7 +133,7 @@ class Leader:
             self._acting = False
             raise LeadershipLostError(f"{self._lock.holder} leads now; this process ends and restarts as its standby")
         if self._acting and not self._still_fresh():
-            log.warning("cannot renew the leader Lease for %g s; not acting until it is renewed", RENEW_SECONDS)
+            log.warning("cannot renew the leader Lease for %g s; not acting until it is renewed", LEADER_RENEW_SECONDS)
             self._acting = False
             await self._on_pause()
 
@@ -145,9 +145,9 @@ class Leader:
             async with asyncio.timeout(REQUEST_SECONDS / 2):
                 await self._lock.release()
         except (ApiError, UnavailableError, TimeoutError) as error:
-            log.info("the leader Lease was not released, it expires in %d s: %s", DURATION_SECONDS, error)
+            log.info("the leader Lease was not released, it expires in %d s: %s", LEADER_DURATION_SECONDS, error)
         self._acting = False
 
     def _still_fresh(self) -> bool:
         """Return whether the next attempt would still end in time."""
-        return self._renewed_at is not None and self._clock() - self._renewed_at + RETRY_SECONDS < RENEW_SECONDS
+        return self._renewed_at is not None and self._clock() - self._renewed_at + RETRY_SECONDS < LEADER_RENEW_SECONDS

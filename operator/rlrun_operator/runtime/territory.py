@@ -3,7 +3,7 @@
 Releases have separate leader Leases and do not see each other; two releases that are configured for one namespace would both act on its
 runs. Therefore each leader acquires this Lease before it acts in a namespace, and keeps renewing it. The holder is the release, not its
 process: an upgrade or a restart does not transfer the runs. The Lease is never released: after an uninstallation, another release takes
-over after `DURATION_SECONDS`.
+over after `TERRITORY_DURATION_SECONDS`.
 
 Runs that name their operator (`managedBy`) have a separate Lease, so that operators of different names can share a namespace.
 """
@@ -20,8 +20,8 @@ from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.lease_lock import LeaseLock
 from rlrun_operator.names import SERVED_LEASE
 
-DURATION_SECONDS = 120
-RENEW_SECONDS = 30.0
+TERRITORY_DURATION_SECONDS = 120
+TERRITORY_RENEW_SECONDS = 30.0
 """Seconds between renewals; each is a read and a write per namespace with runs."""
 STOP_SECONDS = 100.0
 """Seconds without a renewal after which a release stops acting: well before another one may take over."""
@@ -96,7 +96,7 @@ class Territory:
     async def run(self) -> None:
         """Renew until cancelled, and take over abandoned places."""
         while True:
-            await asyncio.sleep(RENEW_SECONDS)
+            await asyncio.sleep(TERRITORY_RENEW_SECONDS)
             await self.renew()
 
     async def renew(self) -> None:
@@ -132,7 +132,7 @@ class Territory:
 
     def _lock(self, place: Place) -> LeaseLock:
         return LeaseLock(
-            self._client, place[0], name_of(place), self._identity, duration=DURATION_SECONDS, clock=self._clock
+            self._client, place[0], name_of(place), self._identity, duration=TERRITORY_DURATION_SECONDS, clock=self._clock
         )
 
 

@@ -17,14 +17,14 @@ def test_validate_names_what_it_took_and_what_a_lock_refuses(
 ) -> None:
     given = written(tmp_path, "d.yaml", CONFIG_MAP)
     run = manifest(tmp_path, environments=[{"id": "reverse-text", "groupSize": 8}])
-    assert validate.run(["--defaults", given, run]) == 0
+    assert validate.run_validate(["--defaults", given, run]) == 0
     out = capsys.readouterr().out
     assert "run.yaml: valid: RLRun a" in out
     assert (
         "note: spec.trainer.image is team/trainer:1, from the defaults in ConfigMap rlrun-system/team; it is locked"
         in out
     )
-    assert validate.run(["--json", "--defaults", given, run, "--trainer.image", "mine:2"]) == 78
+    assert validate.run_validate(["--json", "--defaults", given, run, "--trainer.image", "mine:2"]) == 78
     (one,) = json.loads(capsys.readouterr().out)
     assert [problem["message"] for problem in one["problems"]] == [
         "trainer.image (mine:2) is locked by ConfigMap rlrun-system/team; remove it, or write team/trainer:1"

@@ -292,7 +292,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_file(InferenceConfig, options.config, section="inference")
         settings = settings_from_config(config, api_key=os.environ.get("RLRUN_API_KEY", ""))
         folder = Path(config.output_dir)
-        stacks.listen()
+        stacks.answer_requests()
         return serve(settings, load_script(folder).inference, folder)
     except (SettingsError, ConfigError) as error:
         failure = RoleError(" / ".join(str(error).splitlines()), exit_codes.CONFIGURATION)

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="trainer", description="One pod of the trainer, without torch.")
     parser.add_argument("--config", type=Path, required=True, help="the run's resolved configuration, run.json")
     options = parser.parse_args(argv)
-    stacks.listen()
+    stacks.answer_requests()
     stop = Stop()
     stop.listen()
     configure_log(0)

@@ -7,7 +7,7 @@ from rlrun.api.pods import PodFields
 from rlrun.api.run_fields import RunFields
 from rlrun.config.rule import Rule
 
-RULES = (
+COLOCATION_RULES = (
     Rule(
         "!self.placement.colocate || self.algorithm.maxAsyncLevel == 0",
         "algorithm.maxAsyncLevel ({self.algorithm.maxAsyncLevel}) must be 0 with placement.colocate, because engines sleep while a step "

@@ -10,7 +10,7 @@ _TOO_LONG_TOKENS = (
     "self.environments.map(e, has(e.sampling) && e.sampling.maxTokens >= self.seqLen, e.sampling.maxTokens)[0]"
 )
 
-RULES = (
+LENGTH_RULES = (
     Rule(
         "!has(self.inference.maxModelLen) || self.inference.maxModelLen >= self.seqLen",
         "inference.maxModelLen ({self.inference.maxModelLen}) must be at least seqLen ({self.seqLen}); "

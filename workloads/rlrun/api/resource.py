@@ -55,7 +55,7 @@ class RLRunSpec(RunFields):
 
     EXAMPLES: ClassVar[Mapping[str, object]] = {"model": {"name": "Qwen/Qwen3-8B"}}
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
-        *colocation.RULES,
+        *colocation.COLOCATION_RULES,
         Rule(
             "self.weightSync.transport == 'Filesystem' || !has(self.trainer.lora)",
             "weightSync.transport (NCCL) does not transfer adapters; set transport: Filesystem or remove trainer.lora",
@@ -68,7 +68,7 @@ class RLRunSpec(RunFields):
             "set transport: Filesystem or change one of them",
             ".weightSync",
         ),
-        *task_parts.RULES,
+        *task_parts.TASK_RULES,
         Rule(
             "!has(self.trainer.elastic) || self.checkpoint.enabled",
             "trainer.elastic continues from checkpoints, but checkpoint.enabled is false; remove one of them",
@@ -106,7 +106,7 @@ class RLRunSpec(RunFields):
             "give each environment its own environments[].name",
             ".environments",
         ),
-        *lengths.RULES,
+        *lengths.LENGTH_RULES,
     )
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ from rlrun.config.rule import Rule, list_cel
 SFT_ALGORITHM_FIELDS = {"preset", "loss", "aggregation", "aggregation_length"}
 """Parts of the objective that apply to supervised fine-tuning."""
 
-RULES = (
+TASK_RULES = (
     Rule(
         "self.task == 'SFT' || !has(self.data)",
         "data needs task SFT; remove it or set task to SFT",

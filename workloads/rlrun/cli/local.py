@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def run(argv: Sequence[str]) -> int:
+def run_local(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     from rlrun.local.main import main
 

@@ -34,10 +34,10 @@ from rlrun.tracking.options import full_names
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rl` and return the exit code."""
-    return piped(lambda: call_with_own_options("rl", arguments(argv), run, shown="rl"))
+    return piped(lambda: call_with_own_options("rl", arguments(argv), run_rl, shown="rl"))
 
 
-def run(argv: Sequence[str]) -> int:
+def run_rl(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     usage = "rl [--trainer @ FILE] [--orchestrator @ FILE] [--inference @ FILE]"
     return start(argv, RlConfig, prog="rl", usage=usage)

@@ -22,7 +22,7 @@ from rlrun.tracking.options import take_tracking, with_options
 from rlrun.tracking.sink import main as run_sink
 
 
-def parser() -> argparse.ArgumentParser:
+def track_parser() -> argparse.ArgumentParser:
     """Return the parser of `rlrun track`."""
     p = Parser(
         "rlrun track",
@@ -33,10 +33,10 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_track(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     own, rest = take_tracking(argv)
-    paths = RunPaths(Path(parser().parse_args(rest).run).absolute())
+    paths = RunPaths(Path(track_parser().parse_args(rest).run).absolute())
     if not paths.run_json.is_file():
         print(
             f"rlrun track: {paths.root} is not the folder of a run: {paths.run_json.name} is missing", file=sys.stderr

@@ -11,13 +11,13 @@ from rlrun.config.loading.parser import Parser
 from rlrun.runtime import exit_codes
 
 
-def parser() -> Parser:
+def version_parser() -> Parser:
     """Return the parser of `rlrun version`."""
     return Parser(prog="rlrun version", description="Print the version of the package, of the API and of Python.")
 
 
-def run(argv: Sequence[str]) -> int:
+def run_version(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    parser().parse_args(list(argv))
+    version_parser().parse_args(list(argv))
     print(f"rlrun {__version__} ({API_VERSION}, Python {platform.python_version()})")
     return exit_codes.OK

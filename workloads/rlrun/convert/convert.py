@@ -72,9 +72,9 @@ AREAL = Dialect(
 )
 VERL_SFT = Dialect(
     "verl (supervised)",
-    verl_sft_table.ROWS,
-    verl_sft_table.ALIASES,
-    verl_sft_table.DEFAULTS,
+    verl_sft_table.VERL_SFT_ROWS,
+    verl_sft_table.VERL_SFT_ALIASES,
+    verl_sft_table.VERL_SFT_DEFAULTS,
     sft.compose_verl,
     "trainer.experiment_name",
     verl_sft_table.INDIFFERENT,
@@ -83,9 +83,9 @@ VERL_SFT = Dialect(
 )
 AREAL_SFT = Dialect(
     "AReaL (supervised)",
-    areal_sft_table.ROWS,
-    areal_sft_table.ALIASES,
-    areal_sft_table.DEFAULTS,
+    areal_sft_table.AREAL_SFT_ROWS,
+    areal_sft_table.AREAL_SFT_ALIASES,
+    areal_sft_table.AREAL_SFT_DEFAULTS,
     sft.compose_areal,
     "experiment_name",
     areal_table.INDIFFERENT,

@@ -25,7 +25,7 @@ _NATIVE = "  (the thread that crashed is native code without Python frames; belo
 _EMPTY = "<no Python frame>"
 
 
-def listen(name: str) -> None:
+def record_crashes(name: str) -> None:
     """Make faulthandler write a crash of this process to the file `name` in the folder of its group.
 
     The file stays open: it is written in a signal handler, when no file can be opened any more.

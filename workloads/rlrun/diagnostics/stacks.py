@@ -1,6 +1,6 @@
 """Stacks of a process on request, to report what a hanging role does.
 
-A pod may not trace its processes, so each process writes its own stacks: `listen` makes it append them to a file at each `SIGNAL`. This
+A pod may not trace its processes, so each process writes its own stacks: `answer_requests` makes it append them to a file at each `SIGNAL`. This
 happens in C code that needs neither the interpreter's lock nor memory. `request_stacks` requests them before a role that does not end is
 killed.
 """
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.01
 _COMMAND_CHARACTERS = 160
 
 
-def listen() -> None:
+def answer_requests() -> None:
     """Make this process and its forked children write the stack of their main thread at each `SIGNAL`.
 
     Only the main thread is written, and `request_stacks` sends the signal to it. Frames of other threads change while they are read
@@ -59,7 +59,7 @@ def seconds_until_stacks(grace_seconds: float) -> float:
 def is_listening(pid: int, file: Path) -> bool:
     """Return whether a process would answer `SIGNAL` into `file`. Other processes would be ended by it, or use it for another purpose.
 
-    Of a role that denies inspection (see `privacy`), only its handled signals are visible; such a role has called `listen` before.
+    Of a role that denies inspection (see `privacy`), only its handled signals are visible; such a role has called `answer_requests` before.
     """
     try:
         wanted, process = file.stat(), Path("/proc") / str(pid)

@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> int:
     source.add_argument("--config", type=Path, help="resolved configuration of the run, run.json")
     source.add_argument("--settings", type=Path, help="JSON file with the settings of the server")
     arguments = parser.parse_args(argv)
-    stacks.listen()
+    stacks.answer_requests()
     try:
         settings = _engine_settings(arguments.config, arguments.settings)
     except (SettingsError, ConfigError) as error:

@@ -14,6 +14,6 @@ def load() -> None:
     """Install the signal handler that reports the stacks of a hanging engine process."""
     if ENGINE_VARIABLE not in os.environ:
         return
-    from rlrun.diagnostics.stacks import listen
+    from rlrun.diagnostics.stacks import answer_requests
 
-    listen()
+    answer_requests()

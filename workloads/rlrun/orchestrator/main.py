@@ -243,7 +243,7 @@ def run_process(argv: Sequence[str] | None, module: str, begin: Begin) -> int:
         begin: function that runs the attempt.
     """
     configure_log()
-    stacks.listen()
+    stacks.answer_requests()
     refuse_inspection()  # after `listen`, see `stacks.is_listening`
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Orchestrate one run.")
     parser.add_argument(

@@ -30,8 +30,8 @@ def configure_log(rank: int) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and return its exit code."""
     options = rank_parser(read_bench=BenchOptions.read, read_recompute=Job.read).parse_args(argv)
-    stacks.listen()
-    crash.listen(crash_file(int(os.environ.get("RANK", "0"))))
+    stacks.answer_requests()
+    crash.record_crashes(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()
     if options.bench is None and options.recompute is None:  # benchmark and recompute have nothing to save
         stop.listen()

@@ -14,8 +14,8 @@ from rlrun_operator.kube.lease_lock import LONGEST_SECONDS
 from rlrun_operator.kube.resources import CLAIM
 from rlrun_operator.manager import Operator
 from rlrun_operator.runtime.leader_election import (
-    DURATION_SECONDS,
-    RENEW_SECONDS,
+    LEADER_DURATION_SECONDS,
+    LEADER_RENEW_SECONDS,
     Leader,
     LeadershipLostError,
     NotLeadingError,
@@ -82,7 +82,7 @@ async def test_the_first_leads_and_the_second_waits_until_the_lease_expires() ->
             await second.step()
             assert (first.leader.is_leading(), second.leader.is_leading()) == (True, False)
             clock[0] += 2.0
-        clock[0] += DURATION_SECONDS - 2.5  # the first is gone
+        clock[0] += LEADER_DURATION_SECONDS - 2.5  # the first is gone
         await second.step()
         assert not second.leader.is_leading()
         clock[0] += 2.0
@@ -146,7 +146,7 @@ async def test_in_an_outage_it_stops_acting_in_time_and_goes_on_by_itself() -> N
         while clock[0] < 60.0:
             clock[0] += 2.0
             await candidate.step()
-            if clock[0] >= RENEW_SECONDS:
+            if clock[0] >= LEADER_RENEW_SECONDS:
                 assert not candidate.leader.is_leading()
         assert candidate.log == ["start", "pause"]
         api.hook = lambda verb, path, body: None
@@ -161,7 +161,7 @@ async def test_a_frozen_process_does_not_write_when_it_thaws() -> None:
         candidate = Candidate(client, "only", clock)
         await candidate.step()
         candidate.leader.check()
-        clock[0] += RENEW_SECONDS  # no step ran meanwhile
+        clock[0] += LEADER_RENEW_SECONDS  # no step ran meanwhile
         with pytest.raises(NotLeadingError):
             candidate.leader.check()
 
@@ -180,9 +180,9 @@ async def test_leader_counts_from_the_moment_before_its_request(monkeypatch: pyt
 
         monkeypatch.setattr(first.leader._lock, "acquire_or_renew", slow)
         await first.step()
-        clock[0] = RENEW_SECONDS - 0.1
+        clock[0] = LEADER_RENEW_SECONDS - 0.1
         assert first.leader.is_leading()
-        clock[0] = RENEW_SECONDS
+        clock[0] = LEADER_RENEW_SECONDS
         assert not first.leader.is_leading()
 
 
@@ -207,7 +207,7 @@ async def test_a_leader_that_was_replaced_ends() -> None:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
         await first.step()
         await second.step()
-        clock[0] += DURATION_SECONDS + 1.0
+        clock[0] += LEADER_DURATION_SECONDS + 1.0
         await second.step()
         with pytest.raises(LeadershipLostError, match="second leads"):
             await first.step()
@@ -222,7 +222,7 @@ async def test_of_two_that_reach_for_an_expired_lease_one_gets_it() -> None:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
         await first.step()
         await second.step()
-        clock[0] += DURATION_SECONDS + 1.0
+        clock[0] += LEADER_DURATION_SECONDS + 1.0
         stale = dict(api.objects[LEASE])
         await first.step()
         current, api.objects[LEASE] = api.objects[LEASE], stale
@@ -269,14 +269,14 @@ async def test_a_picture_that_is_complete_while_a_renewal_is_late_starts_the_wor
         operator._leader._clock = lambda: clock[0]
         try:
             await operator._leader.step()
-            clock[0] += RENEW_SECONDS + 0.1
+            clock[0] += LEADER_RENEW_SECONDS + 0.1
             assert not operator._leader.is_leading()
             for stream in operator._streams:
                 operator._sync._mark_synced(stream)
             await operator._leader.step()
             assert operator._leader.is_leading()
             assert operator._workers.is_open
-            clock[0] += RENEW_SECONDS + 0.1
+            clock[0] += LEADER_RENEW_SECONDS + 0.1
             with pytest.raises(NotLeadingError):
                 operator._leader.check()
         finally:

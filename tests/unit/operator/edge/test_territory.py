@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun_operator.kube.client import Client
-from rlrun_operator.runtime.territory import DURATION_SECONDS, RENEW_SECONDS, STOP_SECONDS, Place, Territory
+from rlrun_operator.runtime.territory import TERRITORY_DURATION_SECONDS, TERRITORY_RENEW_SECONDS, STOP_SECONDS, Place, Territory
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
 TEAM: Place = ("team-a", None)
@@ -34,7 +34,7 @@ async def test_one_of_two_releases_acts_and_the_other_follows_when_it_is_gone() 
         first, second = Release(client, "a/op", clock), Release(client, "b/op", clock)
         assert (await first.acts(), await second.acts()) == (True, False)
         for _ in range(10):
-            clock[0] += RENEW_SECONDS
+            clock[0] += TERRITORY_RENEW_SECONDS
             await second.territory.renew()
             await first.territory.renew()
             assert (await first.acts(), await second.acts()) == (True, False)
@@ -42,12 +42,12 @@ async def test_one_of_two_releases_acts_and_the_other_follows_when_it_is_gone() 
         assert (first.territory.held(), second.territory.others()) == ([TEAM], {TEAM: "a/op"})
         waited = 0.0
         while not await second.acts():  # the first is uninstalled
-            assert waited <= DURATION_SECONDS + RENEW_SECONDS
+            assert waited <= TERRITORY_DURATION_SECONDS + TERRITORY_RENEW_SECONDS
             assert not (await second.acts())
-            waited += RENEW_SECONDS
-            clock[0] += RENEW_SECONDS
+            waited += TERRITORY_RENEW_SECONDS
+            clock[0] += TERRITORY_RENEW_SECONDS
             await second.territory.renew()
-        assert waited >= DURATION_SECONDS
+        assert waited >= TERRITORY_DURATION_SECONDS
         assert second.changes[1:] == [(TEAM, "")]
         await first.territory.renew()
         assert not await first.acts(), "it came back"
@@ -63,7 +63,7 @@ async def test_who_cannot_renew_stops_before_another_may_follow() -> None:
         assert len(api.requests) == asked, "nothing per pass"
         clock[0] += STOP_SECONDS
         assert release.territory.held() == []
-        assert STOP_SECONDS + RENEW_SECONDS / 2 < DURATION_SECONDS
+        assert STOP_SECONDS + TERRITORY_RENEW_SECONDS / 2 < TERRITORY_DURATION_SECONDS
         assert await release.acts(), "it asks again"
 
 

@@ -63,8 +63,8 @@ def frozen_rules() -> list[Rule]:
             ".spec",
         ),
         Rule(
-            f"!({_BEGUN})||{_path_steps('self')}>={_path_steps('oldSelf')}",
-            f"maxSteps ({{{_path_steps('self')}}}) may only grow {_SINCE}; it is {{{_path_steps('oldSelf')}}}",
+            f"!({_BEGUN})||{_max_steps_expression('self')}>={_max_steps_expression('oldSelf')}",
+            f"maxSteps ({{{_max_steps_expression('self')}}}) may only grow {_SINCE}; it is {{{_max_steps_expression('oldSelf')}}}",
             ".spec.maxSteps",
         ),
         Rule(
@@ -104,7 +104,7 @@ def _field_path(block: str, name: str) -> str:
     return f"{block}.{name}".lstrip(".")
 
 
-def _path_steps(root: str) -> str:
+def _max_steps_expression(root: str) -> str:
     ((_, steps),) = canonical_fields(f"{root}.spec.", RLRunSpec, ["max_steps"])
     return steps
 

@@ -13,7 +13,7 @@ from rlrun.doctor.facts import gather_facts
 from rlrun.runtime import exit_codes
 
 
-def parser() -> Parser:
+def doctor_parser() -> Parser:
     """Return the parser of `rlrun doctor`."""
     p = Parser(
         prog="rlrun doctor",
@@ -30,9 +30,9 @@ def parser() -> Parser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_doctor(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    options = parser().parse_args(list(argv))
+    options = doctor_parser().parse_args(list(argv))
     facts = gather_facts(options.output_dir)
     found = list_checks(facts)
     can = list_abilities(facts, found)

@@ -29,7 +29,7 @@ class UnknownMemoryError(ValueError):
     """Error for a run whose GPU memory is unknown; the message explains how to set it."""
 
 
-def parser() -> Parser:
+def fit_parser() -> Parser:
     """Return the parser of `rlrun fit`."""
     p = Parser(
         prog="rlrun fit",
@@ -51,9 +51,9 @@ def parser() -> Parser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_fit(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    options = parser().parse_args(list(argv))
+    options = fit_parser().parse_args(list(argv))
     try:
         lay = defaults.laid(options)
         manifest = read_manifest(options.file, lay=lay)

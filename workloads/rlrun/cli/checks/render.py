@@ -19,7 +19,7 @@ _UID = "00000000-0000-0000-0000-000000000000"
 """Uid in the output for a run that does not exist in a cluster yet."""
 
 
-def parser() -> Parser:
+def render_parser() -> Parser:
     """Return the parser of `rlrun render`."""
     p = Parser(
         prog="rlrun render",
@@ -31,9 +31,9 @@ def parser() -> Parser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_render(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    rest, varied = take_variation(argv, own_options(p := parser()))
+    rest, varied = take_variation(argv, own_options(p := render_parser()))
     p.also = field_options()
     options = p.parse_args(rest)
     try:

@@ -26,7 +26,7 @@ STANDARD_INPUT = "standard input"
 """Name of the file `-` in messages."""
 
 
-def parser() -> Parser:
+def validate_parser() -> Parser:
     """Return the parser of `rlrun validate`."""
     p = Parser(
         prog="rlrun validate",
@@ -38,9 +38,9 @@ def parser() -> Parser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_validate(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    rest, varied = take_variation(argv, own_options(p := parser()))
+    rest, varied = take_variation(argv, own_options(p := validate_parser()))
     variation = Variation(varied, os.environ)
     p.also = field_options()
     options = p.parse_args(rest)

@@ -16,7 +16,7 @@ from rlrun.protocol.files.recorded_code import FLAG, HELP
 from rlrun.runtime import exit_codes, extras
 
 
-def parser() -> argparse.ArgumentParser:
+def export_parser() -> argparse.ArgumentParser:
     """Return the parser of `rlrun export`."""
     p = Parser("rlrun export", "Write a model folder for transformers and vLLM from a checkpoint of a run.")
     p.add_argument("run", help="the run's folder", metavar="RUN_FOLDER")
@@ -36,9 +36,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_export(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    options = parser().parse_args(list(argv))
+    options = export_parser().parse_args(list(argv))
 
     from rlrun.trainer.weights.export_run import export_run
 

@@ -16,7 +16,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 
 
-def parser() -> Parser:
+def mirror_parser() -> Parser:
     """Return the parser of `rlrun mirror`."""
     p = Parser(
         "rlrun mirror",
@@ -27,9 +27,9 @@ def parser() -> Parser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_mirror(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    options = parser().parse_args(argv)
+    options = mirror_parser().parse_args(argv)
     paths = RunPaths(Path(options.run).absolute())
     if not paths.run_json.is_file():
         print(

@@ -18,7 +18,7 @@ from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 
 
-def parser() -> argparse.ArgumentParser:
+def rows_parser() -> argparse.ArgumentParser:
     """Return the parser of `rlrun rows`."""
     p = Parser(
         "rlrun rows",
@@ -46,9 +46,9 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def run(argv: Sequence[str]) -> int:
+def run_rows(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
-    options = parser().parse_args(list(argv))
+    options = rows_parser().parse_args(list(argv))
 
     from rlrun.environments.bundled.row_files import convert_rows
     from rlrun.evaluate.dataset import check_output, write_rows

@@ -19,7 +19,7 @@ from rlrun.runtime import exit_codes
 PROG = "rlrun tiny-model DIR"
 
 
-def run(argv: Sequence[str]) -> int:
+def run_tiny_model(argv: Sequence[str]) -> int:
     """Run the subcommand and return the exit code."""
     if not argv or argv[0] in ("-h", "--help"):
         print(help_text(TinyModelConfig, prog=PROG))

@@ -17,7 +17,7 @@ from rlrun.inspect.volume import Volume
 from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
-_SHOWN = 5
+_SHOWN_PARTS = 5
 
 
 def pull_parser() -> Parser:
@@ -55,6 +55,6 @@ def run_pull(argv: Sequence[str]) -> int:
     what = "the folder" if options.part == "run" else place
     print(f"{target}: {what} of {run.name}, {unpacked.files} files")
     if unpacked.left_out:
-        shown = ", ".join(printable(name) for name in unpacked.left_out[:_SHOWN])
+        shown = ", ".join(printable(name) for name in unpacked.left_out[:_SHOWN_PARTS])
         print(f"{len(unpacked.left_out)} links and devices were skipped: {shown}", file=sys.stderr)
     return exit_codes.OK

@@ -12,7 +12,7 @@ from rlrun.runs import reading
 from rlrun.runtime import exit_codes
 
 _CHARACTERS = 2000
-_SHOWN = 8
+_SHOWN_ROLLOUTS = 8
 
 
 def rollouts_parser() -> Parser:
@@ -48,7 +48,7 @@ def run_rollouts(argv: Sequence[str]) -> int:
         write(found, "json")
         return exit_codes.OK
     if options.worst is None and options.best is None:
-        found = found[:_SHOWN]
+        found = found[:_SHOWN_ROLLOUTS]
     print(rollouts.summarize_step(label, rows, len(found)))
     for row in found:
         print("\n" + rollouts.rollout_text(row, most=0 if options.full else _CHARACTERS))

@@ -12,7 +12,7 @@ from rlrun.inspect.source import NotFoundError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import UI, explain_lacking
 
-_PORT = 8765
+_FOLDERS_PORT = 8765
 _NEEDED = ("fastapi", "uvicorn")
 
 
@@ -35,9 +35,9 @@ def ui_parser() -> Parser:
     p.add_argument(
         "--port",
         type=whole_number(0, 65535),
-        default=_PORT,
+        default=_FOLDERS_PORT,
         metavar="N",
-        help=f"port (default: {_PORT}); 0 selects a free port",
+        help=f"port (default: {_FOLDERS_PORT}); 0 selects a free port",
     )
     p.add_argument(
         "--token",

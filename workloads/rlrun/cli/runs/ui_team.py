@@ -12,7 +12,7 @@ from rlrun.config.loading.parser import Parser, whole_number
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import UI, explain_lacking
 
-_PORT = 8080
+_TEAM_PORT = 8080
 _NEEDED = ("fastapi", "uvicorn")
 
 
@@ -41,9 +41,9 @@ def ui_team_parser() -> Parser:
     p.add_argument(
         "--port",
         type=whole_number(0, 65535),
-        default=_PORT,
+        default=_TEAM_PORT,
         metavar="N",
-        help=f"port (default: {_PORT}); 0 selects a free port",
+        help=f"port (default: {_TEAM_PORT}); 0 selects a free port",
     )
     p.add_argument(
         "--api-server",

@@ -21,7 +21,7 @@ from rlrun.convert.compose.shared import (
     put_trainer,
 )
 from rlrun.convert.draft import Draft
-from rlrun.convert.tables.verl_sft import DEFAULTS
+from rlrun.convert.tables.verl_sft import VERL_SFT_DEFAULTS
 
 _QUESTIONS = {"openai/gsm8k": ("question", "answer")}
 """Columns of prompt and completion of public data sets without chat columns."""
@@ -64,7 +64,7 @@ def _note_defaults(draft: Draft) -> None:
     if not draft.has("optim.lr"):
         draft.notices.append(
             f"optim.lr is not set: {draft.get('optim.lr')}, the default of verl's "
-            f"{'sft_trainer' if draft.get('optim.lr') == DEFAULTS['optim.lr'] else 'fsdp_sft_trainer'}, is used; add optim.lr=1e-5"
+            f"{'sft_trainer' if draft.get('optim.lr') == VERL_SFT_DEFAULTS['optim.lr'] else 'fsdp_sft_trainer'}, is used; add optim.lr=1e-5"
         )
 
 

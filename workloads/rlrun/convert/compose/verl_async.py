@@ -6,7 +6,7 @@ import math
 
 from rlrun.convert.draft import Draft
 
-_NODES, _GPUS = "rollout.nnodes", "rollout.n_gpus_per_node"
+_ENGINE_NODES, _ENGINE_GPUS = "rollout.nnodes", "rollout.n_gpus_per_node"
 _SYNC, _BATCHES, _STALE = (
     f"async_training.{name}" for name in ("trigger_parameter_sync_step", "require_batches", "staleness_threshold")
 )
@@ -19,7 +19,7 @@ _MINI, _N, _TP = (
 
 def is_apart(draft: Draft) -> bool:
     """Return whether trainer and engines use separate GPUs."""
-    return draft.has(_GPUS)
+    return draft.has(_ENGINE_GPUS)
 
 
 def put_apart(draft: Draft) -> None:
@@ -33,10 +33,10 @@ def put_apart(draft: Draft) -> None:
         draft.put(
             "algorithm.maxAsyncLevel",
             1,
-            _GPUS,
+            _ENGINE_GPUS,
             note="one step off policy: the next batch is sampled during a training step",
         )
-        draft.put("algorithm.maxOffPolicySteps", 1, _GPUS, note="one step off policy")
+        draft.put("algorithm.maxOffPolicySteps", 1, _ENGINE_GPUS, note="one step off policy")
         return
     lag = math.ceil(draft.number(_STALE) or 0.0)
     draft.put("algorithm.maxAsyncLevel", lag, _STALE, note="share of stale samples, as whole versions")
@@ -58,7 +58,7 @@ def _compose_engines(draft: Draft) -> None:
     for path in ("placement.colocate", "inference.dataParallel"):
         draft.fields.pop(path, None)
     size = draft.whole(_TP) or 1
-    gpus = (draft.whole(_NODES) or 1) * (draft.whole(_GPUS) or 1)
+    gpus = (draft.whole(_ENGINE_NODES) or 1) * (draft.whole(_ENGINE_GPUS) or 1)
     draft.put("inference.tensorParallel", size, _TP)
     draft.put("inference.gpusPerReplica", size, _TP)
-    draft.put("inference.replicas", max(1, gpus // size), _NODES, _GPUS, _TP)
+    draft.put("inference.replicas", max(1, gpus // size), _ENGINE_NODES, _ENGINE_GPUS, _TP)

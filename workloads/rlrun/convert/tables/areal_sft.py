@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from rlrun.convert.tables import areal
 from rlrun.convert.tables.row import Row, dropped_row, joined_row
 
-ALIASES: Mapping[str, str] = {**areal.ALIASES, "model.": "actor."}
+AREAL_SFT_ALIASES: Mapping[str, str] = {**areal.ALIASES, "model.": "actor."}
 """Renamed keys: until release 0.5 the block of the training engine was called `model`."""
-DEFAULTS: Mapping[str, object] = {
+AREAL_SFT_DEFAULTS: Mapping[str, object] = {
     **{
         key: default
         for key, default in areal.DEFAULTS.items()
@@ -56,7 +56,7 @@ _NOT_HERE = (
 )
 _OWN = {mine.key for mine in _DATA}
 
-ROWS: tuple[Row, ...] = (
+AREAL_SFT_ROWS: tuple[Row, ...] = (
     *_DATA,
     dropped_row("actor.weight_update_mode", "a supervised run has no engines"),
     *(row for row in areal.ROWS if not row.key.startswith(_NOT_HERE) and row.key not in _OWN),

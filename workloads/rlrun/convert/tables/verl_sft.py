@@ -8,7 +8,7 @@ from rlrun.convert.tables.key_list import read_rows
 from rlrun.convert.tables.row import Row, dropped_row, joined_row, refused_row, value_row
 from rlrun.convert.tables.verl import OPTIMIZERS, SCHEDULES
 
-ALIASES: Mapping[str, str] = {
+VERL_SFT_ALIASES: Mapping[str, str] = {
     "model.partial_pretrain": "model.path",
     "data.multiturn.messages_key": "data.messages_key",
     "data.multiturn.tools_key": "data.tools_key",
@@ -24,7 +24,7 @@ ALIASES: Mapping[str, str] = {
 }
 """Renamed keys of other releases."""
 
-DEFAULTS: Mapping[str, object] = {
+VERL_SFT_DEFAULTS: Mapping[str, object] = {
     "data.train_batch_size": 256,
     "data.max_length": 1024,
     "data.messages_key": "messages",
@@ -40,7 +40,7 @@ DEFAULTS: Mapping[str, object] = {
 }
 """Defaults of `sft_trainer` (sft_trainer_engine.yaml) from which fields are derived even if the key is not set."""
 FSDP_DEFAULTS: Mapping[str, object] = {
-    **DEFAULTS,
+    **VERL_SFT_DEFAULTS,
     "data.prompt_key": "question",
     "data.response_key": "answer",
     "optim.lr": 1e-5,
@@ -74,12 +74,12 @@ def defaults_of(keys: Collection[str], program: str) -> Mapping[str, object]:
     is_earlier = program == _FSDP_PROGRAM or (
         not program and any(key == own or key.startswith(f"{own}.") for key in keys for own in _FSDP_KEYS)
     )
-    return FSDP_DEFAULTS if is_earlier else DEFAULTS
+    return FSDP_DEFAULTS if is_earlier else VERL_SFT_DEFAULTS
 
 
 _TRACKER = "no tracker; metrics are in metrics.jsonl of the run's folder"
 
-ROWS: tuple[Row, ...] = (
+VERL_SFT_ROWS: tuple[Row, ...] = (
     dropped_row("*_target_", "a class of verl, not a setting"),
     joined_row("data.train_files", "data.sources"),
     joined_row("data.val_files", "data.validation", "no held-out loss"),

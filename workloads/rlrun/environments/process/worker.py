@@ -342,7 +342,7 @@ def _set_limits(memory_bytes: int) -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     faulthandler.enable()
     faulthandler.register(keeper.STACKS, all_threads=False)  # see `stacks.listen`
-    stacks.listen()
+    stacks.answer_requests()
 
 
 def main(argv: Sequence[str]) -> NoReturn:

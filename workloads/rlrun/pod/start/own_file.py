@@ -14,7 +14,7 @@ from rlrun.pod.settings import PodSettings
 from rlrun.pod.signals import Signals
 from rlrun.pod.start.waits import wait_until
 
-DEADLINE_SECONDS = 300.0
+CONFIG_FILE_SECONDS = 300.0
 """Maximum wait: a kubelet updates mounted files every 60 to 90 s, and its cache may be another minute old."""
 
 
@@ -24,7 +24,7 @@ def wait_for_own_file(
     *,
     say: Callable[[str], None],
     signals: Signals,
-    deadline_seconds: float = DEADLINE_SECONDS,
+    deadline_seconds: float = CONFIG_FILE_SECONDS,
 ) -> None:
     """Return once the file is the one that the pod's template names; at once for pods of earlier releases, which name none.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from rlrun.pod.signals import Signals
 from rlrun.protocol.files.failures import RoleError
 
-DEADLINE_SECONDS = 1800.0
+WAIT_SECONDS = 1800.0
 """Maximum wait: images may have to be pulled and machines created."""
 REPORT_SECONDS = 30.0
 POLL_SECONDS = 0.5
@@ -20,7 +20,7 @@ def wait_until(
     what: str,
     say: Callable[[str], None],
     signals: Signals,
-    deadline_seconds: float = DEADLINE_SECONDS,
+    deadline_seconds: float = WAIT_SECONDS,
     poll_seconds: float = POLL_SECONDS,
 ) -> None:
     """Return as soon as `look()` returns None.

@@ -73,7 +73,7 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
 
 def main(argv: Sequence[str]) -> int:
     """Run torchrun and return the exit code; 128 + n if signal n ended a rank or this process."""
-    stacks.listen()
+    stacks.answer_requests()
     with heap.without_collector():
         from torch.distributed.elastic.multiprocessing.api import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -9,7 +9,7 @@ _ONE = "data.sources[0]"
 _PACKED = "rows are packed into micro-batches of trainer.micro_batch_tokens, with the same result"
 _STOPPING = "the run ends at max_steps; data.epochs ends it with the data"
 
-ROWS: tuple[Row, ...] = (
+DATA_ROWS: tuple[Row, ...] = (
     mapped_key("data.type", "data.sources", by=defer_value("data_type"), text="fake: only with --bench"),
     mapped_key("data.fake", "data.sources", by=defer_value("data_fake"), text="only with --bench"),
     mapped_key("data.length", "data.sources", by=defer_value("data_length"), text="only with --bench"),

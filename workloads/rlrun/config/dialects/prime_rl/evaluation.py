@@ -16,7 +16,7 @@ from rlrun.config.dialects.rows import Row, ignored_key, mapped_key, refused_key
 
 _KEPT = "answers and results are kept in the run's folder"
 
-ROWS: tuple[Row, ...] = (
+EVALUATION_ROWS: tuple[Row, ...] = (
     mapped_key("model", "model.name", "model.path", by=read_place, text="a path becomes model.path"),
     ignored_key("client.connect_timeout", "client.timeout includes the time to connect"),
     ignored_key("client.wait_for_ready_timeout", "a server that does not answer is reported immediately"),

@@ -59,7 +59,7 @@ def _of_engine(table: str, *, vllm: bool) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (
+INFERENCE_ROWS: tuple[Row, ...] = (
     *of_role("inference."),
     *_of_engine("inference.", vllm=False),
     *_of_engine("inference.model.", vllm=False),

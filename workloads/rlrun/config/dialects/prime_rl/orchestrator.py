@@ -273,7 +273,7 @@ def _of_algorithm(table: str) -> tuple[Row, ...]:
     )
 
 
-ROWS: tuple[Row, ...] = (
+ORCHESTRATOR_ROWS: tuple[Row, ...] = (
     *of_role("orchestrator."),
     *of_tokenizer("orchestrator."),
     mapped_key("orchestrator.model.name", "model.name", "model.path", by=read_place, text="a path becomes model.path"),

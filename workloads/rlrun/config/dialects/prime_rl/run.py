@@ -196,7 +196,7 @@ def of_loss(table: str) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (
+RUN_ROWS: tuple[Row, ...] = (
     refused_key(
         "client",
         "only for eval and synthesize: training needs token ids, log-probs and changeable weights, which other servers do not provide",

@@ -163,7 +163,7 @@ def of_model(table: str) -> tuple[Row, ...]:
     )  # fmt: skip
 
 
-ROWS: tuple[Row, ...] = (
+TRAINER_ROWS: tuple[Row, ...] = (
     *of_role("trainer."),
     *of_model("trainer.model"),
     *of_tokenizer("trainer."),

@@ -18,7 +18,7 @@ _LEVELS = 3
 _FIRST = ("name", "id", "preset", "path", "rank", "interval", "project", "size")
 """Fields that a short form of a block most likely sets, in order."""
 _FILE = re.compile(r"[./~$]|.*\.(jsonl?|parquet|csv|arrow|safetensors)$")
-_SIZE = re.compile(r"\d+(\.\d+)?[KMGTP]i?")
+_MAPPING_SIZE = re.compile(r"\d+(\.\d+)?[KMGTP]i?")
 _ASSIGNMENT = re.compile(r"\s*([A-Za-z_][\w./-]*)\s*[=:]\s*(.*?)\s*")
 
 
@@ -154,7 +154,7 @@ def _short_forms(value: object, model: type[BaseModel], around: Surroundings, le
         yield {"name": value, "key": around.variable}
     if "value_from" in known or "secret_key_ref" in known:  # the value should be in a Secret
         yield {"secretKeyRef": {"name": f"{around.run}-keys", "key": around.variable or "token"}}
-    if isinstance(value, str) and _SIZE.fullmatch(value):  # `storage: 50Gi`
+    if isinstance(value, str) and _MAPPING_SIZE.fullmatch(value):  # `storage: 50Gi`
         for name, shape in known.items():
             if shape.kind == "model" and shape.model is not None and "size" in field_shapes(shape.model):
                 yield {spell_name(model, name, "camel"): {"size": value}}
