@@ -24,13 +24,13 @@ from loguru import logger
 
 from benchmarks.cpu_cases import qwen3
 from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import Bench, prepare_bench
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.run_objective import Update
 
 RESULTS = Path(__file__).parent / "results" / "changed_elements.md"
 RATES = (1e-7, 1e-6, 1e-5, 1e-4)

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from rlrun.config.models.checkpoint import CheckpointConfig, ExportConfig
+from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.model import ModelConfig, TinyModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.durable import write_json

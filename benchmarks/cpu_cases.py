@@ -43,8 +43,8 @@ def qwen3(folder: Path, **sizes: int) -> Path:
 def step(folder: Path) -> Iterator[Act]:
     """A step on a row of 512 tokens, by the bench's own loop: forward, backward, norm, AdamW."""
     from rlrun.config.models.checkpoint import CheckpointConfig
+    from rlrun.config.models.language_models import ModelConfig
     from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-    from rlrun.config.models.model import ModelConfig
     from rlrun.config.models.roles import TrainerConfig
     from rlrun.trainer.bench import prepare_bench
 
@@ -127,7 +127,7 @@ def load(folder: Path) -> Iterator[Act]:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rlrun.config.models.model import ModelConfig
+    from rlrun.config.models.language_models import ModelConfig
     from rlrun.trainer.proof.start_check import load_checked
 
     source = qwen3(folder / "model")

@@ -28,13 +28,13 @@ from loguru import logger
 
 from benchmarks.instant_engine import InstantEngine
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.engines.operator_requests import Wishes
+from rlrun.orchestrator.engines.draining import Wishes
 from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.messages import endpoints
-from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun_operator.decide.engines.autoscale import Rules, choose_engines
+from rlrun.protocol.messages.lease_annotations import EngineLoad
+from rlrun_operator.decide.engine_count import Rules, choose_engines
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support/orchestrator/simulation"))
 

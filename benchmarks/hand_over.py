@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlrun.fit.architecture import Architecture
-from rlrun.fit.known_models import KNOWN
+from rlrun.fit.architecture import KNOWN, Architecture
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, TensorInfo, estimate_hand_over, plan_buckets, root_ranks
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.weights.bucketing import bucket_layout

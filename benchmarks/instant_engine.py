@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from aiohttp import web
 
 from rlrun.protocol.messages import endpoints
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack_document
+from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, MEDIA_TYPE, Reader, pack_document
 
 TEXT = "dcba"
 TOKENS = [81, 80, 79, 78, 2]

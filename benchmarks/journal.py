@@ -20,8 +20,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
-from rlrun.orchestrator.journal.writer import Journal, SegmentWriter
+from rlrun.orchestrator.journal.frames import RolloutEntry, read_segment
+from rlrun.orchestrator.journal.journal_writer import Journal, SegmentWriter
 from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume

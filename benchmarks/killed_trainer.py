@@ -12,7 +12,7 @@ import platform
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.trainer.conftest import Run, Zygote, record

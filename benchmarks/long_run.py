@@ -21,8 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest import mock
 
-from rlrun.local import main as local
-from rlrun.local import model, plan
+from rlrun.local import local_command as local
+from rlrun.local import made_model, process_plan
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime.bootstrap import module_command
 from tests.support.stub.script import VARIABLE
@@ -173,10 +173,10 @@ def start(manifest: Path, folder: Path, *options: str) -> subprocess.Popen[bytes
 
 def launch(argv: Sequence[str]) -> int:
     """`rlrun local` in this process, with the commands of the stubs."""
-    real = plan.module_command
+    real = process_plan.module_command
 
     def with_stub(module: str, arguments: list[str]) -> list[str]:
-        return real(f"{STUB}.inference" if module == plan.ENGINE_MODULE else module, arguments)
+        return real(f"{STUB}.inference" if module == process_plan.ENGINE_MODULE else module, arguments)
 
     def stub_trainer(config: object, *, config_file: Path, **_: object) -> list[str]:
         return real(f"{STUB}.trainer", ["--config", str(config_file)])
@@ -185,9 +185,9 @@ def launch(argv: Sequence[str]) -> int:
         return module_command(f"{STUB}.model", arguments)
 
     with (
-        mock.patch.object(plan, "module_command", with_stub),
-        mock.patch.object(plan, "torchrun_command", stub_trainer),
-        mock.patch.object(model, "module_command", stub_model),
+        mock.patch.object(process_plan, "module_command", with_stub),
+        mock.patch.object(process_plan, "torchrun_command", stub_trainer),
+        mock.patch.object(made_model, "module_command", stub_model),
     ):
         return local.main(argv)
 

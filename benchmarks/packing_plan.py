@@ -21,9 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rlrun.protocol.packing.balance import Load, balance, lower_bound
 from rlrun.protocol.packing.bin_packing import split
-from rlrun.protocol.packing.micro_batches import plan, work
+from rlrun.protocol.packing.micro_batches import Load, balance, lower_bound, plan, work
 
 RESULTS = Path(__file__).parent / "results" / "packing_plan.md"
 ROW_TOKENS = 8192

@@ -26,8 +26,8 @@ from loguru import logger
 
 from benchmarks.real_engine import RealEngine, long_tailed, real_engine, watched
 from rlrun.config.models.rollout import SamplingConfig
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.health_monitor import Monitor
+from rlrun.orchestrator.aio.event_loop import Signal
+from rlrun.orchestrator.engines.discovery import Monitor
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.engine_session import Session

@@ -22,16 +22,14 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.hand_over import config_of
 from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.fit.architecture import Architecture
-from rlrun.fit.known_models import KNOWN
-from rlrun.fit.trainer import trainer_needs
+from rlrun.fit.architecture import KNOWN, Architecture
+from rlrun.fit.trainer_memory import trainer_needs
 from rlrun.trainer.modeling.shard import local_part, shard_model
-from rlrun.trainer.ranks.dims import Meshes, ParallelDims
-from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.ranks.group import Group, Meshes, ParallelDims
 
 RESULTS = Path(__file__).parent / "results" / "ranks.md"
 MODELS = ("Qwen/Qwen3-30B-A3B", "meta-llama/Llama-3.1-70B")

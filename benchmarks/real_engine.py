@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.long_tail import Pace, fit, lengths, steps_when_full
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
+from rlrun.inference.client.completions import EngineMetrics
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
-from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
 from rlrun.protocol.messages.endpoints import ENGINE_METRICS
 from rlrun.trainer.modeling.tiny_model import make_tiny_model

@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.protocol.files.checkpoint_manifest import FileEntry, check_sums, file_checksum
-from rlrun.protocol.messages.start_times import PHASES, start_times
+from rlrun.protocol.messages.lease_annotations import PHASES, start_times
 from rlrun.trainer.checkpoints.shared_check import share_files
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.e2e.local.local_run import processes_of

@@ -26,10 +26,9 @@ from loguru import logger
 
 from benchmarks.changed_elements import ROWS, SETTLED, TOKENS, other_tokens, small_bench
 from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets
-from rlrun.protocol.messages.sparse import Bytes, apply_difference, encode_difference
+from rlrun.protocol.messages.packed_columns import Bytes, apply_difference, encode_difference
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
-from rlrun.trainer.weights.delta_writer import WHOLE_EVERY
-from rlrun.trainer.weights.differences import compare_buckets
+from rlrun.trainer.weights.delta_writer import WHOLE_EVERY, compare_buckets
 
 RESULTS = Path(__file__).parent / "results" / "version_deltas.md"
 RATES = (1e-7, 1e-6, 1e-5)

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert_settings
-from rlrun.convert.readers.hydra import read_scalar
-from rlrun.convert.readers.setting import Setting
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import Converted, convert_settings
+from rlrun.convert.readers.hydra import Setting, read_scalar
 
 CORPUS = Path(__file__).parents[1] / "tests" / "unit" / "convert" / "corpus"
 _BRACES = re.compile(r"\{([\w.,]+)\}")

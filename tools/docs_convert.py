@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Converted, Dialect
+from rlrun.convert.conversion import AREAL, AREAL_SFT, VERL, VERL_SFT, Converted, Dialect
 from rlrun.convert.draft import KINDS
-from rlrun.convert.tables.others import other_trainers
+from rlrun.convert.tables.other_trainers import other_trainers
 from rlrun.convert.tables.row import Row
 from tools.convert_corpus import converted
 from tools.docs_resource import NOTE, cells, page

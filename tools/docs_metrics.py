@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlrun.orchestrator.progress.exposition import ORCHESTRATOR
-from rlrun.pod.role.pod_metrics import POD
+from rlrun.pod.gpu_metrics import POD
 from rlrun.runtime.metric_table import MetricSpec, MetricTable
-from rlrun_operator.runtime.metric_names import OPERATOR, RUNS
+from rlrun_operator.runtime.metrics import OPERATOR, RUNS
 from tools.dashboards import DASHBOARDS
 
 TABLES: Mapping[str, tuple[str, MetricTable]] = {

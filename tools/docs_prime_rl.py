@@ -7,11 +7,9 @@ import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from rlrun.cli.roles import MODELS
-from rlrun.cli.sources.role_layers import load_role
-from rlrun.cli.sources.run_config import EvalConfig, RlConfig, SftConfig
-from rlrun.cli.sources.run_layers import read_layer
-from rlrun.config.dialects.prime_rl import data, evaluation, inference, orchestrator, run, trainer
+from rlrun.cli.role_commands import MODELS, load_role
+from rlrun.cli.run_layers import EvalConfig, RlConfig, SftConfig, read_layer
+from rlrun.config.dialects.prime_rl import orchestrator_keys, run_keys, trainer_keys
 from rlrun.config.dialects.rows import Row
 from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.problems import ConfigError, Problem
@@ -31,22 +29,22 @@ _SECTIONS: tuple[tuple[str, str, tuple[Row, ...]], ...] = (
         "The run",
         "At the top of a file of `rl`. Tables such as `ckpt`, `weight_broadcast`, `log`, `wandb` in `[trainer]`, `[orchestrator]` "
         "and `[inference]` have the same keys.",
-        run.RUN_ROWS,
+        run_keys.RUN_ROWS,
     ),
-    ("`[trainer]`", "In a file of `sft` or `trainer`, the same keys at its top.", trainer.TRAINER_ROWS),
+    ("`[trainer]`", "In a file of `sft` or `trainer`, the same keys at its top.", trainer_keys.TRAINER_ROWS),
     (
         "`[orchestrator]`",
         "In a file of `orchestrator`, the same keys at its top. `orchestrator.train` has the same keys below it, and `source` is `env`.",
-        orchestrator.ORCHESTRATOR_ROWS,
+        orchestrator_keys.ORCHESTRATOR_ROWS,
     ),
     (
         "`[inference]`",
         "In a file of `inference`, the same keys at its top. `inference.model` and `inference.vllm` have the same keys below them; any "
         "other option of vLLM in `inference.vllm` goes to its server unchanged.",
-        inference.INFERENCE_ROWS,
+        run_keys.INFERENCE_ROWS,
     ),
-    ("`[data]` and `[val]`", "In a file of `sft`.", data.DATA_ROWS),
-    ("`eval`", "In a file of `eval`; `source` is `env`.", evaluation.EVALUATION_ROWS),
+    ("`[data]` and `[val]`", "In a file of `sft`.", trainer_keys.DATA_ROWS),
+    ("`eval`", "In a file of `eval`; `source` is `env`.", orchestrator_keys.EVALUATION_ROWS),
 )
 
 

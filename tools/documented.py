@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlrun.cli import evaluation, rl, roles, sft
+from rlrun.cli import evaluation, rl, role_commands, sft
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import convert_settings
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import convert_settings
 from rlrun.convert.readers.hydra import read_override
 from tools.convert_corpus import corpus
 from tools.docs_resource import cells
@@ -24,9 +24,9 @@ PROGRAMS: dict[str, Callable[[Sequence[str]], object]] = {
     "rl": rl.run_rl,
     "sft": sft.run,
     "eval": evaluation.run_eval,
-    "trainer": roles.trainer,
-    "orchestrator": roles.orchestrator,
-    "inference": roles.inference,
+    "trainer": role_commands.trainer,
+    "orchestrator": role_commands.orchestrator,
+    "inference": role_commands.inference,
 }
 _MODEL = {"model.name": "org/model"}
 _ORCHESTRATOR = {"batch_size": 128, "rollouts_per_example": 16, "env[0].id": "reverse-text"}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.ui.models import answer, rollout_answers, run_answers
+from rlrun.ui import rollout_answers, run_answers
 
 FILE = Path(__file__).parents[1] / "workloads/rlrun/ui/web/src/answers.ts"
 _HEAD = "// Made by `python -m tools.ui_types --write` from rlrun/ui/models.\n"
@@ -26,11 +26,11 @@ def _interfaces() -> Iterator[str]:
         yield f"\nexport interface {name} {{\n{fields}}}\n"
 
 
-def _answers() -> Iterator[tuple[str, type[answer.Answer]]]:
+def _answers() -> Iterator[tuple[str, type[run_answers.Answer]]]:
     """Models by name, in the order of their declaration."""
-    for module in (run_answers, rollout_answers, answer):
+    for module in (run_answers, rollout_answers, run_answers):
         for name, found in vars(module).items():
-            if isinstance(found, type) and issubclass(found, answer.Answer) and found is not answer.Answer:
+            if isinstance(found, type) and issubclass(found, run_answers.Answer) and found is not run_answers.Answer:
                 yield name, found
 
 

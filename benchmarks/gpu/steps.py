@@ -196,7 +196,7 @@ def measure_in_child(folder: Path, options: Mapping[str, Any], profile: Path | N
     from benchmarks.gpu.profile_step import put_profile
     from rlrun.config.loading.loader import load_file
     from rlrun.trainer.bench import prepare_bench
-    from rlrun.trainer.bench_options import BenchOptions
+    from rlrun.trainer.ranks.launch import BenchOptions
 
     tokens, rows = options["tokens"], options["rows"]
     config = load_file(TrainerConfig, folder / "config.json", section="trainer")

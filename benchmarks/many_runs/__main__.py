@@ -25,7 +25,7 @@ from kubernetes.config import load_kube_config
 from benchmarks.many_runs import table, usage
 from benchmarks.many_runs.by_hand import by_hand, rendered, smallest
 from benchmarks.many_runs.fleet import PODS, Fleet
-from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.connection import Connection
 from tests.cluster import Cluster, up
 from tests.controlplane.harness import OperatorProcess
 from tests.controlplane.installation import install_crds

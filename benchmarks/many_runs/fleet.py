@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from rlrun.protocol.messages.annotations import RENEW_SECONDS
+from rlrun.protocol.messages.lease_annotations import RENEW_SECONDS
 from tests.cluster import Cluster
 from tests.controlplane.harness import Json
 from tests.controlplane.world import CORE, RUNS, World

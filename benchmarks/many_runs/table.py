@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.many_runs.by_hand import ByHand
 from benchmarks.many_runs.fleet import ENGINES, PODS, Told, spread
 from benchmarks.many_runs.usage import DAEMONS, OPERATOR, SERVER, Write
-from rlrun.protocol.messages.annotations import RENEW_SECONDS
+from rlrun.protocol.messages.lease_annotations import RENEW_SECONDS
 
 REFERENCE_APPLY_SECONDS = 0.27e-3
 """CPU of one plain apply where the goal for a run's CPU was set."""

@@ -16,7 +16,7 @@ from rlrun_operator.runtime import log_setup
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
 
 if TYPE_CHECKING:
-    from rlrun_operator.kube.kubeconfig import Connection
+    from rlrun_operator.kube.connection import Connection
 
 LOST_LEADERSHIP = 1
 PROBLEM = 2
@@ -60,7 +60,7 @@ def _run_operator(*, check: bool) -> None:
 
     # Imported late: kopf takes most of a second, and wrong settings should be reported at once.
     from rlrun_operator.decide.state_machine import decide
-    from rlrun_operator.kube.kubeconfig import ConnectionSetupError, load_credentials
+    from rlrun_operator.kube.connection import ConnectionSetupError, load_credentials
     from rlrun_operator.manager import LeadershipLostError, Operator
     from rlrun_operator.reconcile import watch
 
@@ -99,7 +99,7 @@ def _run_operator(*, check: bool) -> None:
 async def _check_installation(settings: OperatorSettings, connection: Connection) -> int:
     """Print the faults of the installation and return the exit code."""
     from rlrun_operator.kube.client import Client, UnavailableError
-    from rlrun_operator.runtime.installation_check import find_faults
+    from rlrun_operator.runtime.preflight import find_faults
 
     async with connection.session() as session:
         try:

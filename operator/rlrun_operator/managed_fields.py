@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
-from rlrun.defaults.words import shorten_text
+from rlrun.runtime.printable import shorten_text
 from rlrun_operator.names import MANAGER
 from rlrun_operator.state import Json, Manifest
 

@@ -12,28 +12,32 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 
-from rlrun_operator.kube.api_server import api_server_rules
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
-from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.connection import Connection, api_server_rules
 from rlrun_operator.kube.resources import RLRUN, WATCHED
 from rlrun_operator.reconcile import watch
-from rlrun_operator.reconcile.cache_feed import Feed
-from rlrun_operator.reconcile.cache_sync import Sync
-from rlrun_operator.reconcile.kept_out import request_refused
+from rlrun_operator.reconcile.cache_feed import Feed, Sync
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
 from rlrun_operator.reconcile.observe import LookUps
+from rlrun_operator.reconcile.queue_objects import Cluster
 from rlrun_operator.reconcile.queues import queue_of
 from rlrun_operator.reconcile.reconciler import Decide, Dependencies, Queue, Reconciler
-from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.reconcile.run_memory import request_refused
 from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
-from rlrun_operator.runtime import health, preflight
+from rlrun_operator.runtime import preflight, watch_health
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
 from rlrun_operator.runtime.event_recorder import Poster
-from rlrun_operator.runtime.leader_election import Leader, LeadershipLostError, NotLeadingError
+from rlrun_operator.runtime.leases import (
+    TERRITORY_DURATION_SECONDS,
+    Leader,
+    LeadershipLostError,
+    NotLeadingError,
+    Place,
+    Territory,
+)
 from rlrun_operator.runtime.log_setup import describe_exception
 from rlrun_operator.runtime.metrics import Metrics
-from rlrun_operator.runtime.territory import TERRITORY_DURATION_SECONDS, Place, Territory
 from rlrun_operator.runtime.watch_health import Stream, Watches
 from rlrun_operator.runtime.workqueue import Workers
 from rlrun_operator.settings import OperatorSettings
@@ -136,7 +140,7 @@ class Operator:
             OSError: the health port is in use.
         """
         self._take_signals()
-        site = await health.serve_health(self._health(), self._metrics.registry, self._settings.http_port)
+        site = await watch_health.serve_health(self._health(), self._metrics.registry, self._settings.http_port)
         tasks: list[asyncio.Task[None]] = []
         try:
             tasks.append(asyncio.create_task(self._beat(), name="beat"))
@@ -355,13 +359,13 @@ class Operator:
             for stream in self._watches.dead(self._client.answering())
         ]
 
-    def _health(self) -> health.Health:
+    def _health(self) -> watch_health.Health:
         self._metrics.observe_queue(
             lambda: float(self._workers.depth()), self._workers.age, lambda: float(self._leader.is_leading())
         )
         for stream in self._streams:
             self._metrics.observe_watch(stream.resource.plural, stream.namespace, partial(self._watches.age, stream))
-        return health.Health(
+        return watch_health.Health(
             standstill=self._workers.standstill,
             longest_work=self._workers.longest_work,
             lag=lambda: max(self._lags, default=0.0),

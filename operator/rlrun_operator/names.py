@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.api.status import ATTEMPT_MAX
+from rlrun.api.run_status import ATTEMPT_MAX
 from rlrun.runtime.json_types import Manifest
 
 GROUP = "rlrun.io"

@@ -1,4 +1,15 @@
-"""Typed view of a pod: the API's nested JSON, read once into plain values."""
+"""Pods as decisions see them, with the time of their deletion and the GPUs that they hold.
+
+Time at which the deletion of a pod was first requested. Pure.
+
+Kubernetes does not keep this time. `deletionTimestamp` minus the grace period is the time of the last request with a shorter grace
+period, and the kubelet itself sends such a request, with a grace period of 0, once all containers have ended. A process that only obeyed
+the first request would then seem to have ended before any request. Therefore the store keeps the first observed request with the pod.
+
+Typed view of a pod: the API's nested JSON, read once into plain values.
+
+Number of GPUs that a pod occupies on its node. Pure.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +17,37 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from rlrun_operator.deletion import asked_at, first_asked_at
 from rlrun_operator.names import ROLE_LABEL, ROLES, RUN_LABEL, SPOT_LABEL, Names, Ref, Role, attempt_of, run_uid_of
+from rlrun_operator.node_fit import requests_of
 from rlrun_operator.state import Manifest
 from rlrun_operator.times import seconds_of
+
+SHORTEST_GRACE_SECONDS = 1
+"""Grace period, in seconds, up to which a deletion request may not be the first one."""
+_FIRST = "firstDeletion"
+"""Key in the metadata of a stored pod: seconds since the epoch."""
+
+
+def remember_deletion(pod: Manifest, known: Manifest | None) -> Manifest:
+    """Return `pod` with the time of its first deletion request, copied from its previous state `known`."""
+    if known is None or known["metadata"].get("uid") != pod["metadata"].get("uid"):
+        return pod
+    first = first_asked_at(known["metadata"])
+    return pod if first is None else {**pod, "metadata": {**pod["metadata"], _FIRST: first}}
+
+
+def first_asked_at(metadata: Manifest) -> float | None:
+    """Return the time of the first deletion request, in seconds since the epoch, or None if it is unknown or there was no request."""
+    if (first := metadata.get(_FIRST)) is not None:
+        return float(first)
+    return asked_at(metadata) if (metadata.get("deletionGracePeriodSeconds") or 0) > SHORTEST_GRACE_SECONDS else None
+
+
+def asked_at(metadata: Manifest) -> float | None:
+    """Return the time of the last deletion request with a shorter grace period, in seconds since the epoch, or None."""
+    ends = seconds_of(metadata.get("deletionTimestamp"))
+    return None if ends is None else ends - (metadata.get("deletionGracePeriodSeconds") or 0)
+
 
 _NEVER_RAN = ("StartError", "ContainerCannotRun")
 """Termination reasons of containers that the runtime could not start."""
@@ -239,3 +277,33 @@ def _read_condition(conditions: Mapping[str, Manifest], kind: str, status: str) 
         return None
     found = conditions[kind]
     return str(found.get("reason") or ""), str(found.get("message") or "")
+
+
+_SUFFIX, _PARTS = "/gpu", "/mig-"
+
+
+def is_gpu(resource: str, named: str | None = None) -> bool:
+    """Return whether a device of this resource counts as one GPU.
+
+    Args:
+        resource: name of an extended resource.
+        named: value of the run's `placement.gpuResource`, which always counts.
+    """
+    return resource == named or resource.endswith(_SUFFIX) or _PARTS in resource
+
+
+def gpus_of(spec: Manifest, named: str | None = None) -> int:
+    """Return the number of GPUs that the scheduler counts for a pod; a MIG slice counts as one.
+
+    Args:
+        spec: specification of the pod.
+        named: value of the run's `placement.gpuResource`.
+    """
+    return int(sum(amount for name, amount in requests_of(spec).items() if is_gpu(name, named)))
+
+
+def resource_of(run: Manifest) -> str | None:
+    """Return the GPU resource that a run names, or None; its specification may be malformed."""
+    placement = (run.get("spec") or {}).get("placement")
+    name = placement.get("gpuResource") if isinstance(placement, dict) else None
+    return name if isinstance(name, str) and name else None

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from rlrun.defaults.team import TeamDefaults as TeamDefaults
+from rlrun.defaults.team_defaults import TeamDefaults as TeamDefaults
 from rlrun.runtime.json_types import Json as Json
 from rlrun.runtime.json_types import Manifest as Manifest
 from rlrun.runtime.printable import printable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlrun.defaults.judgement import Reading, read_spec
+from rlrun.defaults.team_defaults import Reading, read_spec
 from rlrun_operator.render import former_spec_hashes, spec_hash
 from rlrun_operator.state import Manifest
 

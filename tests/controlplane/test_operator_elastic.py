@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.messages.engine_load import EngineLoad
+from rlrun.protocol.messages.lease_annotations import EngineLoad
 from tests.cluster import Cluster
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import APPS, CORE, LEASES, World

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import read_manifest
 from rlrun_operator import render
 from rlrun_operator.kube.client import address_of
 from rlrun_operator.kube.resources import BY_KIND, EVENT, NODE, POD_GROUP, QUOTA, RLRUN, SECRET, WORKLOAD

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlrun.protocol.messages.start_times import OBSERVED, OTHER
+from rlrun.protocol.messages.lease_annotations import OBSERVED, OTHER
 from tests.cluster import Cluster
 from tests.controlplane.corpus import MALFORMED, Malformed
 from tests.controlplane.harness import OperatorProcess, wait_for

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.status import UNSERVED
+from rlrun.api.run_status import UNSERVED
 from tests.controlplane.harness import wait_for
 from tests.controlplane.world import RUNS, World, run
 

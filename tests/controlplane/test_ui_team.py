@@ -10,10 +10,10 @@ import pytest
 from kubernetes.client import Configuration
 from kubernetes.config import load_kube_config
 
-from rlrun.ui.secrets import Redactor
-from rlrun.ui.team.api_server import ApiServer
+from rlrun.ui.guard import Redactor
+from rlrun.ui.team.cluster_api import ApiServer
 from rlrun.ui.team.gate import Gate
-from rlrun.ui.team.server import Settings, make_team_app
+from rlrun.ui.team.team_server import Settings, make_team_app
 from tests.cluster import Cluster
 from tests.controlplane.harness import Kube, wait_for
 from tests.controlplane.installation import ROOT, fresh_namespace

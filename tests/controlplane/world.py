@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from rlrun.protocol.messages import annotations as told_by
+from rlrun.protocol.messages import lease_annotations as told_by
 from tests.cluster import Cluster
 from tests.controlplane.harness import WATCHED, Json, Kube, wait_for
 

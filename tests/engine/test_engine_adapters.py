@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.language_models import LoRAConfig
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
 from rlrun.trainer.modeling import lora
 from tests.support.programs import wait_for, wait_for_async

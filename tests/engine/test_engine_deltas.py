@@ -12,11 +12,10 @@ from transformers import LlamaForCausalLM
 
 from rlrun.inference.client.engine_client import EngineClient, EngineError
 from rlrun.protocol.files.paths import COMPLETE
-from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets, version_checksum
-from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
+from rlrun.protocol.messages.buckets import MANIFEST, DeltaFiles, TensorInfo, plan_buckets, root_file, version_checksum
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun.trainer.weights.differences import Part, compare_buckets
-from rlrun.trainer.weights.transfer import Outbox
+from rlrun.trainer.weights.delta_writer import Part, compare_buckets
+from rlrun.trainer.weights.weight_transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model
 from tests.engine.test_engine_receive import BUCKET_BYTES, assert_serves, generate_long, hold, published
 from tests.support.waiting import UNREACHED_SECONDS

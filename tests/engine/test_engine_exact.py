@@ -14,16 +14,15 @@ import torch
 from rlrun.algorithms import mismatch_kl
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
 from rlrun.inference.client.engine_client import EngineClient
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, load_tokenizer
 from rlrun.orchestrator.rollouts.conversation import Conversation
 from rlrun.orchestrator.rollouts.engine_session import Session
-from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
 from rlrun.orchestrator.types import Recorded
 from rlrun.protocol.files.batch import Sample
-from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
+from rlrun.trainer.learning.forward import logprobs_without_gradient
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from tests.support.waiting import UNREACHED_SECONDS

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from rlrun.inference.client.engine_client import EngineClient, EngineError
 from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun.trainer.weights.transfer import Outbox
+from rlrun.trainer.weights.weight_transfer import Outbox
 from tests.engine.conftest import API_KEY, Server, random_model, sampled_logprobs
 from tests.support.waiting import UNREACHED_SECONDS
 

@@ -11,7 +11,7 @@ import torch
 
 from rlrun.config.models.rollout import SamplingConfig
 from rlrun.inference.client.engine_client import Completion, EngineClient
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens

@@ -12,22 +12,20 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.fit.kernel_choice import AttentionError, Needs, choose_kernel
-from rlrun.fit.kernel_table import BACKENDS
+from rlrun.fit.attention_kernels import BACKENDS, AttentionError, Needs, choose_kernel
 from rlrun.protocol.files.batch import Batch
 from rlrun.trainer.bench import fake_batch
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.lm_head import head_statistics
-from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optim.muon import orthogonalize
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention as attention
 from rlrun.trainer.modeling.attention.compute import attend
-from rlrun.trainer.modeling.attention.machine import read_machine
-from rlrun.trainer.modeling.attention.scores import Scores
-from rlrun.trainer.modeling.attention.trial import kernel_refusal
+from rlrun.trainer.modeling.attention.packed_layout import Scores
+from rlrun.trainer.modeling.attention.select import kernel_refusal, read_machine
 from rlrun.trainer.modeling.packed_attention import packed_attention, row_layout
 from rlrun.trainer.modeling.shard import Memory, shard_model
 from rlrun.trainer.ranks.group import Group

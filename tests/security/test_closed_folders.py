@@ -63,7 +63,7 @@ def test_an_honest_environment_uses_its_own_files(entry: str) -> None:
 @pytest.mark.parametrize("module", ["trio", "pydantic", "json", "rlrun"])
 def test_a_module_in_the_working_directory_is_not_imported(tmp_path: Path, module: str) -> None:
     (tmp_path / f"{module}.py").write_text("import os; os.write(1, b'planted'); os._exit(7)")
-    for command in (module_command("rlrun.pod", ["--help"]), python_command("rlrun.pod.main", ["--help"])):
+    for command in (module_command("rlrun.pod", ["--help"]), python_command("rlrun.pod.pod_command", ["--help"])):
         done = run_program(command, cwd=tmp_path)
         assert "usage: rlrun-pod" in done.stdout, done.stderr
         assert "planted" not in done.stdout

@@ -14,7 +14,7 @@ from rlrun.config.environment_variables import BASICS
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import EpisodeError, Message, Reply
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import StartError
 from rlrun.environments.process.user_code_check import check_subjects
 from rlrun.environments.stage import TaskRef

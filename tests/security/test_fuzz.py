@@ -18,15 +18,14 @@ import aiohttp
 import numpy as np
 import pytest
 
-from rlrun.environments.adapters.openai_server import ChatServer
+from rlrun.environments.adapters.agent import ChatServer
+from rlrun.environments.environment_protocol import Episode, Reply, Score
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.talk import Ready, Talk
 from rlrun.environments.process.wire import WireError, encode_document
-from rlrun.environments.protocol import Episode, Reply, Score
 from rlrun.environments.stage import Played, TaskRef
-from rlrun.inference.client.completions import EngineError, parse_packed, parse_stock
-from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
-from rlrun.orchestrator.journal.format import (
+from rlrun.inference.client.completions import EngineError, EngineMetrics, parse_metrics, parse_packed, parse_stock
+from rlrun.orchestrator.journal.frames import (
     _DROPPED,
     _LENGTH,
     _ROLLOUT,
@@ -37,7 +36,7 @@ from rlrun.orchestrator.journal.format import (
     encode_head,
     read_segment,
 )
-from rlrun.orchestrator.journal.format import encode_entry as encode_entry
+from rlrun.orchestrator.journal.frames import encode_entry as encode_entry
 from rlrun.protocol.files.attempts import Attempt, Origin, Segment, read_attempt
 from rlrun.protocol.files.batch import Batch, BatchError, Sample, read_batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import (
@@ -49,10 +48,10 @@ from rlrun.protocol.files.checkpoint_manifest import (
     write_manifest,
 )
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.messages import annotations
-from rlrun.protocol.messages import channel as channel_protocol
+from rlrun.protocol.messages import lease_annotations
+from rlrun.protocol.messages import trainer_channel as channel_protocol
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun_operator.status.progress import Report, read_lease
+from rlrun_operator.status.run_progress import Report, read_lease
 from tests.security.hostile import COUNT, as_json, deep, documents, texts
 
 DEEP = [deep(100_000), deep(100_000, '{"a":', "}"), b"[" * 1_000_000]
@@ -371,7 +370,7 @@ def test_metrics_of_an_engine() -> None:
 
 
 def test_annotations_of_a_lease() -> None:
-    seed = dict.fromkeys(annotations.ALL, "1")
+    seed = dict.fromkeys(lease_annotations.ALL, "1")
     for document in documents([seed]):
         lease: Any = {
             "metadata": {

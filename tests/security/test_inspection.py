@@ -16,7 +16,7 @@ from rlrun.environments.process.containment.enclosure import CREDENTIALS
 from rlrun.environments.process.worker import MAX_FILES
 from rlrun.environments.rewards.sandbox import UnavailableError
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
-from rlrun_operator.render.containers import CREDENTIALS_FOLDER
+from rlrun_operator.render.role_containers import CREDENTIALS_FOLDER
 from tests.security.attempts import RESTRICTED, X86_64_ONLY, attempt, refused
 from tests.support.programs import run_program
 

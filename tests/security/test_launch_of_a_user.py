@@ -25,7 +25,7 @@ LAUNCHER = """
 import sys, time, uuid
 from pathlib import Path
 from rlrun.diagnostics import stacks
-from rlrun.local.plan import RoleProcess
+from rlrun.local.process_plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, marked_processes, stacks_file
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 folder, code, mark = Path(sys.argv[1]), sys.argv[2], uuid.uuid4().hex

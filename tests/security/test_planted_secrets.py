@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from rlrun.cli import copies, logs
 from rlrun.cli.main import main
-from rlrun.cli.runs import debug, logs
 from rlrun.inspect.kubectl import Kubectl
-from rlrun.runtime.role_log import configure_log
+from rlrun.runtime.process_logs import configure_log
 from rlrun.tracking import worker
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import Folder, client, made, rollout
@@ -140,7 +140,7 @@ def test_bundle_of_a_cluster_shows_no_planted_secret(tmp_path: Path, monkeypatch
         ("get events", events),
         pods=[leaky],
     )
-    monkeypatch.setattr(debug, "api", lambda _options: cluster.kubectl())
+    monkeypatch.setattr(copies, "api", lambda _options: cluster.kubectl())
     assert main(["debug", "a", "--file", str(tmp_path / "b.tar.gz")]) == 0
     shown = parts_of(tmp_path / "b.tar.gz")
     assert missing(shown) == []

@@ -17,32 +17,30 @@ import pytest
 import yaml
 from rich.console import Console
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun, RLRunSpec
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.cli import export
 from rlrun.cli.evaluation import eval_parser, synthesize_parser
-from rlrun.cli.files import export
 from rlrun.cli.main import main
-from rlrun.cli.runs.fork import fork_parser
-from rlrun.cli.runs.replay import replay_parser
+from rlrun.cli.replay_runs import fork_parser, replay_parser
 from rlrun.config.loading.loader import load_file
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, LossConfig
-from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.config.named_code import NamedCode
-from rlrun.evaluate import job
-from rlrun.hub.repository import Repository
-from rlrun.hub.revisions import VARIABLE, as_recorded, kept_commit
-from rlrun.local import main as launcher
+from rlrun.evaluate import evaluation_job
+from rlrun.hub.repository import VARIABLE, Repository, as_recorded, kept_commit
+from rlrun.local import local_command as launcher
 from rlrun.local.judge import Judged
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.recorded_code import FLAG, check_recorded_code, note_started_run
+from rlrun.protocol.files.run_folder import FLAG, check_recorded_code, note_started_run
 from rlrun.runtime import exit_codes
-from rlrun.ui.registry import run_id
+from rlrun.ui.run_registry import run_id
 from tests.support.made_runs import client, made, page_files
 from tests.support.python_path import before
 from tests.unit.replay.test_find import config
@@ -334,7 +332,7 @@ def test_a_recorded_commit_chooses_no_code_of_a_trusted_repository(tmp_path: Pat
     run, commit = RunPaths(tmp_path / "run"), "a" * 40
     run.revisions.mkdir(parents=True)
     (run.revisions / "models--org--model@main.json").write_text(json.dumps({"commit": commit}))
-    choose = partial(job._resolve_model, spec, "run", run, tmp_path / "work", Console())
+    choose = partial(evaluation_job._resolve_model, spec, "run", run, tmp_path / "work", Console())
     with pytest.raises(RoleError, match=f"revisions: commit {commit} of org/model.*{FLAG}"):
         choose(trusts_code=False)
     assert choose(trusts_code=True)[0].revision == commit
@@ -459,7 +457,7 @@ def test_a_fork_is_started_as_recommended(
 ) -> None:
     paths = foreign_run(tmp_path / "run")
     kept_manifest(paths, environments=[{"id": "planted_code:make"}])
-    monkeypatch.setattr("rlrun.replay.fork.judge_manifest", lambda text, *_, **__: accepted(text))
+    monkeypatch.setattr("rlrun.replay.fork_run.judge_manifest", lambda text, *_, **__: accepted(text))
     code = main(["fork", str(paths.root), "--folder", str(tmp_path / "a fork"), FLAG])
     out, err = capfd.readouterr()
     assert code == exit_codes.OK, err
@@ -499,5 +497,12 @@ def test_a_record_does_not_replace_a_full_commit_of_the_manifest(
 
 
 def test_every_command_that_can_run_recorded_code_has_the_flag() -> None:
-    parsers = (launcher.parser(), export.export_parser(), replay_parser(), fork_parser(), eval_parser(), synthesize_parser())
+    parsers = (
+        launcher.parser(),
+        export.export_parser(),
+        replay_parser(),
+        fork_parser(),
+        eval_parser(),
+        synthesize_parser(),
+    )
     assert [parser.prog for parser in parsers if FLAG not in parser.format_help()] == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime.processes import descriptor_path, seal_file
-from rlrun.tracking.starter import SinkProcess
+from rlrun.tracking.sink_starter import SinkProcess
 from tests.support.programs import wait_for
 from tests.support.python_path import before
 
@@ -29,7 +29,7 @@ time.sleep(600)
 def test_helper_that_is_started_again_reads_the_first_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlrun.tracking.starter._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("rlrun.tracking.sink_starter._PAUSE_SECONDS", 0.0)
     (tmp_path / "helper_program.py").write_text(PROGRAM)
     config, log = tmp_path / "run.json", tmp_path / "helper.log"
     config.write_text(json.dumps({"uri": "https://mine"}))

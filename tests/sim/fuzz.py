@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from rlrun.api.status import RLRunStatus
-from rlrun.protocol.messages import annotations as keys
+from rlrun.api.run_status import RLRunStatus
+from rlrun.protocol.messages import lease_annotations as keys
 from tests.sim import invariants
 from tests.sim.world import NAME, ViolationError, World
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rlrun_operator.decide.reading.written_status import read_status
+from rlrun_operator.decide.reading import read_status
 from rlrun_operator.kube.resources import RLRUN
-from rlrun_operator.reconcile.cache_sync import PRUNE_SECONDS
+from rlrun_operator.reconcile.cache_feed import PRUNE_SECONDS
 from rlrun_operator.status.conditions import find_condition
 from tests.sim import invariants
 from tests.sim.cluster.admission import FOR_GOOD

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.fixture_failures import KEPT
 from tests.soak.runs import Outcome, Variant, play, variants

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlrun.diagnostics import crash
+from rlrun.diagnostics import stacks
 from rlrun.protocol.files.failures import telling_lines
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.messages import channel as protocol
-from rlrun.trainer.ranks.rank_arguments import crash_file
+from rlrun.protocol.messages import trainer_channel as protocol
+from rlrun.trainer.ranks.launch import crash_file
 from tests.trainer.conftest import Group, Orchestrator, Run, Zygote
 
 ASK_SECONDS = 0.02
@@ -74,7 +74,7 @@ def play(variant: Variant, root: Path, model: Path, zygote: Zygote) -> Outcome:
         max_steps=variant.steps,
         checkpoint={"save_async": variant.save_async, "keep_last": 2},
         environment={
-            crash.FOLDER_VARIABLE: str(crashes),
+            stacks.FOLDER_VARIABLE: str(crashes),
             "TEST_SWITCH_SECONDS": str(variant.switch_seconds),
         },
         **variant.options,
@@ -114,6 +114,6 @@ def _ask(orchestrator: Orchestrator, ended: threading.Event, steps: int) -> None
 
 
 def _told(group: Group, crashes: Path, ranks: int) -> str:
-    dumps = {rank: crash.crash_report(crashes, crash_file(rank)) for rank in range(ranks)}
+    dumps = {rank: stacks.crash_report(crashes, crash_file(rank)) for rank in range(ranks)}
     crashed = [f"rank {rank}:\n" + "\n".join(telling_lines(dump, 60)) for rank, dump in dumps.items() if dump]
     return "\n".join(crashed or telling_lines(group.text()))

@@ -12,12 +12,12 @@ from functools import cache
 from typing import Literal
 
 from rlrun.config.models.roles import TrajectoryStrategy
-from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.environments.environment_protocol import Message, Reply, Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
-from rlrun.orchestrator.rollouts.harmony import HarmonyParser
-from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, ReplyParts, parse_text
+from rlrun.orchestrator.rollouts.message_forms import ParseReply, ReplyParts, parse_text
+from rlrun.orchestrator.rollouts.player import HarmonyParser
 from tests.support.chat_templates import FAMILIES, real_tokenizer
 
 Kind = Literal["chat", "thoughts", "tools"]

@@ -18,14 +18,13 @@ from starlette.types import ASGIApp
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
-from rlrun.protocol.files.forked import ForkedFrom, fork_document
-from rlrun.protocol.files.launcher import State, new_record, write_record
+from rlrun.protocol.files.launcher_record import State, new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import ForkedFrom, fork_document
 from rlrun.ui.app import make_app
-from rlrun.ui.guard import LOOPBACK, Guard
+from rlrun.ui.guard import LOOPBACK, Guard, Redactor
 from rlrun.ui.live import Feed
-from rlrun.ui.registry import Registry, run_id
-from rlrun.ui.secrets import Redactor
+from rlrun.ui.run_registry import Registry, run_id
 from rlrun.ui.shown import FolderRuns
 from rlrun.ui.static_files import StaticFiles
 

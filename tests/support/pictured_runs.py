@@ -19,7 +19,7 @@ import numpy as np
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.protocol.files.batch import Batch, write_batch
-from rlrun.protocol.files.launcher import State, new_record, write_record
+from rlrun.protocol.files.launcher_record import State, new_record, write_record
 from tests.support.made_runs import Folder, Row, byte_tokenizer, rollout, sample
 
 RUNNING, COMPLETE, FAILED, SFT, NEW = "math-7b", "math-7b-lr3e-6", "code-agent-32b", "chat-sft", "math-7b-retry"

@@ -16,15 +16,15 @@ CODE = "tests.support.forked_code"
 """A program like that of `python -c`: the first argument is its code."""
 MODULES = (
     RLRUN,
-    "rlrun.cli.checks.validate",
-    "rlrun.cli.local",
+    "rlrun.cli.validate",
+    "rlrun.cli.rl",
     "rlrun.environments.process.host",
     "rlrun.local.judge",
-    "rlrun.local.plan",
+    "rlrun.local.process_plan",
     "rlrun.orchestrator.main",
     "rlrun.orchestrator.rl_pipeline",
     "rlrun.pod.container",
-    "rlrun.pod.main",
+    "rlrun.pod.pod_command",
 )
 
 

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, urlsplit
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
-from rlrun.ui.team.api_server import RefusedError, UnansweredError
 from rlrun.ui.team.callers import ACCESS_REVIEWS, TOKEN_REVIEWS
+from rlrun.ui.team.cluster_api import RefusedError, UnansweredError
 from rlrun.ui.team.gate import Gate
 
 Json = dict[str, Any]
@@ -81,7 +81,7 @@ class TeamCluster:
         return sum(one == path for _, one in self.asked)
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> Json:
-        """See `rlrun.ui.team.api_server.Api`."""
+        """See `rlrun.ui.team.cluster_api.Api`."""
         self._asked("GET", path)
         if (
             found := re.fullmatch(r"/apis/rlrun\.io/v1alpha1(?:/namespaces/([^/]+))?/rlruns(?:/([^/]+))?", path)
@@ -110,7 +110,7 @@ class TeamCluster:
         return [{**event, "message": f"attempt 1 of {word}"}]
 
     def post(self, path: str, body: Mapping[str, Any]) -> Json:
-        """See `rlrun.ui.team.api_server.Api`."""
+        """See `rlrun.ui.team.cluster_api.Api`."""
         self._asked("POST", path)
         spec = body["spec"]
         if path == TOKEN_REVIEWS:

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.orchestrator.progress.metrics_file import append_line, write_jsonl
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.paths import RunPaths

@@ -17,7 +17,7 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
-"""Read at imports; the same as that of an engine with a tiny model on the CPU (`rlrun.inference.command`)."""
+"""Read at imports; the same as that of an engine with a tiny model on the CPU (`rlrun.inference.engine_settings`)."""
 MODULES = (
     "uvloop",
     "vllm",

@@ -29,9 +29,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
-from rlrun.fit.sources import UnknownModelError, read_shape
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
+from rlrun.fit.model_sources import UnknownModelError, read_shape
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling import lora, packed_attention
@@ -43,8 +42,7 @@ from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from rlrun.trainer.proof.architecture_check import _make_row, find_fault
-from rlrun.trainer.proof.small_config import LONGEST
-from rlrun.trainer.proof.small_model import quiet_transformers, small_model
+from rlrun.trainer.proof.small_models import LONGEST, quiet_transformers, small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer

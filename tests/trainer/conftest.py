@@ -21,17 +21,17 @@ import numpy as np
 import pytest
 
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.model import ModelConfig, TinyModelConfig
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.messages import channel as protocol
+from rlrun.protocol.messages import trainer_channel as protocol
 from tests.support.programs import wait_for, wait_for_exit
 from tests.support.python_path import before
 from tests.support.waiting import PATIENCE_SECONDS, StalledError

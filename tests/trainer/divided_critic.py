@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.algorithms import gae
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import plan
-from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, GaeOptions, critic_step, estimate_values, to_critic, token_rewards
+from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
 from rlrun.trainer.modeling.load_weights import LoadOptions

@@ -19,15 +19,14 @@ from rlrun.config.models.learning import OptimizerConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.packing.micro_batches import plan
-from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import Memory, fsdp_modules, shard_model
-from rlrun.trainer.ranks.dims import Meshes, ParallelDims
-from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.ranks.group import Group, Meshes, ParallelDims, process_group
 from tests.trainer import layouts
 from tests.trainer.counted import Collectives
 from tests.trainer.held import watched

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-from rlrun.algorithms.inputs import LossInputs
+from rlrun.algorithms.loss_inputs import LossInputs
 from rlrun.algorithms.losses import TokenLoss, aipo
 
 _calls: list[int] = []

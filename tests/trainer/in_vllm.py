@@ -29,19 +29,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from rlrun.config.models.model import ModelConfig
-from rlrun.inference.command import vllm_arguments, vllm_environment
-from rlrun.inference.settings import InferenceSettings
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.inference.engine_settings import InferenceSettings, vllm_arguments, vllm_environment
 from rlrun.inference.weights.handover import Handover
 from rlrun.inference.weights.preflight import check_model
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.tensor_names import remember_names
-from rlrun.trainer.proof import small_config
+from rlrun.trainer.proof import small_models
 from rlrun.trainer.proof.architecture_check import _make_row
-from rlrun.trainer.proof.small_config import LONGEST
-from rlrun.trainer.proof.small_model import quiet_transformers
+from rlrun.trainer.proof.small_models import LONGEST, quiet_transformers
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
@@ -298,14 +296,14 @@ def change(model: Any) -> None:
 
 def widen(width: int) -> None:
     """Let small models of this process have heads that vLLM takes, and hidden sizes that its mixtures take."""
-    small_config._HEAD_DIM = width
-    sizes = small_config._read_sizes
+    small_models._HEAD_DIM = width
+    sizes = small_models._read_sizes
 
     def rounded(part: object, seq_len: int) -> Any:
         found = sizes(part, seq_len)
         return found and dataclasses.replace(found, small_hidden=-(-found.small_hidden // STEP) * STEP)
 
-    small_config._read_sizes = rounded
+    small_models._read_sizes = rounded
 
 
 def settings_of(folder: Path, root: Path) -> InferenceSettings:

@@ -29,9 +29,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from rlrun.algorithms import LossBatch, Mixture, Objective, Regularizers
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, describe_part
@@ -39,20 +38,17 @@ from rlrun.protocol.packing.micro_batches import plan
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning import optimizers
-from rlrun.trainer.learning.auxiliary_logprobs import release_gathered
-from rlrun.trainer.learning.forward import TokenStatistics, token_statistics
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.objective import step_objective
+from rlrun.trainer.learning.forward import TokenStatistics, release_gathered, token_statistics
+from rlrun.trainer.learning.run_objective import Update, step_objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora, packed_attention
 from rlrun.trainer.modeling.load_weights import LoadOptions
 from rlrun.trainer.modeling.model_files import ModelFiles
-from rlrun.trainer.modeling.parallel.stages import stage_of
+from rlrun.trainer.modeling.parallel.pipeline_stages import stage_of
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.proof.start_check import load_checked
-from rlrun.trainer.ranks.dims import Meshes, ParallelDims
-from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.ranks.group import Group, Meshes, ParallelDims, process_group
 from rlrun.trainer.weights import hf_writer
 from tests.support.process_groups import assert_threads_ended, count_groups, created_groups_destroyed
 from tests.trainer import divided_critic, family_models, pipelines

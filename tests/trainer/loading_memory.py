@@ -28,15 +28,14 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part
-from rlrun.trainer.modeling.stored.files import open_files
+from rlrun.trainer.modeling.stored.stored_tensors import open_files
 from rlrun.trainer.proof import start_check
 from rlrun.trainer.proof.start_check import load_checked
-from rlrun.trainer.ranks.dims import Meshes, ParallelDims
-from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.ranks.group import Group, Meshes, ParallelDims, process_group
 from tests.trainer import layouts
 from tests.trainer.counted import LiveBytes
 

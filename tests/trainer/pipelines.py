@@ -15,12 +15,11 @@ from rlrun.algorithms import Mixture, Objective
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
 from rlrun.protocol.packing.micro_batches import plan
-from rlrun.trainer.learning.auxiliary_logprobs import release_gathered
-from rlrun.trainer.learning.forward import token_logprobs
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.batch_step import validate_batch
+from rlrun.trainer.learning.forward import release_gathered, token_logprobs
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import train_step
-from rlrun.trainer.learning.validation import validate_batch
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from rlrun.algorithms import LossBatch
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
-from rlrun.config.models.model import TinyModelConfig
-from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
-from rlrun.environments.protocol import Episode, Task
+from rlrun.environments.bundled.small_tasks import ReverseText, ReverseTextArgs
+from rlrun.environments.environment_protocol import Episode, Task
 from rlrun.orchestrator.batches.assemble import assemble_batch
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.objective import step_objective
+from rlrun.trainer.learning.run_objective import step_objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.tiny_model import make_tiny_model, make_tokenizer, render_template

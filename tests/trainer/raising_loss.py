@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
-from rlrun.algorithms.inputs import LossInputs
+from rlrun.algorithms.loss_inputs import LossInputs
 from rlrun.algorithms.losses import TokenLoss, aipo
 
 _calls: list[int] = []

@@ -17,8 +17,8 @@ from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.critic import Critic, to_critic
 from rlrun.trainer.learning.learner import Learner
-from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update, mini_batches
 from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group

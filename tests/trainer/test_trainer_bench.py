@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.config.models.companions import CriticConfig, ReferenceConfig
+from rlrun.config.models.language_models import CriticConfig, ReferenceConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
 from rlrun.local.preflight import free_port
-from rlrun.trainer.bench_options import BenchOptions
+from rlrun.trainer.ranks.launch import BenchOptions
 from tests.trainer.conftest import Group
 
 PPO = AlgorithmConfig(

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed.checkpoint import FileSystemReader
 
-from rlrun.config.models.companions import CriticConfig, ReferenceConfig
+from rlrun.config.models.language_models import CriticConfig, LoRAConfig, ReferenceConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig, RegularizerConfig
-from rlrun.config.models.lora import LoRAConfig
 
 pytestmark = pytest.mark.full
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.failures import ROLE_ENVIRONMENT, read_error
 from rlrun.trainer.ranks.launch import torchrun_command

@@ -14,8 +14,8 @@ import pytest
 
 from rlrun.config.models.learning import AlgorithmConfig
 from rlrun.diagnostics import stacks
-from rlrun.pod.role.process import descendants
-from rlrun.protocol.messages import channel as protocol
+from rlrun.pod.role_process import descendants
+from rlrun.protocol.messages import trainer_channel as protocol
 from tests.support.programs import finish, wait_for
 from tests.support.python_path import before
 from tests.trainer.conftest import Orchestrator

@@ -13,7 +13,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.paths import RunPaths

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemReader
 
-from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.language_models import LoRAConfig
 from tests.trainer.conftest import Orchestrator
 
 pytestmark = pytest.mark.full

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.cli.runs.fork import run_fork
-from rlrun.cli.runs.replay import run_replay
+from rlrun.cli.replay_runs import run_fork, run_replay
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
-from rlrun.protocol.files.forked import read_fork
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.replay import again
+from rlrun.protocol.files.run_folder import read_fork
+from rlrun.replay import step_replay
 from rlrun.runtime import exit_codes
-from rlrun.trainer.recompute.job import Job
+from rlrun.trainer.ranks.launch import Job
 from tests.trainer.conftest import STEPS, Group, Orchestrator, Run, make_batch
 
 pytestmark = pytest.mark.full
@@ -60,7 +59,7 @@ def ranks(live: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         group = Group([live.zygote.start(shared | place, words, log) for place in places], log, live.zygote)
         assert group.wait() == [0] * config.world_size, group.text()
 
-    monkeypatch.setattr(again, "run_ranks", start)
+    monkeypatch.setattr(step_replay, "run_ranks", start)
 
 
 def content(root: Path) -> dict[str, str]:

@@ -16,18 +16,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlrun.config.models.companions import ReferenceConfig
+from rlrun.config.models.language_models import LoRAConfig, ReferenceConfig
 from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerConfig, RegularizerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.protocol.files import shared
+from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.durable import document_crc32
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import Join, SharedState
-from rlrun.protocol.messages import channel as protocol
-from rlrun.protocol.messages.api_key import guest_key, key_digest
+from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.messages import trainer_channel as protocol
+from rlrun.protocol.messages.endpoints import guest_key, key_digest
 from rlrun.runtime import exit_codes
 from tests.support.process_groups import gloo_threads
 from tests.support.programs import wait_for
@@ -61,10 +60,10 @@ class Guest:
         self.host, self.run, self.attempt = host.paths, run, attempt
         run.write_config(port=host.port, shared_with="host", processes_per_replica=None, **options)
         self.name = options["name"]
-        self.orchestrator = Orchestrator(run, attempt, shared.channel_of(self.name))
+        self.orchestrator = Orchestrator(run, attempt, shared_trainer_files.channel_of(self.name))
 
     def ask(self) -> None:
-        shared.write_request(
+        shared_trainer_files.write_request(
             self.host,
             Join(run=self.name, attempt=self.attempt, folder=str(self.run.paths.root), key_digest=key_digest(OWN)),
         )
@@ -73,7 +72,7 @@ class Guest:
         """What the trainer answered, once it is one of these."""
 
         def answer() -> SharedState | None:
-            found = shared.read_state(self.host, self.name, self.attempt)
+            found = shared_trainer_files.read_state(self.host, self.name, self.attempt)
             if found is not None and found.state in wanted:
                 return found
             assert found is None or found.state in ("Waiting", "Joined"), found
@@ -144,7 +143,7 @@ def test_two_runs_are_each_as_alone(
     left = guest.state("Left")
     assert (left.step, left.exit_code) == (STEPS, exit_codes.OK)
     late.state("Joined")  # the slot is free
-    shared.take_back(run.paths, "late")
+    shared_trainer_files.take_back(run.paths, "late")
     late.state("Left")
     assert group.wait() == [0] * ranks, group.text()
 
@@ -223,7 +222,7 @@ def test_a_bad_run_changes_no_bit_of_another(
     orchestrator.send_batch(2)
     assert orchestrator.wait_for("trained", 2).metrics["skipped_steps"] == 1.0, "it goes on as a run alone does"
     orchestrator.complete_checkpoint(2)
-    shared.take_back(run.paths, "overflowing")
+    shared_trainer_files.take_back(run.paths, "overflowing")
     end(host)
     overflowing.state("Left")
     assert group.wait() == [0] * ranks, group.text()
@@ -333,7 +332,7 @@ def test_sigterm_saves_the_last_step_of_every_run(make_run: Callable[[str], Run]
     assert [c.step for c in complete_checkpoints(run.paths)] == [1]
     assert [c.step for c in complete_checkpoints(other.paths)] == [2, 3]
     assert "guest: stopped by SIGTERM after step 3\n" in group.text()
-    left = shared.read_state(run.paths, "guest", 1)
+    left = shared_trainer_files.read_state(run.paths, "guest", 1)
     assert left is not None
     assert (left.state, left.step, left.exit_code) == ("Left", 3, exit_codes.ATTEMPT_TAKEN)
     assert left.reason == "it was stopped by SIGTERM"

@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.protocol.files.batch import write_batch
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify_files
-from rlrun.protocol.messages import channel as protocol
+from rlrun.protocol.messages import trainer_channel as protocol
 from tests.small_volume import small_volume
 from tests.support.programs import wait_for
 from tests.support.waiting import UNREACHED_SECONDS

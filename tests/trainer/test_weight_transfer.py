@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import load_file
 
 from rlrun.config.models.checkpoint import WeightSyncConfig
+from rlrun.config.models.language_models import LoRAConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.lora import LoRAConfig
 from rlrun.inference.weights.delta_folders import Rebuilder
 from rlrun.inference.weights.incoming import Fetching
-from rlrun.inference.weights.receive import Receiver, RefusedError
-from rlrun.inference.weights.staging import Staging
+from rlrun.inference.weights.receive import Receiver, RefusedError, Staging
 from tests.trainer.conftest import KEY, Orchestrator, Run
 
 BUCKET_BYTES = 4096

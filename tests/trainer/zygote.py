@@ -26,8 +26,8 @@ from typing import Any
 
 import rlrun.trainer.__main__
 import rlrun.trainer.loop  # noqa: F401  the imports that take seconds
-from rlrun.trainer.guests import isolation
-from rlrun.trainer.run import Run
+from rlrun.trainer.guests import shared_runs
+from rlrun.trainer.trained_run import Run
 from rlrun.trainer.weights import publisher, senders
 from tests.support.forks import serve
 
@@ -43,7 +43,7 @@ def start(request: dict[str, Any]) -> int:
     if "TEST_SIGTERM_IN" in os.environ:
         signal_in(*os.environ["TEST_SIGTERM_IN"].split(":"))
     if "TEST_MEETING_SECONDS" in os.environ:
-        isolation.MEETING_SECONDS = float(os.environ["TEST_MEETING_SECONDS"])
+        shared_runs.MEETING_SECONDS = float(os.environ["TEST_MEETING_SECONDS"])
     if "TEST_SWITCH_SECONDS" in os.environ:
         sys.setswitchinterval(float(os.environ["TEST_SWITCH_SECONDS"]))
     if "TEST_BUCKET_BYTES" in os.environ:

@@ -11,10 +11,10 @@ from importlib import import_module
 __version__ = "0.1.0"
 _PLACES = {
     "Run": "rlrun.runs.run",
-    "ManifestError": "rlrun.runs.errors",
-    "RunError": "rlrun.runs.errors",
-    "RunFailedError": "rlrun.runs.errors",
-    "WaitTimeoutError": "rlrun.runs.errors",
+    "ManifestError": "rlrun.runs.spec_blocks",
+    "RunError": "rlrun.runs.spec_blocks",
+    "RunFailedError": "rlrun.runs.spec_blocks",
+    "WaitTimeoutError": "rlrun.runs.spec_blocks",
 }
 """Names of the Python API, by their modules; __init__.pyi has their types."""
 __all__ = ["__version__", *_PLACES]

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlrun.api.kubernetes import Affinity
-from rlrun.api.pods import PodFields
+from rlrun.api.kubernetes_types import Affinity
+from rlrun.api.pod_fields import PodFields
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import ProgressStatus, SharedWithStatus
-from rlrun.defaults.team import status_of
+from rlrun.api.run_status import ProgressStatus, SharedWithStatus
+from rlrun.defaults.team_defaults import status_of
 from rlrun_operator import render
-from rlrun_operator.decide import queueing, status_builder
+from rlrun_operator.decide import api_keys, queueing, repairs, status_builder, workload_edits
 from rlrun_operator.decide.attempt_end import fail_run, report_restart, status_before_attempt
 from rlrun_operator.decide.lifetime import restart_request, rotation_request
-from rlrun_operator.decide.objects import keys, parts, unstarted
-from rlrun_operator.decide.objects.workload_edits import lost_fields
-from rlrun_operator.decide.reading.children import is_ending, rendering_of, uid_of
+from rlrun_operator.decide.reading import is_ending, rendering_of, uid_of
 from rlrun_operator.decide.running import (
     TAKEN_SECONDS,
     configuration_condition,
@@ -30,13 +28,13 @@ from rlrun_operator.decide.running import (
 )
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
+from rlrun_operator.decide.workload_edits import lost_fields
 from rlrun_operator.failures import detect
 from rlrun_operator.names import Role, attempt_of, key_attempt_of
-from rlrun_operator.render import placement
+from rlrun_operator.render import pod_placement
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Apply, Create, Decision, Delete, DryRun, Manifest, Write
-from rlrun_operator.status import failure_reasons, progress, reasons
-from rlrun_operator.status.change import NO_CHANGE, StatusChange
-from rlrun_operator.status.conditions import ConditionUpdate, not_failed
+from rlrun_operator.status import failure_reasons, reasons, run_progress
+from rlrun_operator.status.conditions import NO_CHANGE, ConditionUpdate, StatusChange, not_failed
 from rlrun_operator.times import rfc3339
 
 LOOK_AGAIN_SECONDS = 2.0
@@ -60,7 +58,7 @@ def launch_attempt(run: RunSnapshot, spec: RLRunSpec, attempt: int) -> Decision:
     waits = _wait_for_others(run, attempt) or _wait_for_admission(run, attempt)
     if waits is not None:
         return waits
-    if (renewal := keys.renew_key(run, attempt)) is not None:
+    if (renewal := api_keys.renew_key(run, attempt)) is not None:
         return report_restart(run, renewal.message, renewal.reason, renewal.change, AT_ONCE)
     start = _read_start(run, spec, attempt)
     if (broken := _explain_unrepairable(run, start)) is not None:
@@ -151,13 +149,13 @@ def _begin_attempt(
     """Create all missing objects of the attempt, and record it in the status."""
     needs = render.render_prerequisites(start.context)
     create = [Create(child) for child in needs.create if not _workload_exists(run, child)]
-    makes_key = keys.is_made_now(run)
+    makes_key = api_keys.is_made_now(run)
     if makes_key and not start.existing:  # existing workloads have read the key that was created before them
         create.append(Create(render.api_key_secret(start.context, run.fresh_key)))
     untried = not start.existing and run.past.spec_hash != run.spec_hash
-    checks = [keys.check_secret(run, spec)] if not makes_key and run.attempt < start.attempt else []
+    checks = [api_keys.check_secret(run, spec)] if not makes_key and run.attempt < start.attempt else []
     dry_runs = _untried_workloads(spec, start.rendered) if untried else []
-    writes: list[Write] = [*checks, *dry_runs, *create, *parts.apply_parts(run, needs.apply), *applies]
+    writes: list[Write] = [*checks, *dry_runs, *create, *repairs.apply_parts(run, needs.apply), *applies]
     return follow_attempt(run, start.attempt, change, Actions(writes=writes))
 
 
@@ -176,10 +174,10 @@ def _record_beginning(run: RunSnapshot, spec: RLRunSpec, attempt: int, *, config
         spec_hash=run.spec_hash,
         config_hash=config_hash,
         defaults=status_of(run.observed.defaults, run.applied.taken),
-        checkpoint=progress.unresumed_checkpoint(past.checkpoint),
+        checkpoint=run_progress.unresumed_checkpoint(past.checkpoint),
         progress=_progress_of_before(run, spec),
     )
-    change |= unstarted.at_beginning(run)
+    change |= workload_edits.at_beginning(run)
     if run.host is None:
         return change
     return change | StatusChange(shared_with=SharedWithStatus(run=run.host.name, attempt=run.host.attempt))
@@ -225,7 +223,7 @@ def _is_whole(run: RunSnapshot, attempt: int) -> bool:
 def _untried_workloads(spec: RLRunSpec, made: Sequence[Manifest]) -> list[DryRun]:
     """Return the dry runs of workloads with fields that only the API server can validate."""
     roles: dict[str, Role] = {"StatefulSet": "trainer", "Deployment": "inference", "Pod": "orchestrator"}
-    return [DryRun(child) for child in made if _is_unjudged(placement.role_block(spec, roles[child["kind"]]))]
+    return [DryRun(child) for child in made if _is_unjudged(pod_placement.role_block(spec, roles[child["kind"]]))]
 
 
 def _is_unjudged(block: PodFields) -> bool:
@@ -273,7 +271,7 @@ def _not_begun(
     change |= StatusChange(
         completion_time=None,
         storage=storage_status(run),
-        progress=progress.change_progress(run.past.progress, total_steps=run.total_steps),
+        progress=run_progress.change_progress(run.past.progress, total_steps=run.total_steps),
     )
     return finish_decision(run, updates | not_failed(run.past.conditions), change, Actions(wake_in=wake_in))
 
@@ -367,7 +365,7 @@ def _workload_exists(run: RunSnapshot, child: Manifest) -> bool:
 def _progress_of_before(run: RunSnapshot, spec: RLRunSpec) -> ProgressStatus:
     """Return the progress of the last attempt, which stays until the new attempt reports: lost steps are counted from it."""
     total = spec.max_steps if run.trains else run.past.progress.total_steps
-    return progress.change_progress(
+    return run_progress.change_progress(
         run.past.progress,
         waiting_on=None,
         estimated_completion_time=None,

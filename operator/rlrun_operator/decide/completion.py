@@ -1,22 +1,77 @@
-"""End of a run: its GPUs are freed after all work, and the cleanup policy decides which objects stay."""
+"""End of a run: the cause that ends an attempt, cleanup, and the release of its GPUs.
+
+Cause that ends the current attempt, out of all possible causes.
+
+End of a run: its GPUs are freed after all work, and the cleanup policy decides which objects stay.
+"""
 
 from __future__ import annotations
 
-from rlrun_operator.decide import lifetime, status_builder
+from collections.abc import Iterable
+from dataclasses import replace
+
+from rlrun_operator.decide import api_keys, claims, host_run, lifetime, repairs, status_builder
 from rlrun_operator.decide.attempt_end import ends_run, record_end, run_over, status_before_attempt
-from rlrun_operator.decide.cause import cause_of
-from rlrun_operator.decide.objects import parts
-from rlrun_operator.decide.objects.corrections import restore_engines_for_guests
-from rlrun_operator.decide.reading.children import is_ending, uid_of
+from rlrun_operator.decide.reading import desired_replicas, is_ending, uid_of
+from rlrun_operator.decide.repairs import restore_engines_for_guests
 from rlrun_operator.decide.restart import shorten_grace
 from rlrun_operator.decide.running import configuration_condition, engine_report
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
+from rlrun_operator.failures import detect, node_failures
+from rlrun_operator.failures.detect import Cause
+from rlrun_operator.pods import Pod
 from rlrun_operator.state import Actions, Decision, Delete
-from rlrun_operator.status import progress, reasons
-from rlrun_operator.status.change import StatusChange
-from rlrun_operator.status.conditions import ConditionUpdate, find_condition, true_since
+from rlrun_operator.status import reasons, run_progress
+from rlrun_operator.status.conditions import ConditionUpdate, StatusChange, find_condition, true_since
 from rlrun_operator.times import rfc3339
+
+
+def cause_of(run: RunSnapshot, settled_at: float | None) -> Cause | None:
+    """Return the cause that ends the current attempt, or None. A guest's attempt ends with its host's, and such an end does not count."""
+    attempt = run.past.attempt
+    guest = run.host_name is not None
+    lost = host_run.explain_lost_host(run.observed.run, run.observed.host, run.host_mark(attempt)) if guest else None
+    if lost is not None:
+        return lost
+    cause = detect.first_cause(
+        _without_surplus(run, run.pods),
+        _without_surplus(run, run.gone),
+        attempt,
+        run.names,
+        trainers=min(run.wanted.trainers, desired_replicas(run.statefulset)),
+        has_statefulset=guest or not run.trains or (run.statefulset is not None and not is_ending(run.statefulset)),
+        settled_at=settled_at,
+        now=run.now,
+    )
+    if guest and cause is not None and cause.kind == "failure" and not host_run.trainer_ready(run.observed.host):
+        return replace(cause, kind="disruption")
+    return (
+        cause
+        or claims.ending_claim_cause(run)
+        or repairs.missing_configuration_cause(run)
+        or api_keys.missing_key_cause(run)
+        or node_failures.lift_exclusions(run.pods_of_attempt(attempt), run.past, run.now)
+    )
+
+
+def _without_surplus(run: RunSnapshot, pods: Iterable[Pod]) -> list[Pod]:
+    """Return the pods that may end an attempt. A StatefulSet adopts and deletes foreign pods with its labels: these do not count."""
+    most = max(run.wanted.trainers, desired_replicas(run.statefulset))
+
+    def is_wanted(pod: Pod) -> bool:
+        return pod.role != "trainer" or run.host_name is not None or int(pod.name.rpartition("-")[2]) < most
+
+    return [pod for pod in pods if run.is_needed(pod) and is_wanted(pod)]
+
+
+def settled_at(run: RunSnapshot) -> float | None:
+    """Return the time at which all pods of the attempt were ready, according to the status: it trains, or PodsReady is still true."""
+    times = [
+        true_since(run.past.conditions, reasons.PODS_READY, true=True),
+        true_since(run.past.conditions, reasons.RECONCILING, true=False),
+    ]
+    return min((t for t in times if t is not None), default=None)
 
 
 def is_complete(run: RunSnapshot) -> bool:
@@ -61,13 +116,13 @@ def _completed_conditions(run: RunSnapshot, update: ConditionUpdate, message: st
 
 def _trained_status(run: RunSnapshot, *, over: bool) -> StatusChange:
     """Return the status of a run that has trained all steps; `over`: no pod is desired any more."""
-    report = progress.read_lease(run.observed.lease, run.attempt)
-    reached = progress.progress_after(run.past, report, run.total_steps, run.now)
+    report = run_progress.read_lease(run.observed.lease, run.attempt)
+    reached = run_progress.progress_after(run.past, report, run.total_steps, run.now)
     return status_builder.role_status(run, run.attempt, report, over=over) | StatusChange(
         attempt=run.attempt,
         next_retry_time=None,
-        progress=progress.change_progress(reached, waiting_on=None, estimated_completion_time=None),
-        checkpoint=progress.checkpoint_after(status_before_attempt(run), report, run.now),
+        progress=run_progress.change_progress(reached, waiting_on=None, estimated_completion_time=None),
+        checkpoint=run_progress.checkpoint_after(status_before_attempt(run), report, run.now),
     )
 
 
@@ -89,7 +144,7 @@ def _stay_for_guests(run: RunSnapshot) -> Decision | None:
     update = ConditionUpdate("False", reasons.GUESTS_JOINED, f"{message}; {ends}")
     updates = _completed_conditions(run, update, "all steps are trained") | engine_report(run, run.attempt)
     scale, apply = restore_engines_for_guests(run)
-    beside = parts.compare_parts(run, run.attempt)
+    beside = repairs.compare_parts(run, run.attempt)
     actions = Actions(writes=(*apply, *scale, *beside.repair), wake_in=beside.wake_in)
     return finish_decision(run, {**updates, **beside.updates}, _trained_status(run, over=False), actions, training=True)
 
@@ -102,8 +157,8 @@ def clean_ended_run(run: RunSnapshot) -> Decision:
         orphans = [p for p in run.group if p.deleted_at is None and (p in orphans or p.role == "orchestrator")]
     ends = [*_list_deletions(run), *(Delete(pod.ref, pod.uid) for pod in orphans), *shorten_grace(run)]
     delete = [] if policy == "None" else ends
-    report = progress.read_lease(run.observed.lease, run.past.attempt)
-    change = StatusChange(checkpoint=progress.checkpoint_after(run.past, report, run.now))
+    report = run_progress.read_lease(run.observed.lease, run.past.attempt)
+    change = StatusChange(checkpoint=run_progress.checkpoint_after(run.past, report, run.now))
     roles = status_builder.role_status(run, run.past.attempt, report, over=policy != "None")
     return finish_decision(run, {}, roles | change, Actions(writes=delete))
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import ATTEMPT_MAX
-from rlrun.api.storage import DEFAULT_STORAGE
-from rlrun.config.models.sharing import sharing_refusal
-from rlrun.defaults.words import shorten_text
+from rlrun.api.run_fields import DEFAULT_STORAGE
+from rlrun.api.run_status import ATTEMPT_MAX
+from rlrun.config.models.run_config import sharing_refusal
+from rlrun.runtime.printable import shorten_text
 from rlrun_operator.failures.detect import Cause
 from rlrun_operator.names import Names, host_mark
 from rlrun_operator.render import Host

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Literal
 
 from rlrun.api.lifecycle import CleanupPolicySpec
-from rlrun.api.status import Condition, RLRunStatus
+from rlrun.api.run_status import Condition, RLRunStatus
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RESTART_ANNOTATION, ROTATE_ANNOTATION
 from rlrun_operator.status import reasons
-from rlrun_operator.status.change import StatusChange
-from rlrun_operator.status.conditions import is_true
+from rlrun_operator.status.conditions import StatusChange, is_true
 from rlrun_operator.times import rfc3339, seconds_of
 
 Cleanup = Literal["GPU", "All", "None"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import Condition, QueueStatus, RLRunStatus
+from rlrun.api.run_status import Condition, QueueStatus, RLRunStatus
 from rlrun_operator import render
-from rlrun_operator.decide.cost import budget
+from rlrun_operator.decide import gpu_time
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true
@@ -25,7 +25,7 @@ LOOK_SECONDS = 10.0
 
 def shall_rest(run: RunSnapshot) -> bool:
     """Return whether the run must not have pods, independent of its queue: its user suspends it, or its budget is spent."""
-    return is_suspended_by_user(run) or budget.is_spent(run)
+    return is_suspended_by_user(run) or gpu_time.is_spent(run)
 
 
 def is_suspended_by_user(run: RunSnapshot) -> bool:

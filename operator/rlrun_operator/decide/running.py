@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import StorageStatus
-from rlrun_operator.decide import host_run, stall, status_builder
-from rlrun_operator.decide.engines import scaling, spot
-from rlrun_operator.decide.objects import corrections, parts, unstarted, volumes
-from rlrun_operator.decide.reading.children import is_refused
+from rlrun.api.run_status import StorageStatus
+from rlrun_operator.decide import (
+    claims,
+    elastic_trainer,
+    engine_count,
+    host_run,
+    interruptible_engines,
+    repairs,
+    stall,
+    status_builder,
+    workload_edits,
+)
+from rlrun_operator.decide.reading import is_refused
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
-from rlrun_operator.decide.trainers import look
-from rlrun_operator.failures import node_exclusion, policy
+from rlrun_operator.failures import failure_policy, node_failures
 from rlrun_operator.state import NO_ACTIONS, SOON_SECONDS, Actions, Apply, Decision, Write
-from rlrun_operator.status import claims, diagnose, progress, reasons
-from rlrun_operator.status.change import NO_CHANGE, StatusChange, combine_changes
+from rlrun_operator.status import claim_messages, diagnose, reasons, run_progress
 from rlrun_operator.status.conditions import (
+    NO_CHANGE,
     ConditionUpdate,
+    StatusChange,
     attempt_started_at,
+    combine_changes,
     find_condition,
     is_true,
     not_failed,
     true_since,
 )
-from rlrun_operator.status.scene import Scene
+from rlrun_operator.status.wait_facts import Scene
 from rlrun_operator.times import seconds_of
 
 PATIENCE_SECONDS = 2.0
@@ -53,24 +62,24 @@ def follow_attempt(
     report = stall.read_report(run, attempt)
     scene, waits = _read_scene(run, attempt, report), _Waits(run)
     updates = _attempt_conditions(run, scene, report, waits, begins=begins)
-    engine_marks, engine_scales = ([], []) if begins else scaling.scale_pools(run, report)
-    spot_engines = spot.apply_spot_engines(run, attempt, begins=begins)
-    beside = parts.Seen({reasons.CHILDREN_INTACT: None}) if begins else parts.compare_parts(run, attempt)
+    engine_marks, engine_scales = ([], []) if begins else engine_count.scale_pools(run, report)
+    spot_engines = interruptible_engines.apply_spot_engines(run, attempt, begins=begins)
+    beside = repairs.Seen({reasons.CHILDREN_INTACT: None}) if begins else repairs.compare_parts(run, attempt)
     again = _look_again(run, scene, report, waits, updates)
     wakes = [actions.wake_in, again.wake_in, beside.wake_in]
     in_hand = any(isinstance(write, Apply) for write in actions.writes)
-    corrected = corrections.correct_objects(run, attempt, begins, in_hand)
-    adjusted: list[Write] = [*scaling.announce_engines(run, report), *engine_marks, *engine_scales]
+    corrected = repairs.correct_objects(run, attempt, begins, in_hand)
+    adjusted: list[Write] = [*engine_count.announce_engines(run, report), *engine_marks, *engine_scales]
     todo = Actions(
         writes=(
             *actions.writes,
-            *corrections.lost_claim(run, attempt),
+            *repairs.lost_claim(run, attempt),
             *corrected,
             *spot_engines,
-            *(() if begins else (*adjusted, *corrections.restore_trainer_size(run))),
-            *corrections.delete_stale_pods(run, attempt),
-            *spot.remove_spot_engines(run),
-            *corrections.lost_lease(run, attempt),
+            *(() if begins else (*adjusted, *repairs.restore_trainer_size(run))),
+            *repairs.delete_stale_pods(run, attempt),
+            *interruptible_engines.remove_spot_engines(run),
+            *repairs.lost_lease(run, attempt),
             *beside.repair,
         ),
         wake_in=min((w for w in wakes if w is not None), default=None),
@@ -78,23 +87,23 @@ def follow_attempt(
     )
     fields = _attempt_progress(run, attempt, report)
     fields |= combine_changes(
-        scaling.with_chosen_engines(run, report, fields), look.with_trainer_size(run, report, fields)
+        engine_count.with_chosen_engines(run, report, fields), elastic_trainer.with_trainer_size(run, report, fields)
     )
     fields |= combine_changes(
-        spot.with_spot_status(run, fields, renewed=bool(spot_engines)),
-        unstarted.with_unstarted_roles(run, attempt),
+        interruptible_engines.with_spot_status(run, fields, renewed=bool(spot_engines)),
+        workload_edits.with_unstarted_roles(run, attempt),
         change,
     )
-    of_parts = beside.updates | parts.report_refused_update(run, corrected)
-    return finish_decision(run, {**updates, **of_parts}, fields, todo, training=progress.is_training(report))
+    of_parts = beside.updates | repairs.report_refused_update(run, corrected)
+    return finish_decision(run, {**updates, **of_parts}, fields, todo, training=run_progress.is_training(report))
 
 
 def _attempt_conditions(
-    run: RunSnapshot, scene: Scene, report: progress.Report | None, waits: _Waits, *, begins: bool
+    run: RunSnapshot, scene: Scene, report: run_progress.Report | None, waits: _Waits, *, begins: bool
 ) -> dict[str, ConditionUpdate]:
     """Return the conditions of an existing attempt; `begins`: it starts in this pass."""
     updates = diagnose.scene_conditions(scene, waits.patient)
-    updates[reasons.SCHEDULED] = node_exclusion.with_excluded_nodes(updates[reasons.SCHEDULED], run.past, run.now)
+    updates[reasons.SCHEDULED] = node_failures.with_excluded_nodes(updates[reasons.SCHEDULED], run.past, run.now)
     updates[reasons.PROGRESSING] = (
         _report_name_conflict(run)
         or stall.stall_condition(run, report)
@@ -105,11 +114,11 @@ def _attempt_conditions(
     return updates | _report_checkpoints(run, report) | standing_conditions(run, pending=not begins)
 
 
-def _attempt_progress(run: RunSnapshot, attempt: int, report: progress.Report | None) -> StatusChange:
+def _attempt_progress(run: RunSnapshot, attempt: int, report: run_progress.Report | None) -> StatusChange:
     """Return progress, roles, storage, excluded nodes and failure budget of the attempt."""
-    measured = progress.measured_fields(run.past, report, run.total_steps, run.now)
+    measured = run_progress.measured_fields(run.past, report, run.total_steps, run.now)
     beside = StatusChange(
-        storage=storage_status(run), excluded_nodes=node_exclusion.active_exclusions(run.past, run.now) or None
+        storage=storage_status(run), excluded_nodes=node_failures.active_exclusions(run.past, run.now) or None
     )
     return combine_changes(
         status_builder.role_status(run, attempt, report), measured, beside, _failure_budget(run, report)
@@ -119,7 +128,7 @@ def _attempt_progress(run: RunSnapshot, attempt: int, report: progress.Report | 
 def _look_again(
     run: RunSnapshot,
     scene: Scene,
-    report: progress.Report | None,
+    report: run_progress.Report | None,
     waits: _Waits,
     updates: Mapping[str, ConditionUpdate],
 ) -> Actions:
@@ -142,12 +151,12 @@ def _look_again(
     )
 
 
-def _failure_budget(run: RunSnapshot, report: progress.Report | None) -> StatusChange:
+def _failure_budget(run: RunSnapshot, report: run_progress.Report | None) -> StatusChange:
     """Return the counters of the failure policy, which new steps reset."""
     if run.spec is None:
         return NO_CHANGE
-    reached = progress.progress_after(run.past, report, run.total_steps, run.now)
-    budget = policy.budget_of(run.past, reached, run.spec.failure_policy)
+    reached = run_progress.progress_after(run.past, report, run.total_steps, run.now)
+    budget = failure_policy.budget_of(run.past, reached, run.spec.failure_policy)
     return StatusChange(restarts_counted_towards_max=budget.counted, restarts_without_step=budget.without_step)
 
 
@@ -207,7 +216,7 @@ def storage_at_rest(run: RunSnapshot) -> dict[str, ConditionUpdate]:
     """Return the report on the volume while the run has no pod: an earlier reason to wait may be obsolete."""
     if find_condition(run.past.conditions, reasons.STORAGE_READY) is None:
         return {}
-    return {reasons.STORAGE_READY: claims.storage_condition(_read_scene(run, run.attempt, None), patient=True)}
+    return {reasons.STORAGE_READY: claim_messages.storage_condition(_read_scene(run, run.attempt, None), patient=True)}
 
 
 def storage_status(run: RunSnapshot) -> StorageStatus | None:
@@ -250,7 +259,7 @@ class _Waits:
         return [kind for kind in self.KINDS if kind in updates and updates[kind].status != "True"]
 
 
-def _read_scene(run: RunSnapshot, attempt: int, report: progress.Report | None) -> Scene:
+def _read_scene(run: RunSnapshot, attempt: int, report: run_progress.Report | None) -> Scene:
     return Scene(
         names=run.names,
         wanted=run.wanted,
@@ -259,9 +268,9 @@ def _read_scene(run: RunSnapshot, attempt: int, report: progress.Report | None) 
         events=run.observed.events,
         nodes=run.observed.nodes,
         waiting_on=report.waiting_on if report is not None else None,
-        trouble=volumes.storage_condition(report, run.wanted.claim),
+        trouble=claims.storage_condition(report, run.wanted.claim),
         engines_refused=is_refused(run.deployment),
-        without=spot.describe_missing_engines(run),
+        without=interruptible_engines.describe_missing_engines(run),
         namespace=str(run.metadata.get("namespace", "")),
         template=run.spec.storage.template if run.spec is not None else None,
         born=seconds_of(run.metadata.get("creationTimestamp")),
@@ -275,11 +284,11 @@ def _tracker_secrets(spec: RLRunSpec | None) -> dict[str, str]:
     return {secret.reference.name: secret.field for secret in (tracking.secrets if tracking is not None else ())}
 
 
-def _progress_condition(run: RunSnapshot, report: progress.Report | None, waits: _Waits) -> ConditionUpdate:
-    silent = progress.silent_for(stall.silent_since(run, report), run.now)
-    if silent >= progress.HEARTBEAT_SECONDS:
+def _progress_condition(run: RunSnapshot, report: run_progress.Report | None, waits: _Waits) -> ConditionUpdate:
+    silent = run_progress.silent_for(stall.silent_since(run, report), run.now)
+    if silent >= run_progress.HEARTBEAT_SECONDS:
         return ConditionUpdate("Unknown", reasons.HEARTBEAT_LOST, _heartbeat_lost(run, never=report is None))
-    if progress.is_training(report):
+    if run_progress.is_training(report):
         return ConditionUpdate("True", reasons.TRAINING if run.trains else reasons.ANSWERING, run.words.going)
     waiting = report.waiting_on if report is not None else None
     first = run.words.first
@@ -289,7 +298,7 @@ def _progress_condition(run: RunSnapshot, report: progress.Report | None, waits:
 
 def _heartbeat_lost(run: RunSnapshot, *, never: bool) -> str:
     network, names = run.settings.network, run.names
-    what = "in this attempt" if never else f"for {progress.HEARTBEAT_SECONDS:g} s"
+    what = "in this attempt" if never else f"for {run_progress.HEARTBEAT_SECONDS:g} s"
     message = f"Lease {names.progress} has not been renewed {what}; the run continues, and its progress is unknown"
     pod = f"{names.orchestrator(run.past.attempt)} -n {run.metadata['namespace']}"
     fix = f"kubectl logs {pod} shows the reason; RoleBinding {names.account} permits the renewal"
@@ -299,7 +308,7 @@ def _heartbeat_lost(run: RunSnapshot, *, never: bool) -> str:
     return f"{message}; {fix}, and {policy}: if the API server is elsewhere, set networkPolicy.apiServer in the chart's values"
 
 
-def _report_checkpoints(run: RunSnapshot, report: progress.Report | None) -> dict[str, ConditionUpdate]:
+def _report_checkpoints(run: RunSnapshot, report: run_progress.Report | None) -> dict[str, ConditionUpdate]:
     if run.spec is None or not run.trains:
         return {}
     kind, spec = reasons.CHECKPOINT_HEALTHY, run.spec.checkpoint
@@ -311,7 +320,7 @@ def _report_checkpoints(run: RunSnapshot, report: progress.Report | None) -> dic
         }
     if report is None or report.step is None:
         return {}
-    if (refused := volumes.checkpoint_condition(report)) is not None:
+    if (refused := claims.checkpoint_condition(report)) is not None:
         return {kind: refused}
     if (lost := _lost_checkpoints(run, run.spec, report)) is not None:
         return {kind: lost}
@@ -327,7 +336,7 @@ def _report_checkpoints(run: RunSnapshot, report: progress.Report | None) -> dic
     return {kind: ConditionUpdate("True", reasons.CHECKPOINTS_COMPLETE, f"one every {spec.interval} steps")}
 
 
-def _lost_checkpoints(run: RunSnapshot, spec: RLRunSpec, report: progress.Report) -> ConditionUpdate | None:
+def _lost_checkpoints(run: RunSnapshot, spec: RLRunSpec, report: run_progress.Report) -> ConditionUpdate | None:
     """Return CheckpointHealthy if the attempt could not use the newest complete checkpoint and has not completed its own yet."""
     resumed, known = report.resumed_from_step or 0, run.past.checkpoint
     if (report.checkpoint_step or 0) > resumed:
@@ -350,11 +359,11 @@ def _lost_checkpoints(run: RunSnapshot, spec: RLRunSpec, report: progress.Report
     return ConditionUpdate("False", reasons.CHECKPOINTS_LOST, message)
 
 
-def _until_silent(run: RunSnapshot, report: progress.Report | None) -> float | None:
+def _until_silent(run: RunSnapshot, report: run_progress.Report | None) -> float | None:
     quiet = stall.silent_since(run, report)
     if quiet is None:
         return None
-    left = progress.HEARTBEAT_SECONDS - progress.silent_for(quiet, run.now)
+    left = run_progress.HEARTBEAT_SECONDS - run_progress.silent_for(quiet, run.now)
     return left if left > 0 else None
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import RLRunStatus
-from rlrun.defaults.words import bound_message
+from rlrun.api.run_status import RLRunStatus
+from rlrun.runtime.printable import bound_message
 from rlrun_operator.decide import host_run
-from rlrun_operator.decide.reading.children import is_ending
-from rlrun_operator.decide.reading.judged_run import JudgedRun
-from rlrun_operator.failures import node_exclusion
+from rlrun_operator.decide.reading import JudgedRun, is_ending
+from rlrun_operator.failures import node_failures
 from rlrun_operator.names import (
     HOST_ANNOTATION,
     RUN_LABEL,
@@ -30,7 +29,7 @@ from rlrun_operator.sharing import holds_slot
 from rlrun_operator.state import Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import ConditionUpdate, is_true
-from rlrun_operator.status.scene import Wanted
+from rlrun_operator.status.wait_facts import Wanted
 from rlrun_operator.times import seconds_of
 
 
@@ -56,7 +55,7 @@ class RunSnapshot(JudgedRun):
     def past(self) -> RLRunStatus:
         """Last written status, without exclusions of nodes that an annotation ends."""
         asked = (self.metadata.get("annotations") or {}).get(USE_NODES_ANNOTATION)
-        return node_exclusion.lift_older_exclusions(super().past, None if asked is None else str(asked), self.now)
+        return node_failures.lift_older_exclusions(super().past, None if asked is None else str(asked), self.now)
 
     @cached_property
     def forbidden(self) -> str:
@@ -108,7 +107,7 @@ class RunSnapshot(JudgedRun):
             key_attempt=self.key_attempt,
             known_hash=known,
             engine_count=self.wanted.engines if self.autoscales else None,
-            excluded=tuple(node.name for node in node_exclusion.active_exclusions(self.past, self.now)),
+            excluded=tuple(node.name for node in node_failures.active_exclusions(self.past, self.now)),
             placed=self.observed.admission.placed if self.observed.admission is not None else {},
         )
 

@@ -19,16 +19,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlrun.defaults.words import shorten_text
 from rlrun.protocol.files.paths import RunPaths
-from rlrun_operator.decide import host_run
-from rlrun_operator.decide.objects import unstarted
+from rlrun.runtime.printable import shorten_text
+from rlrun_operator.decide import host_run, workload_edits
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.failures.detect import Cause, Kind
 from rlrun_operator.names import ROLES, Names, Role
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import SOON_SECONDS
-from rlrun_operator.status import progress, reasons
+from rlrun_operator.status import reasons, run_progress
 from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true, raw_conditions, true_since
 from rlrun_operator.times import rfc3339
 
@@ -59,9 +58,9 @@ class _Clock:
         return self.began + self.limit - self.judged_at
 
 
-def read_report(run: RunSnapshot, attempt: int) -> progress.Report | None:
+def read_report(run: RunSnapshot, attempt: int) -> run_progress.Report | None:
     """Return the report on the Lease about `attempt`. If the orchestrator no longer renews the Lease, its wait reason is replaced."""
-    report = progress.read_lease(run.observed.lease, attempt)
+    report = run_progress.read_lease(run.observed.lease, attempt)
     if report is None or not orchestrator_hangs(run, report):
         return report
     since_ = rfc3339(run.observed.lease_changed_at or run.now)
@@ -69,7 +68,7 @@ def read_report(run: RunSnapshot, attempt: int) -> progress.Report | None:
     return replace(report, waiting_on=told, waiting_role="orchestrator")
 
 
-def stall_condition(run: RunSnapshot, report: progress.Report | None) -> ConditionUpdate | None:
+def stall_condition(run: RunSnapshot, report: run_progress.Report | None) -> ConditionUpdate | None:
     """Return Progressing=False after the deadline."""
     clock = _start_of_wait(run, report)
     if clock is None or clock.left > 0:
@@ -93,7 +92,7 @@ _THEN = {  # messages for the values of `_stall_action`
 }
 
 
-def wake_in(run: RunSnapshot, report: progress.Report | None) -> float | None:
+def wake_in(run: RunSnapshot, report: run_progress.Report | None) -> float | None:
     """Return the seconds until the deadline of a report or of a restart."""
     clock = _start_of_wait(run, report)
     if clock is None:
@@ -134,7 +133,7 @@ def _never_starts(run: RunSnapshot) -> tuple[Role, ConditionUpdate] | None:
     """Return the role that cannot start without a person, and the reason; None if there is none, or if a host's trainer is missing."""
     if run.host_name is not None and not host_run.trainer_ready(run.observed.host):
         return None
-    return unstarted.find_stuck_role(run)
+    return workload_edits.find_stuck_role(run)
 
 
 def _unstarted_cause(run: RunSnapshot, role: Role, why: ConditionUpdate, message: str) -> Cause:
@@ -158,7 +157,7 @@ def _stall_action(run: RunSnapshot) -> str:
     return run.spec.progress.action if run.spec is not None else "Report"
 
 
-def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock | None:
+def _start_of_wait(run: RunSnapshot, report: run_progress.Report | None) -> _Clock | None:
     """Return the clock of the current wait; None if the attempt has not started, waits for nodes, is silent, or is not watched."""
     past = run.past
     begun = true_since(past.conditions, reasons.RESTARTING, true=False)
@@ -173,12 +172,14 @@ def _start_of_wait(run: RunSnapshot, report: progress.Report | None) -> _Clock |
     least = max(run.observed.watching_since, usable)
     margin = GUEST_MARGIN_SECONDS if run.host_name is not None else 0.0
     limits = run.spec.progress
-    if progress.is_training(report):
+    if run_progress.is_training(report):
         return _next_step_clock(run, report, least, limits.deadline_seconds + margin)
     return _first_step_clock(run, report, max(least, begun), limits.startup_deadline_seconds + margin)
 
 
-def _first_step_clock(run: RunSnapshot, report: progress.Report | None, least: float, limit: float) -> _Clock | None:
+def _first_step_clock(
+    run: RunSnapshot, report: run_progress.Report | None, least: float, limit: float
+) -> _Clock | None:
     """Return the clock of an attempt without an own step; the clock starts at `least` at the earliest."""
     scheduled = true_since(run.past.conditions, reasons.SCHEDULED, true=True)
     never = _never_starts(run)
@@ -194,11 +195,11 @@ def _first_step_clock(run: RunSnapshot, report: progress.Report | None, least: f
     return _Clock(began, limit, "progress.startupDeadlineSeconds", what, _seen_until(run, report))
 
 
-def _next_step_clock(run: RunSnapshot, report: progress.Report | None, least: float, limit: float) -> _Clock | None:
+def _next_step_clock(run: RunSnapshot, report: run_progress.Report | None, least: float, limit: float) -> _Clock | None:
     """Return the clock of a training attempt; the clock starts at `least` at the earliest."""
     moved, renewed = run.observed.lease_moved_at, run.observed.lease_changed_at
-    silent, hangs = progress.silent_for(renewed, run.now), orchestrator_hangs(run, report)
-    if moved is None or (silent >= progress.HEARTBEAT_SECONDS and not hangs):
+    silent, hangs = run_progress.silent_for(renewed, run.now), orchestrator_hangs(run, report)
+    if moved is None or (silent >= run_progress.HEARTBEAT_SECONDS and not hangs):
         return None
     judged = run.now if renewed is None or hangs or silent < _silence_limit(run) else renewed
     what = f"no {run.words.unit} is done" + ("" if hangs else ", although the orchestrator renews its Lease,")
@@ -206,7 +207,7 @@ def _next_step_clock(run: RunSnapshot, report: progress.Report | None, least: fl
     return _Clock(began, limit, "progress.deadlineSeconds", what, judged)
 
 
-def silent_since(run: RunSnapshot, report: progress.Report | None) -> float | None:
+def silent_since(run: RunSnapshot, report: run_progress.Report | None) -> float | None:
     """Return the time since which the Lease is not renewed although its process exists; None if unknown, or if there is no process.
 
     Before the attempt's first renewal that is since all pods are ready: a ready orchestrator renews it from its start.
@@ -221,7 +222,7 @@ def silent_since(run: RunSnapshot, report: progress.Report | None) -> float | No
     return max(ready, begun, changed or 0.0, run.observed.watching_since or 0.0)
 
 
-def _seen_until(run: RunSnapshot, report: progress.Report | None) -> float:
+def _seen_until(run: RunSnapshot, report: run_progress.Report | None) -> float:
     """Return the time until which a start is known not to progress: with all pods ready, at most as long as the Lease is renewed."""
     quiet = silent_since(run, report)
     if quiet is None or not is_true(run.past.conditions, reasons.PODS_READY):
@@ -229,27 +230,27 @@ def _seen_until(run: RunSnapshot, report: progress.Report | None) -> float:
     return run.now if report is not None and run.now - quiet < _silence_limit(run) else quiet
 
 
-def _unready_since(run: RunSnapshot, report: progress.Report | None) -> float:
+def _unready_since(run: RunSnapshot, report: run_progress.Report | None) -> float:
     """Return the time since which pods are not ready if they were ready long after the last renewal (until then there was no sign of a
     stall), otherwise 0."""
     unready = true_since(run.past.conditions, reasons.PODS_READY, true=False)
     if unready is None:
         return 0.0
     changed = run.observed.lease_changed_at
-    if report is not None and (changed is None or unready - changed < progress.HEARTBEAT_SECONDS):
+    if report is not None and (changed is None or unready - changed < run_progress.HEARTBEAT_SECONDS):
         return 0.0
     return unready
 
 
-def orchestrator_hangs(run: RunSnapshot, report: progress.Report | None) -> bool:
+def orchestrator_hangs(run: RunSnapshot, report: run_progress.Report | None) -> bool:
     """Return whether the orchestrator reported in this attempt and now neither renews its Lease nor answers its kubelet."""
-    silent = progress.silent_for(run.observed.lease_changed_at, run.now)
+    silent = run_progress.silent_for(run.observed.lease_changed_at, run.now)
     return report is not None and silent >= HANGS_SECONDS and _is_deaf(run)
 
 
 def _silence_limit(run: RunSnapshot) -> float:
     """Return the seconds of silence after which the Lease may be outdated."""
-    return DOUBT_SECONDS if _is_deaf(run) else progress.LATE_SECONDS
+    return DOUBT_SECONDS if _is_deaf(run) else run_progress.LATE_SECONDS
 
 
 def _is_deaf(run: RunSnapshot) -> bool:
@@ -260,7 +261,7 @@ def _is_deaf(run: RunSnapshot) -> bool:
     return pod.main.running and not pod.main.ready
 
 
-def _waited_for(run: RunSnapshot, report: progress.Report | None) -> tuple[Role, Pod | None]:
+def _waited_for(run: RunSnapshot, report: run_progress.Report | None) -> tuple[Role, Pod | None]:
     """Return the role that the run waits for, and one of its pods: one that is not ready, otherwise the first."""
     pods = run.needed_pods(run.past.attempt)
     told = report.waiting_role if report is not None else None

@@ -15,16 +15,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlrun_operator.decide import completion, lifetime, manual_restart, stall, suspend
+from rlrun_operator.decide import (
+    api_keys,
+    claims,
+    completion,
+    elastic_trainer,
+    gpu_time,
+    lifetime,
+    restart,
+    stall,
+    suspend,
+    workload_edits,
+)
 from rlrun_operator.decide.attempt import launch_attempt
 from rlrun_operator.decide.attempt_end import fail_run, give_up, record_end
-from rlrun_operator.decide.cause import cause_of, settled_at
-from rlrun_operator.decide.cost import budget
-from rlrun_operator.decide.objects import claims, growth, keys, unstarted
+from rlrun_operator.decide.completion import cause_of, settled_at
 from rlrun_operator.decide.restart import continue_restart
 from rlrun_operator.decide.running import follow_attempt
 from rlrun_operator.decide.snapshot import RunSnapshot
-from rlrun_operator.decide.trainers import look, resizing
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import CheckSecret, Decision, Observed, in_order
 from rlrun_operator.status import reasons
@@ -44,17 +52,17 @@ def decide(observed: Observed, now: float, *, settings: RenderSettings, fresh_ke
     run = RunSnapshot(observed, now, settings, fresh_key, random)
     if "deletionTimestamp" in run.metadata:  # owner references do the rest
         return Decision(status=observed.run.get("status") or {}, urgency="progress")
-    decision = manual_restart.warn_invalid_annotation(run, _apply_first_rule(run))
+    decision = restart.warn_invalid_annotation(run, _apply_first_rule(run))
     checks = any(isinstance(write, CheckSecret) for write in decision.writes)
-    more = (growth.wanted_growth(run), claims.disown_claim(run), None if checks else keys.in_doubt(run))
+    more = (claims.wanted_growth(run), claims.disown_claim(run), None if checks else api_keys.in_doubt(run))
     writes = in_order((*decision.writes, *(write for write in more if write is not None)))
-    decision = replace(decision, writes=writes, look_up=decision.look_up | look.request_facts(run))
+    decision = replace(decision, writes=writes, look_up=decision.look_up | elastic_trainer.request_facts(run))
     clocks = [
         decision.wake_in,
         lifetime.seconds_left(run),
         lifetime.seconds_to_live(run),
-        budget.look_in(run),
-        look.wake_in(run),
+        gpu_time.look_in(run),
+        elastic_trainer.wake_in(run),
     ]
     return replace(decision, wake_in=min((s for s in clocks if s is not None and s >= 0), default=None))
 
@@ -104,13 +112,13 @@ def _stay_over(it: Situation) -> Decision | None:
     if it.is_corrected or not (is_true(past, reasons.COMPLETE) or is_true(past, reasons.FAILED)):
         return None
     # This rule precedes suspension, so that the reason of a restart is recorded first.
-    return manual_restart.revive_ended_run(it.run) or completion.clean_ended_run(it.run)
+    return restart.revive_ended_run(it.run) or completion.clean_ended_run(it.run)
 
 
 def _train_more_steps(it: Situation) -> Decision | None:
     if not it.done or not lifetime.has_more_steps(it.run):
         return None
-    return it.suspension or manual_restart.more_steps(it.run)
+    return it.suspension or restart.more_steps(it.run)
 
 
 def _complete_or_suspend(it: Situation) -> Decision | None:
@@ -139,7 +147,7 @@ def _end_invalid(it: Situation) -> Decision | None:
 
 
 def _restart_as_asked(it: Situation) -> Decision | None:
-    return manual_restart.restart_by_request(it.run, is_restarting=it.restarting)
+    return restart.restart_by_request(it.run, is_restarting=it.restarting)
 
 
 def _restart_run(it: Situation) -> Decision | None:
@@ -156,11 +164,13 @@ def _launch_run(it: Situation) -> Decision | None:
 def _end_unstartable(it: Situation) -> Decision | None:
     """End a run if one of its roles never starts, even if the last pod cannot be created."""
     whole = it.run.attempt == it.run.past.attempt
-    return _end_hanging(it) if whole and not it.restarting and unstarted.find_stuck_role(it.run) is not None else None
+    return (
+        _end_hanging(it) if whole and not it.restarting and workload_edits.find_stuck_role(it.run) is not None else None
+    )
 
 
 def _renew_unstarted(it: Situation) -> Decision | None:
-    return manual_restart.restart_after_edit(it.run)
+    return restart.restart_after_edit(it.run)
 
 
 def _end_attempt(it: Situation) -> Decision | None:
@@ -175,7 +185,7 @@ def _end_hanging(it: Situation) -> Decision | None:
 
 
 def _resize_trainer(it: Situation) -> Decision | None:
-    return resizing.resize_trainer(it.run)
+    return restart.resize_trainer(it.run)
 
 
 RULES: tuple[Rule, ...] = (

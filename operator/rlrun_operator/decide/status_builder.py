@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlrun.api.status import (
+from rlrun.api.run_status import (
     Condition,
     InferenceStatus,
     RestartStatus,
@@ -15,18 +15,18 @@ from rlrun.api.status import (
     TrainerStatus,
 )
 from rlrun.runtime.printable import printable
-from rlrun_operator.decide import lifetime, queueing
-from rlrun_operator.decide.cost import budget, split
-from rlrun_operator.decide.objects import growth, refused
-from rlrun_operator.decide.reading.written_status import read_status
+from rlrun_operator.decide import claims, gpu_time, gpu_time_split, lifetime, queueing, repairs
+from rlrun_operator.decide.reading import read_status
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_number
 from rlrun_operator.pods import Pod
 from rlrun_operator.state import NO_ACTIONS, Actions, Decision, Json, Manifest, Urgency, in_order
-from rlrun_operator.status import reasons, restart_time
-from rlrun_operator.status.change import UNSET, StatusChange, combine_changes
+from rlrun_operator.status import reasons, run_progress
 from rlrun_operator.status.conditions import (
+    UNSET,
     ConditionUpdate,
+    StatusChange,
+    combine_changes,
     find_condition,
     foremost_condition,
     is_true,
@@ -35,7 +35,7 @@ from rlrun_operator.status.conditions import (
     write_conditions,
 )
 from rlrun_operator.status.events import list_events
-from rlrun_operator.status.progress import Report, is_training, read_lease
+from rlrun_operator.status.run_progress import Report, is_training, read_lease
 
 TEXT_MAX = 4000
 """Maximum number of characters of a text in the status."""
@@ -83,10 +83,10 @@ def build_status(
             **updates,
             reasons.SUSPENDED: ConditionUpdate("False", reasons.NOT_SUSPENDED, "the run is not suspended"),
         }
-    updates = refused.with_refused_writes(
+    updates = repairs.with_refused_writes(
         run,
-        budget.with_budget_condition(
-            run, queueing.with_admission_condition(run, growth.with_growth_condition(run, updates))
+        gpu_time.with_budget_condition(
+            run, queueing.with_admission_condition(run, claims.with_growth_condition(run, updates))
         ),
     )
     born = max((pod.created_at for pod in run.group), default=0.0)
@@ -111,13 +111,13 @@ def build_status(
     new = queueing.with_admitted_size(run, new)
     columns = StatusChange(
         last_restart=_restart_status(run, conditions, attempt),
-        storage=growth.with_claim_size(run, new.storage),
+        storage=claims.with_claim_size(run, new.storage),
         steps=f"{new.progress.step}/{new.progress.total_steps}",
         trainer_ready=f"{new.trainer.ready}/{new.trainer.desired}",
         inference_ready=f"{new.inference.ready}/{new.inference.desired}",
     )
     new = columns.applied_to(new)
-    return StatusChange(cost=split.count_cost(run, new)).applied_to(new)
+    return StatusChange(cost=gpu_time_split.count_cost(run, new)).applied_to(new)
 
 
 def _restart_status(run: RunSnapshot, conditions: Sequence[Condition], attempt: int) -> RestartStatus | None:
@@ -131,7 +131,7 @@ def _restart_status(run: RunSnapshot, conditions: Sequence[Condition], attempt: 
     pods = [pod for pod in run.pods_of_attempt(attempt) if pod.role != "inference"]
     wanted = 1 + (run.wanted.trainers if run.trains and run.host_name is None else 0)
     over = (reasons.SUSPENDED, reasons.COMPLETE, reasons.FAILED)
-    look = restart_time.Look(
+    look = run_progress.Look(
         was_restarting=was,
         restarting=now,
         ending=restarting is not None and restarting.reason == reasons.PODS_ENDING,
@@ -142,7 +142,7 @@ def _restart_status(run: RunSnapshot, conditions: Sequence[Condition], attempt: 
         over=any(is_true(conditions, kind) for kind in over),
         start=report.start if report is not None else {},
     )
-    return restart_time.restart_after(past, look, run.now)
+    return run_progress.restart_after(past, look, run.now)
 
 
 def _latest_results(run: RunSnapshot, attempt: int) -> list[str] | None:

@@ -11,19 +11,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rlrun_operator.decide import queueing, status_builder
+from rlrun_operator.decide import gpu_time, queueing, status_builder
 from rlrun_operator.decide.attempt import launch_attempt, next_attempt
 from rlrun_operator.decide.attempt_end import status_before_attempt
-from rlrun_operator.decide.cost import budget
-from rlrun_operator.decide.reading.children import has_let_go, is_ending, uid_of
+from rlrun_operator.decide.reading import has_let_go, is_ending, uid_of
 from rlrun_operator.decide.restart import delete_pods, list_names, overdue_pods, settles_in
 from rlrun_operator.decide.running import standing_conditions, storage_at_rest
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.status_builder import finish_decision
 from rlrun_operator.state import AT_ONCE, NO_ACTIONS, Actions, Decision, Delete
-from rlrun_operator.status import progress, reasons
-from rlrun_operator.status.change import StatusChange
-from rlrun_operator.status.conditions import ConditionUpdate, find_condition, is_true
+from rlrun_operator.status import reasons, run_progress
+from rlrun_operator.status.conditions import ConditionUpdate, StatusChange, find_condition, is_true
 from rlrun_operator.validate_spec import count_noun
 
 
@@ -52,8 +50,8 @@ def _suspension_reason(run: RunSnapshot) -> str:
     """Return the reason of a suspension without a request of the user, as the end of a sentence."""
     if queueing.is_suspended_by_user(run):
         return ""
-    if budget.is_spent(run):
-        return f": {budget.spent_message(run)}"
+    if gpu_time.is_spent(run):
+        return f": {gpu_time.spent_message(run)}"
     return f": {queueing.stopping_words(run)}" if run.observed.admission is not None else ""
 
 
@@ -99,8 +97,8 @@ def _rest_suspended(run: RunSnapshot, waits_for: str = "") -> Decision:
 def _awaited_condition(run: RunSnapshot) -> str:
     """Return the condition that ends the suspension, as the end of a sentence."""
     waits = ["spec.suspend is false"] if queueing.is_suspended_by_user(run) else []
-    if budget.is_spent(run):
-        waits.append(f"budget.gpuHours is more than the {budget.gpu_hours(run):g} that are spent")
+    if gpu_time.is_spent(run):
+        waits.append(f"budget.gpuHours is more than the {gpu_time.gpu_hours(run):g} that are spent")
     answer = run.observed.admission
     if not waits and answer is not None and not answer.admitted:
         waits.append("the queue has room for it")
@@ -159,7 +157,7 @@ def _suspending_decision(run: RunSnapshot, message: str, actions: Actions) -> De
 def _suspension_decision(
     run: RunSnapshot, suspended: ConditionUpdate, actions: Actions = NO_ACTIONS, *, over: bool
 ) -> Decision:
-    report = progress.read_lease(run.observed.lease, run.attempt)
+    report = run_progress.read_lease(run.observed.lease, run.attempt)
     away = ConditionUpdate("False", suspended.reason, suspended.message)
     engines = (reasons.INFERENCE_AVAILABLE,) if run.serves else ()
     updates: dict[str, ConditionUpdate | None] = {
@@ -177,13 +175,13 @@ def _suspension_decision(
         launched_attempt=run.attempt,
         next_retry_time=None,
         completion_time=None,
-        progress=progress.change_progress(
-            progress.progress_after(run.past, report, run.total_steps, run.now),
+        progress=run_progress.change_progress(
+            run_progress.progress_after(run.past, report, run.total_steps, run.now),
             waiting_on=None,
             estimated_completion_time=None,
             tokens_per_second=None,
         ),
-        checkpoint=progress.checkpoint_after(status_before_attempt(run), report, run.now),
+        checkpoint=run_progress.checkpoint_after(status_before_attempt(run), report, run.now),
     )
     return finish_decision(
         run, updates, status_builder.role_status(run, run.attempt, report, over=over) | change, actions

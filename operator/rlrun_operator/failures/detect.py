@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rlrun.defaults.words import shorten_text
 from rlrun.diagnostics.symptoms import tag_of
 from rlrun.runtime import exit_codes
+from rlrun.runtime.printable import shorten_text
 from rlrun_operator.names import (
     DEMONSTRATIONS_CONTAINER,
     FOLDER_CONTAINER,

@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 LEVELS_MAX = 100
 """Levels that are kept of a document that is too deep to parse: below the limits of all parsers and recursions here, and far above those
-of a specification (`rlrun.config.free`), so that a truncated specification is refused anyway."""
+of a specification (`rlrun.config.base`), so that a truncated specification is refused anyway."""
 
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]', re.DOTALL)
 

@@ -5,6 +5,16 @@ and changes their status, `assigned` reads the fields that an admission adds to 
 """
 
 from rlrun_operator.providers.kueue import next_step
-from rlrun_operator.providers.model import Create, Edit, Flavor, Priority, PutStatus, Remove, Step, Subject, Write
+from rlrun_operator.providers.queue_answers import (
+    Create,
+    Edit,
+    Flavor,
+    Priority,
+    PutStatus,
+    Remove,
+    Step,
+    Subject,
+    Write,
+)
 
 __all__ = ["Create", "Edit", "Flavor", "Priority", "PutStatus", "Remove", "Step", "Subject", "Write", "next_step"]

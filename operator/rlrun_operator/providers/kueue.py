@@ -1,4 +1,8 @@
-"""Kueue as the queue of a run: next write and answer, from the run and its Workload. A pure function of its arguments.
+"""Kueue as the queue of a run: the next write, the answer, and the additions of an admission to the pods.
+
+Fields that a Kueue admission adds to a run's pods: flavors, updates of admission checks, and the labels that Kueue expects.
+
+Kueue as the queue of a run: next write and answer, from the run and its Workload. A pure function of its arguments.
 
     no Workload -> created -> admitted -> evicted: the run stops -> no pods: quota released -> admitted ... -> finished
 
@@ -12,12 +16,84 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from rlrun_operator.names import SPOT_SET
-from rlrun_operator.providers import assigned, words
-from rlrun_operator.providers import workload as objects
-from rlrun_operator.providers.model import Create, Edit, Flavor, PutStatus, Remove, Step, Subject
-from rlrun_operator.state import Admission, Json, Manifest
+from rlrun_operator.names import ROLES, SPOT_SET
+from rlrun_operator.providers import kueue_workload
+from rlrun_operator.providers import kueue_workload as objects
+from rlrun_operator.providers.kueue_workload import KUEUE
+from rlrun_operator.providers.queue_answers import Create, Edit, Flavor, PutStatus, Remove, Step, Subject
+from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
+
+TOPOLOGY_GATE = f"{KUEUE}/topology"
+_UNCONSTRAINED = f"{KUEUE}/podset-unconstrained-topology"
+
+
+def flavors_of(workload: Manifest) -> frozenset[str]:
+    """Return the names of the ResourceFlavors of an admission."""
+    return frozenset(name for one in _pod_set_assignments(workload) for name in (one.get("flavors") or {}).values())
+
+
+def pod_set_additions(run: Subject, workload: Manifest, flavors: Mapping[str, Flavor]) -> tuple[dict[str, Placed], str]:
+    """Return the additions for each pod set, and a message about contradictions, or an empty string.
+
+    Args:
+        run: run of the Workload.
+        workload: admitted Workload.
+        flavors: the flavors that `flavors_of` names.
+    """
+    result: dict[str, Placed] = {}
+    problems: list[str] = []
+    for one in _pod_set_assignments(workload):
+        role = next((name for name in (*ROLES, SPOT_SET) if name == one.get("name")), None)
+        if role is not None:
+            result[role] = _role_additions(role, run, workload, one, flavors, problems)
+    return result, "; ".join(problems)
+
+
+def _role_additions(
+    role: str, run: Subject, workload: Manifest, one: Manifest, flavors: Mapping[str, Flavor], problems: list[str]
+) -> Placed:
+    names = sorted(set((one.get("flavors") or {}).values()))
+    parts: list[tuple[str, Manifest]] = [
+        (f"flavor {name}", {"nodeSelector": flavors[name].node_labels, "tolerations": flavors[name].tolerations})
+        for name in names
+    ]
+    parts += _admission_updates(workload, role)
+    found: dict[str, dict[str, str]] = {"nodeSelector": {}, "labels": {}, "annotations": {}}
+    tolerations: list[Manifest] = []
+    for source, part in parts:
+        for field, values in found.items():
+            for key, value in (part.get(field) or {}).items():
+                if values.setdefault(key, value) != value:
+                    problems.append(
+                        f"{source} sets {field} {key}={value} for pods of {role}, another one {values[key]}"
+                    )
+        tolerations += [each for each in part.get("tolerations") or () if each not in tolerations]
+    labels = found["labels"] | {f"{KUEUE}/podset": role, f"{KUEUE}/local-queue-name": run.queue}
+    cluster_queue = ((workload.get("status") or {}).get("admission") or {}).get("clusterQueue")
+    labels |= {f"{KUEUE}/cluster-queue-name": cluster_queue} if cluster_queue else {}
+    annotations = found["annotations"] | {f"{KUEUE}/workload": workload["metadata"]["name"]}
+    gates: tuple[str, ...] = ()
+    if one.get("topologyAssignment"):
+        annotations |= {_UNCONSTRAINED: "true"}  # otherwise Kueue counts the pods a second time, as foreign pods
+        gates = (TOPOLOGY_GATE,)
+    return Placed(found["nodeSelector"], tuple(tolerations), labels, annotations, gates)
+
+
+def _pod_set_assignments(workload: Manifest) -> list[Manifest]:
+    admission = (workload.get("status") or {}).get("admission") or {}
+    return list(admission.get("podSetAssignments") or ())
+
+
+def _admission_updates(workload: Manifest, role: str) -> list[tuple[str, Manifest]]:
+    checks = (workload.get("status") or {}).get("admissionChecks") or ()
+    return [
+        (f"admission check {check.get('name')}", update)
+        for check in checks
+        for update in check.get("podSetUpdates") or ()
+        if update.get("name") == role
+    ]
+
 
 OUT = Admission(False, reasons.NOT_QUEUED, "the run needs no resources now")
 
@@ -86,7 +162,7 @@ def next_step(run: Subject, workload: Manifest | None, *, flavors: Mapping[str, 
     if not objects.is_of(run, workload):
         name = workload["metadata"]["name"]
         message = f"Workload {name} exists and belongs to another owner; delete it"
-        return Step(words.refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
+        return Step(kueue_workload.refused_answer(reasons.QUEUE_UNAVAILABLE, message, stops=run.holds))
     queued = _QueuedRun(run, workload, flavors, now)
     for rule in _RULES:
         if (found := rule(queued)) is not None:
@@ -98,10 +174,10 @@ def _without_workload(run: Subject) -> Step:
     if run.over is not None or run.suspended:
         return Step(OUT)
     if run.holds:
-        return Step(words.lost_answer())
+        return Step(kueue_workload.lost_answer())
     if not run.pod_sets:
         return Step(OUT)
-    return Step(words.not_judged(run), Create(objects.made_for(run)))
+    return Step(kueue_workload.not_judged(run), Create(objects.made_for(run)))
 
 
 def _finish_workload(queued: _QueuedRun) -> Step | None:
@@ -122,14 +198,14 @@ def _replace_gone_workload(queued: _QueuedRun) -> Step | None:
     if queued.run.holds:
         why = f": {finished.get('message')} ({finished.get('reason')})" if finished else ""
         lost = (
-            words.lost_answer()
+            kueue_workload.lost_answer()
             if queued.ending
-            else words.refused_answer(
+            else kueue_workload.refused_answer(
                 reasons.EVICTED, f"the run's Workload was finished{why}, which ends its admission", stops=True
             )
         )
         return Step(lost)
-    answer = OUT if queued.run.suspended else words.not_judged(queued.run)
+    answer = OUT if queued.run.suspended else kueue_workload.not_judged(queued.run)
     return Step(answer, None if queued.ending else Remove())
 
 
@@ -149,18 +225,20 @@ def _resume_workload(queued: _QueuedRun) -> Step | None:
     if not queued.marked or queued.run.holds:
         return None
     if objects.has_quota(queued.workload):
-        return Step(words.not_judged(queued.run), _clear_quota(queued))
-    return Step(words.not_judged(queued.run), _edit_workload({"active": True}, {objects.SUSPENDED_ANNOTATION: None}))
+        return Step(kueue_workload.not_judged(queued.run), _clear_quota(queued))
+    return Step(
+        kueue_workload.not_judged(queued.run), _edit_workload({"active": True}, {objects.SUSPENDED_ANNOTATION: None})
+    )
 
 
 def _answer_eviction(queued: _QueuedRun) -> Step | None:
     if not queued.evicted:
         return None
     if queued.run.holds:
-        return Step(words.evicted_answer(queued.workload))
+        return Step(kueue_workload.evicted_answer(queued.workload))
     if not objects.has_quota(queued.workload):
         return None
-    return Step(words.waiting_answer(queued.run, queued.workload), _clear_quota(queued))
+    return Step(kueue_workload.waiting_answer(queued.run, queued.workload), _clear_quota(queued))
 
 
 def _replace_reshaped(queued: _QueuedRun) -> Step | None:
@@ -168,13 +246,13 @@ def _replace_reshaped(queued: _QueuedRun) -> Step | None:
     run = queued.run
     if run.holds and queued.outgrown:
         message = "the run needs other pods than Kueue admitted: it stops, and requests resources for them"
-        return Step(words.refused_answer(reasons.EVICTED, message, stops=True))
+        return Step(kueue_workload.refused_answer(reasons.EVICTED, message, stops=True))
     if run.holds or queued.fits:
         return None
     if objects.has_quota(queued.workload):
-        return Step(words.not_judged(run), Remove())
+        return Step(kueue_workload.not_judged(run), Remove())
     return Step(
-        words.not_judged(run),
+        kueue_workload.not_judged(run),
         _edit_workload(objects.workload_spec(run), {objects.SHAPE_ANNOTATION: objects.shape_of(run)}),
     )
 
@@ -187,7 +265,7 @@ def _update_rank(queued: _QueuedRun) -> Step | None:
     if same or queued.run.holds or objects.has_quota(queued.workload):
         return None
     edit = _edit_workload({"priority": wanted.value, "priorityClassRef": wanted.reference}, {})
-    return Step(words.waiting_answer(queued.run, queued.workload), edit)
+    return Step(kueue_workload.waiting_answer(queued.run, queued.workload), edit)
 
 
 def _answer_admitted(queued: _QueuedRun) -> Step | None:
@@ -195,8 +273,8 @@ def _answer_admitted(queued: _QueuedRun) -> Step | None:
     asks = queued.run.holds or bool(queued.run.pod_sets)
     if not admission or not objects.holds_true(queued.workload, "Admitted") or not asks:
         return None
-    placed, conflict = assigned.pod_set_additions(queued.run, queued.workload, queued.flavors)
-    used = ", ".join(sorted(assigned.flavors_of(queued.workload)))
+    placed, conflict = pod_set_additions(queued.run, queued.workload, queued.flavors)
+    used = ", ".join(sorted(flavors_of(queued.workload)))
     message = f"admitted by ClusterQueue {admission.get('clusterQueue')}" + (f", flavor {used}" if used else "")
     answer = Admission(True, reasons.ROOM_FOUND, message, placed=placed, conflict=conflict)
     ready = objects.pods_ready(queued.workload, ready=queued.run.ready)
@@ -219,13 +297,14 @@ _RULES: tuple[Callable[[_QueuedRun], Step | None], ...] = (
 def _answer_waiting(queued: _QueuedRun) -> Step:
     """Answer without an admission: a running run stops, any other run waits."""
     if queued.run.holds:
-        return Step(words.evicted_answer(queued.workload))
+        return Step(kueue_workload.evicted_answer(queued.workload))
     if not queued.run.pod_sets:
         return Step(OUT)
     before = objects.kueue_condition(queued.workload, "PodsReady")
     ready = (False, "WaitForStart", "the run has no pods") if before.get("status") != "False" else None
     return Step(
-        words.waiting_answer(queued.run, queued.workload), _put_condition(queued, ready) if ready is not None else None
+        kueue_workload.waiting_answer(queued.run, queued.workload),
+        _put_condition(queued, ready) if ready is not None else None,
     )
 
 

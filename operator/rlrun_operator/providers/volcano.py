@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rlrun_operator.names import ROLES, SPOT_SET
-from rlrun_operator.providers.model import Create, Edit, Remove, Step, Subject
-from rlrun_operator.providers.workload import SHAPE_ANNOTATION, is_of, name_of, queue_object
+from rlrun_operator.providers.kueue_workload import SHAPE_ANNOTATION, is_of, name_of, queue_object
+from rlrun_operator.providers.queue_answers import Create, Edit, Remove, Step, Subject
 from rlrun_operator.state import Admission, Json, Manifest, Placed
 from rlrun_operator.status import reasons
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from rlrun_operator.queue import holding as holds
-from rlrun_operator.queue.fit import place_gang
-from rlrun_operator.queue.model import (
+from rlrun_operator.queue import preemption as holds
+from rlrun_operator.queue.packing import Rooms, place_gang
+from rlrun_operator.queue.preemption import choose_victims
+from rlrun_operator.queue.queue_model import (
     Applicant,
     Capacity,
     Plan,
@@ -23,12 +24,18 @@ from rlrun_operator.queue.model import (
     Reservation,
     Verdict,
 )
-from rlrun_operator.queue.preempt import choose_victims
 from rlrun_operator.queue.quota import Quota, Quotas, missing_pods
-from rlrun_operator.queue.rooms import Rooms
-from rlrun_operator.queue.shares import Shares, decay_shares, scarce_resources, shares_of, total_capacity
-from rlrun_operator.queue.sizes import Patience, by_size, choose_growth
-from rlrun_operator.queue.words import describe_missing
+from rlrun_operator.queue.shares import (
+    Patience,
+    Shares,
+    by_size,
+    choose_growth,
+    decay_shares,
+    describe_missing,
+    scarce_resources,
+    shares_of,
+    total_capacity,
+)
 from rlrun_operator.times import rfc3339
 
 GRANT_SECONDS = 120.0

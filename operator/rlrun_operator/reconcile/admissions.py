@@ -7,14 +7,14 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlrun.api.status import RLRunStatus
-from rlrun.defaults.team import apply_defaults
+from rlrun.api.run_status import RLRunStatus
+from rlrun.defaults.team_defaults import apply_defaults
 from rlrun_operator.decide import queueing
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import RUN_LABEL
 from rlrun_operator.queue.admit import admit_runs
-from rlrun_operator.queue.gang import gang_of, held_pods, rooms_of, total_room
-from rlrun_operator.queue.model import Applicant, Capacity, PodSet, QueueRules, QueueState, Stage, Verdict
+from rlrun_operator.queue.packing import gang_of, held_pods, rooms_of, total_room
+from rlrun_operator.queue.queue_model import Applicant, Capacity, PodSet, QueueRules, QueueState, Stage, Verdict
 from rlrun_operator.queue.quota import Quota, read_quota
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
 from rlrun_operator.render import render_workloads
@@ -24,7 +24,7 @@ from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find_condition, is_true
-from rlrun_operator.status.words import QUEUE_LOOKS_SOON
+from rlrun_operator.status.wait_facts import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 
 PLAN_SECONDS = 1.0

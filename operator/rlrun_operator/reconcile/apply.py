@@ -10,7 +10,7 @@ from typing import Literal
 from rlrun_operator.kube.client import ABSENT, ApiError, Client, UnavailableError, address_of
 from rlrun_operator.kube.resources import BY_KIND, CLAIM, DEPLOYMENT, POD, SECRET, STATEFUL_SET, WATCHED
 from rlrun_operator.names import MANAGER, RUN_LABEL, Ref, is_made_for
-from rlrun_operator.render.origin import Cause, refusal_causes
+from rlrun_operator.render.field_origin import Cause, refusal_causes
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import (
     MADE,
@@ -28,7 +28,7 @@ from rlrun_operator.state import (
     Scale,
     Write,
 )
-from rlrun_operator.status.admission_limits import is_fixed, limit_was_filled_in
+from rlrun_operator.status.claim_messages import is_fixed, limit_was_filled_in
 
 _KEPT = {resource.kind for resource in WATCHED}
 _WORKS_WITH = {

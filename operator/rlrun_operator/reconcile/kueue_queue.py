@@ -1,31 +1,118 @@
-"""Queue of Kueue: reads Workloads, gets the next step from `providers.next_step`, and makes its writes."""
+"""Kueue's edge: reads Workloads, flavors and priority classes, and carries out the next write.
+
+Flavors and priority classes of Kueue, which are cluster-scoped: from the chart's values, or from the cluster if permitted.
+
+Queue of Kueue: reads Workloads, gets the next step from `providers.next_step`, and makes its writes.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator.decide import queueing
-from rlrun_operator.decide.reading.children import has_let_go
+from rlrun_operator.decide.reading import has_let_go
 from rlrun_operator.decide.snapshot import RunSnapshot
-from rlrun_operator.kube.client import ApiError, UnavailableError
-from rlrun_operator.kube.resources import WORKLOAD
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
+from rlrun_operator.kube.resources import FLAVOR, PRIORITY_CLASS, WORKLOAD, WORKLOAD_PRIORITY_CLASS, Resource
 from rlrun_operator.names import SPOT_SET
-from rlrun_operator.providers import Step, Subject, next_step
-from rlrun_operator.providers.assigned import flavors_of
-from rlrun_operator.providers.words import refused_answer
-from rlrun_operator.providers.workload import QUEUE_LABEL, name_of, pod_sets
-from rlrun_operator.reconcile.kueue_classes import Classes, UnknownError
+from rlrun_operator.providers import Flavor, Priority, Step, Subject, next_step
+from rlrun_operator.providers.kueue import flavors_of
+from rlrun_operator.providers.kueue_workload import PRIORITY_LABEL, QUEUE_LABEL, name_of, pod_sets, refused_answer
 from rlrun_operator.reconcile.observe import observe_run
-from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, QueueObjects
-from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, Cluster, QueueObjects
 from rlrun_operator.render import render_workloads, spot_deployment
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name
 from rlrun_operator.state import Admission, Json, Manifest
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import find_condition, is_true
+
+CLASS_SECONDS = 60.0
+"""Time for which a flavor or a priority class is cached."""
+
+
+class UnknownError(Exception):
+    """Error for an unreadable class or flavor; the message contains its name, the reason and a fix."""
+
+
+class _Known(NamedTuple):
+    found: Manifest
+    until: float
+
+
+class Classes:
+    """Flavors and priority classes.
+
+    Args:
+        client: client of the API server.
+        settings: settings of the queue.
+        clock: returns steady seconds.
+    """
+
+    def __init__(self, client: Client, settings: QueueSettings, clock: Callable[[], float]) -> None:
+        self._client = client
+        self._settings = settings
+        self._clock = clock
+        self._read: dict[tuple[str, str], _Known] = {}
+
+    async def priority(self, run: Manifest) -> Priority:
+        """Return the priority of a run: from the class in its label, or its own number, or from its trainer's class.
+
+        Raises:
+            UnknownError: the class cannot be read.
+        """
+        spec = run.get("spec") or {}
+        named = (run["metadata"].get("labels") or {}).get(PRIORITY_LABEL)
+        if named:
+            return await self._class(WORKLOAD_PRIORITY_CLASS, str(named))
+        if isinstance(own := spec.get("priority"), int) and own:
+            return Priority(own)
+        trainer = spec.get("trainer")
+        name = trainer.get("priorityClassName") if isinstance(trainer, dict) else None
+        return await self._class(PRIORITY_CLASS, str(name)) if name else Priority()
+
+    async def _class(self, kind: Resource, name: str) -> Priority:
+        value = self._settings.priority_classes.get(name)
+        if value is None:
+            value = int((await self._get(kind, name, "queue.priorityClasses")).get("value") or 0)
+        return Priority(value, kind.group, kind.kind, name)
+
+    async def flavor(self, name: str) -> Flavor:
+        """Return the fields of a ResourceFlavor, from the chart's values or the cluster.
+
+        Raises:
+            UnknownError: the flavor cannot be read.
+        """
+        given = self._settings.flavors.get(name)
+        if given is not None:
+            return Flavor(given.node_labels, given.tolerations)
+        spec = (await self._get(FLAVOR, name, "queue.flavors")).get("spec") or {}
+        return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))
+
+    async def _get(self, kind: Resource, name: str, value: str) -> Manifest:
+        """Return a cluster-scoped object.
+
+        Raises:
+            UnknownError: the object does not exist, or may not be read.
+        """
+        known = self._read.get((kind.kind, name))
+        if known is not None and self._clock() < known.until:
+            return known.found
+        try:
+            found = await self._client.get(kind, None, name)
+        except ApiError as error:
+            if not error.lacks_permission:
+                raise
+            fix = f"put it into {value} of the operator's chart"
+            raise UnknownError(f"{kind.kind} {name} may not be read by this operator; {fix}") from error
+        if found is None:
+            raise UnknownError(f"{kind.kind} {name} does not exist; have it made, or name another one")
+        self._read[kind.kind, name] = _Known(found, self._clock() + CLASS_SECONDS)
+        return found
+
 
 _OUTCOMES: dict[str, Literal["Succeeded", "Failed"]] = {"Complete": "Succeeded", "Failed": "Failed"}
 

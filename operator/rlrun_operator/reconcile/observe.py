@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
-from rlrun.defaults.team import apply_defaults
+from rlrun.defaults.team_defaults import apply_defaults
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import (
     CLAIM,

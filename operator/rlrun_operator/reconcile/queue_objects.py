@@ -1,4 +1,8 @@
-"""Objects of an external queue, one for each run: they are listed every two seconds, and written with the decided-on version.
+"""Objects of external queues, one for each run, and what queues read and write.
+
+Clients, caches and callbacks that the queues of an operator share.
+
+Objects of an external queue, one for each run: they are listed every two seconds, and written with the decided-on version.
 
 They are not watched, because kopf needs the kind to exist when a watch starts, and a queue may be installed later. Written objects are
 stored in the cache at once.
@@ -8,21 +12,46 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rlrun.backoff import backoff
-from rlrun_operator.kube.client import ApiError, UnavailableError
+from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import Resource
 from rlrun_operator.names import Ref
 from rlrun_operator.providers import Create, Edit, PutStatus, Remove, Step, Subject, Write
-from rlrun_operator.providers.words import refused_answer
-from rlrun_operator.providers.workload import name_of
-from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.providers.kueue_workload import name_of, refused_answer
+from rlrun_operator.reconcile.cache_feed import Feed
+from rlrun_operator.reconcile.observe import LookUps
+from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.watch_health import Stream
 from rlrun_operator.state import Admission, Manifest, Refusal
 from rlrun_operator.status import reasons
-from rlrun_operator.status.admission_limits import refusal_fix
+from rlrun_operator.status.claim_messages import refusal_fix
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Clients, caches and callbacks of a queue."""
+
+    client: Client
+    store: Store
+    feed: Feed
+    look_ups: LookUps
+    namespaces: tuple[str, ...]
+    """Namespaces that the operator serves; empty: all."""
+    serves: Callable[[Manifest], bool]
+    """Returns whether this operator manages a run."""
+    is_active: Callable[[], bool]
+    """Returns whether this process acts on runs now (it is the leader)."""
+    again: Callable[[Key, float], None]
+    """`again(key, seconds)` queues a pass over a run."""
+    now: Callable[[], float] = time.time
+    """Seconds since the epoch."""
+    clock: Callable[[], float] = time.monotonic
+    """Steady seconds."""
+
 
 LOOK_SECONDS = 2.0
 """Interval of the lists."""

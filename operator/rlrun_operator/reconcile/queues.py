@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.kueue_queue import KueueQueue
+from rlrun_operator.reconcile.queue_objects import Cluster
 from rlrun_operator.reconcile.reconciler import Queue
-from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.reconcile.volcano_queue import VolcanoQueue
 from rlrun_operator.settings import QueueSettings, RenderSettings
 

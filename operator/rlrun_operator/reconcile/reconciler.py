@@ -12,20 +12,18 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
-from rlrun.api.status import UNSERVED
+from rlrun.api.run_status import UNSERVED
 from rlrun.backoff import backoff
-from rlrun.defaults.words import bound_message
-from rlrun.runtime.printable import printable_document
-from rlrun_operator.decide.objects import growth
+from rlrun.runtime.printable import bound_message, printable_document
+from rlrun_operator.decide import claims
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
 from rlrun_operator.kube.resources import LEASE, RLRUN
 from rlrun_operator.names import Names
 from rlrun_operator.reconcile.apply import ACT_SECONDS, Applier, Outcome
-from rlrun_operator.reconcile.kept_out import events_of, report_waiting
-from rlrun_operator.reconcile.memory import Remembered, RunMemory, relevant_facts
 from rlrun_operator.reconcile.observe import LookUps, defaults_of, observe_run
-from rlrun_operator.render.origin import explain_refusal
+from rlrun_operator.reconcile.run_memory import Remembered, RunMemory, events_of, relevant_facts, report_waiting
+from rlrun_operator.render.field_origin import explain_refusal
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.runtime.event_recorder import Poster
 from rlrun_operator.runtime.metrics import Metrics
@@ -43,7 +41,7 @@ from rlrun_operator.state import (
     Observed,
     progress_seconds,
 )
-from rlrun_operator.status.progress import HEARTBEAT_SECONDS, silent_for
+from rlrun_operator.status.run_progress import HEARTBEAT_SECONDS, silent_for
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import forget_run
 
@@ -299,7 +297,7 @@ class Reconciler:
         before = known.refusals[0].grow if known is not None else None
         same = before is not None and refused.grow is not None and before.target == refused.grow.target
         tries = known.tries + 1 if known is not None and same else 1
-        wait = backoff(tries, first=growth.RETRY_SECONDS, longest=growth.LONGEST_RETRY_SECONDS)
+        wait = backoff(tries, first=claims.RETRY_SECONDS, longest=claims.LONGEST_RETRY_SECONDS)
         memory.refusals["not-grown"] = Remembered(outcome.refused, until=self._clock() + wait, tries=tries)
 
     async def _decide_with_facts(self, observed: Observed, memory: RunMemory) -> Decision:

@@ -11,13 +11,11 @@ from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import EVENT, POD_GROUP, VOLCANO_QUEUE
 from rlrun_operator.providers import Step, Subject, volcano
-from rlrun_operator.providers.words import refused_answer
-from rlrun_operator.providers.workload import name_of
-from rlrun_operator.queue.gang import gang_of
+from rlrun_operator.providers.kueue_workload import name_of, refused_answer
+from rlrun_operator.queue.packing import gang_of
 from rlrun_operator.reconcile.kueue_queue import began_before, subject_of
 from rlrun_operator.reconcile.observe import observe_run
-from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, QueueObjects
-from rlrun_operator.reconcile.surroundings import Cluster
+from rlrun_operator.reconcile.queue_objects import LOOK_SECONDS, Cluster, QueueObjects
 from rlrun_operator.render import render_workloads
 from rlrun_operator.settings import QueueSettings, RenderSettings
 from rlrun_operator.sharing import host_name

@@ -4,9 +4,9 @@
 `pods`, `containers` and `probes`. `merge` is the strategic merge of `podTemplate`, and `placement` selects the nodes of pods.
 """
 
-from rlrun_operator.render.context import Host, RunContext, former_spec_hashes, spec_hash
 from rlrun_operator.render.network import orchestrator_policy
-from rlrun_operator.render.objects import (
+from rlrun_operator.render.render_context import Host, RunContext, former_spec_hashes, spec_hash
+from rlrun_operator.render.run_objects import (
     Prerequisites,
     api_key_secret,
     eviction_budget,
@@ -14,8 +14,7 @@ from rlrun_operator.render.objects import (
     render_parts,
     render_prerequisites,
 )
-from rlrun_operator.render.pods import queue_conflicts
-from rlrun_operator.render.workloads import Workloads, render_workloads, spot_deployment, spot_nodes
+from rlrun_operator.render.workloads import Workloads, queue_conflicts, render_workloads, spot_deployment, spot_nodes
 
 __all__ = [
     "Host",

@@ -1,17 +1,23 @@
-"""Check of a run against the installation's policy. Pure; accepts any JSON."""
+"""Check of a run against the installation's policy.
+
+Check of the external addresses that a run names against the policy's egress blocks.
+
+Check of a run against the installation's policy. Pure; accepts any JSON.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
-from rlrun.api.kubernetes import RESERVED_ENV, RESERVED_ENV_PREFIX
+from rlrun.api.kubernetes_types import RESERVED_ENV, RESERVED_ENV_PREFIX
 from rlrun_operator.names import ROLES, Names
-from rlrun_operator.restrictions import allowed
-from rlrun_operator.restrictions.egress import refused_egress
-from rlrun_operator.restrictions.rules import (
+from rlrun_operator.restrictions import allowed_fields
+from rlrun_operator.restrictions.allowed_fields import (
     Anything,
     Containers,
     Each,
@@ -26,6 +32,65 @@ from rlrun_operator.restrictions.rules import (
     VariableName,
 )
 from rlrun_operator.restrictions.run_policy import Installation, RunPolicy
+
+_FIX = "name an address within one of them, or ask the administrator of the operator to allow it"
+
+
+def refused_egress(policy: RunPolicy, spec: Mapping[str, object]) -> Iterator[str]:
+    """Yield a message for each forbidden address of a specification, with its field and a fix.
+
+    Host names are not checked: the network rules for them open only the allowed addresses.
+
+    Args:
+        policy: policy with its address blocks.
+        spec: specification from the API server.
+    """
+    if not policy.limits_egress:
+        return
+    blocks = ", ".join(policy.egress) or "none"
+    network = spec.get("networkPolicy")
+    if isinstance(network, Mapping):
+        if network.get("mode") == "None":
+            yield f"networkPolicy.mode (None) opens all addresses, and policy.egress allows {blocks}; remove it"
+        for path, cidr in _address_blocks(network.get("extraEgress")):
+            if not policy.allows_block(cidr):
+                yield f"networkPolicy.{path} ({cidr}) is not within policy.egress ({blocks}); {_FIX}"
+    for path, text in _list_texts(spec, ""):
+        address = _url_address(text)
+        if address is not None and not policy.allows_block(address):
+            yield f"{path} ({address}) is not within policy.egress ({blocks}); {_FIX}"
+
+
+def _address_blocks(rules: object) -> Iterator[tuple[str, str]]:
+    for i, rule in enumerate(rules if isinstance(rules, list) else ()):
+        peers = rule.get("to") if isinstance(rule, Mapping) else None
+        for j, peer in enumerate(peers if isinstance(peers, list) else ()):
+            block = peer.get("ipBlock") if isinstance(peer, Mapping) else None
+            if isinstance(block, Mapping):
+                yield f"extraEgress[{i}].to[{j}].ipBlock.cidr", str(block.get("cidr"))
+
+
+def _list_texts(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _list_texts(one, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for i, one in enumerate(value):
+            yield from _list_texts(one, f"{path}[{i}]")
+
+
+def _url_address(text: str) -> str | None:
+    """Return the address in a URL, or None for a host name, a local address or another text."""
+    if "://" not in text:
+        return None
+    try:
+        found = ipaddress.ip_address(urlsplit(text.strip()).hostname or "")
+    except ValueError:
+        return None
+    return None if found.is_loopback or found.is_unspecified else str(found)
+
 
 RESERVED_LABELS = r"(.*\.)?(rlrun\.io|kubernetes\.io|k8s\.io)/.*"
 """Label keys by which the operator and Kubernetes select pods."""
@@ -49,8 +114,8 @@ def find_refusals(installation: Installation, namespace: str, name: str, spec: M
     for role in ROLES:
         block = spec.get(role)
         if isinstance(block, Mapping):
-            found += _Place(policy, role, role).judge(allowed.ROLE, block)
-    found += _Place(policy, "", "").judge(allowed.REST, spec)
+            found += _Place(policy, role, role).judge(allowed_fields.ROLE, block)
+    found += _Place(policy, "", "").judge(allowed_fields.REST, spec)
     return [*found, *refused_egress(policy, spec), *_operators_own(installation, namespace, name, spec)]
 
 
@@ -115,7 +180,7 @@ class _Place:
                 if rule.closed and self.exact:
                     yield there._refuse(None, "null would remove the operator's own value; remove the line")
             elif key in rule.fields:
-                if rule.fields[key] is allowed.POD_TEMPLATE:
+                if rule.fields[key] is allowed_fields.POD_TEMPLATE:
                     there = replace(there, exact=self.policy.pod_template == "Restricted")
                 yield from there.judge(rule.fields[key], inner)
             elif rule.closed and self.exact:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable, Mapping
 
-from rlrun_operator.deletion import remember_deletion
 from rlrun_operator.kube.resources import CLAIM, LEASE, POD, RLRUN
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, SPOT_LABEL, attempt_of, run_uid_of
-from rlrun_operator.runtime.cache_fields import slim_object
-from rlrun_operator.runtime.pulse import Pulse, record_beat
+from rlrun_operator.pods import remember_deletion
+from rlrun_operator.runtime.cache_fields import Pulse, record_beat, slim_object
 from rlrun_operator.sharing import host_name, shared_run_status
 from rlrun_operator.state import Manifest, TeamDefaults
 

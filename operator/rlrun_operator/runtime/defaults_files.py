@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlrun.defaults.team import read_defaults
+from rlrun.defaults.team_defaults import read_defaults
 from rlrun_operator.state import TeamDefaults
 
 EVERYWHERE = "defaults.yaml"

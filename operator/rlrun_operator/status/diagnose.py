@@ -1,19 +1,130 @@
-"""Diagnosis of a waiting run: storage, nodes, containers and engines. Messages name the role and the fix; the first match wins."""
+"""Reason why a run waits: storage, nodes, containers and engines.
+
+Causes that keep a scheduled pod from becoming ready: its image, its configuration, a mount, its node or its process.
+
+Diagnosis of a waiting run: storage, nodes, containers and engines. Messages name the role and the fix; the first match wins.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from rlrun.defaults.words import shorten_text
+from rlrun.runtime.printable import shorten_text
 from rlrun_operator.names import DEMONSTRATIONS_CONTAINER, MODEL_CONTAINER, ROLES, Role
-from rlrun_operator.pods import Pod
+from rlrun_operator.pods import Container, Pod
 from rlrun_operator.state import Manifest
-from rlrun_operator.status import admission_limits, claims, object_events, reasons
+from rlrun_operator.status import claim_messages, reasons, wait_facts
 from rlrun_operator.status.conditions import ConditionUpdate
-from rlrun_operator.status.pod_trouble import has_begun, pod_trouble
-from rlrun_operator.status.scene import TEXT_MAX, Scene
 from rlrun_operator.status.scheduling import waits_for_claim, why_unscheduled
+from rlrun_operator.status.wait_facts import TEXT_MAX, Scene
+
+_PULLING = (
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+)
+_UNSTARTABLE = ("CreateContainerError", "RunContainerError", "StartError", "ContainerCannotRun")
+_KUBELET_WAITS = " cache: timed out waiting for the condition"
+"""Part of FailedMount while a busy kubelet has not read a ConfigMap or a Secret yet; it retries shortly."""
+_MISSING = re.compile(r"(secret|configmap) \"([^\"]+)\" not found", re.IGNORECASE)
+_MISSING_KEY = re.compile(r"couldn't find key (\S+) in (secret|configmap) (?:[^/\s]+/)?([^/\s]+)", re.IGNORECASE)
+_PULL_PREFIX = re.compile(r"^(?:Back-off pulling image \"[^\"]*\":? ?)?(?:ErrImagePull: )?")
+"""Prefix that the kubelet adds to the registry's text only now and then; the status must not change with it."""
+
+
+def pod_trouble(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
+    """Return the cause that keeps a scheduled pod from becoming ready and that needs a user, or None."""
+    for container in pod.containers:
+        if (found := _container_trouble(pod, container, role, scene.tracker_secrets)) is not None:
+            return found
+    mounts = (
+        wait_facts.newest_event(scene.events, "Pod", pod.name, reason=reason, uid=pod.uid)
+        for reason in ("FailedMount", "FailedAttachVolume")
+    )
+    event = next((event for event in mounts if event is not None), None)
+    if pod.mounted or has_begun(pod):
+        return None
+    if event is None or _KUBELET_WAITS in str(event.get("message")):
+        return _silent_node(scene, pod, role)
+    text = shorten_text(str(event.get("message")), TEXT_MAX)
+    where = f" on node {pod.node}" if pod.node else ""
+    missing = _MISSING.search(text)
+    fix = (
+        f"create {missing.group(1).lower()} {missing.group(2)} in the run's namespace, or correct {role}.podTemplate"
+        if missing
+        else f"check the volume of claim {scene.wanted.claim} and that its driver runs on that node"
+    )
+    return ConditionUpdate("False", reasons.MOUNT_FAILED, f"{role} pod {pod.name}: cannot mount{where}: {text}; {fix}")
+
+
+def has_begun(pod: Pod) -> bool:
+    """Return whether any container of the pod has ever started."""
+    return any(c.running or c.exit is not None for c in pod.containers)
+
+
+def _silent_node(scene: Scene, pod: Pod, role: str) -> ConditionUpdate | None:
+    node = next((n for n in scene.nodes or () if n["metadata"]["name"] == pod.node), None)
+    conditions = ((node or {}).get("status") or {}).get("conditions") or ()
+    ready = next((c for c in conditions if c.get("type") == "Ready"), None)
+    if ready is None or ready.get("status") == "True":
+        return None
+    why = shorten_text(f"{ready.get('reason')}: {ready.get('message')}", TEXT_MAX)
+    fix = "it starts when the node is ready again; delete the pod to move it to another node"
+    return ConditionUpdate(
+        "False", reasons.NODE_NOT_READY, f"{role} pod {pod.name}: node {pod.node} is not ready ({why}); {fix}"
+    )
+
+
+def _container_trouble(pod: Pod, container: Container, role: str, secrets: Mapping[str, str]) -> ConditionUpdate | None:
+    reason, message = container.waiting_reason, container.waiting_message
+    if reason in _PULLING:
+        text = shorten_text(_PULL_PREFIX.sub("", message), TEXT_MAX)
+        fix = f"correct {role}.image, or set {role}.imagePullSecrets"
+        error = f": {text}" if text else ""
+        return ConditionUpdate(
+            "False", reasons.IMAGE_PULL_FAILED, f"{role}: image {container.image} cannot be pulled{error}; {fix}"
+        )
+    if reason == "CreateContainerConfigError":
+        error, fix = shorten_text(message, TEXT_MAX), _explain_missing(message, role, secrets)
+        return ConditionUpdate("False", reasons.CONTAINER_CONFIG_INVALID, f"{role}: {error}; {fix}")
+    if reason in _UNSTARTABLE:
+        error = f"container {container.name} cannot be started: {shorten_text(message or reason, TEXT_MAX)}"
+        return ConditionUpdate("False", reasons.CONTAINER_FAILING, f"{role}: {error}; correct {role}.image")
+    end = container.exit
+    if end is not None and end.code != 0 and (reason == "CrashLoopBackOff" or container.restarts > 0):
+        why = (
+            "was killed because it ran out of memory; raise " + f"{role}.resources.limits.memory"
+            if end.reason == "OOMKilled"
+            else "fails"
+        )
+        details = (
+            f": {shorten_text(end.message, TEXT_MAX)}"
+            if end.message
+            else f"; see kubectl logs {pod.argument} -c {container.name} --previous"
+        )
+        message = f"{role}: container {container.name} {why} (exit code {end.code}){details}"
+        return ConditionUpdate("False", reasons.CONTAINER_FAILING, message)
+    return None
+
+
+def _explain_missing(message: str, role: str, secrets: Mapping[str, str]) -> str:
+    """Return the fix for a container that names a Secret, ConfigMap or key which does not exist."""
+    object_missing, key_missing = _MISSING.search(message), _MISSING_KEY.search(message)
+    if object_missing is not None:
+        kind, name = object_missing.groups()
+        create = f"create {kind.lower()} {name} in the run's namespace, or correct"
+    elif key_missing is not None:
+        key, kind, name = key_missing.groups()
+        create = f"add the key {key} to {kind.lower()} {name}, or correct"
+    else:
+        return f"correct {role}.env and {role}.envFrom"
+    of_tracker = secrets.get(name) if role == "orchestrator" and kind.lower() == "secret" else None
+    return f"{create} {of_tracker or f'{role}.env and {role}.envFrom'}"
+
 
 MAKING_SECONDS = 2.0
 """The operator creates the orchestrator's pod last, so a refusal may be this much older than that pod."""
@@ -110,7 +221,7 @@ SceneCondition = Callable[[Scene, bool], ConditionUpdate | None]
 """Function of one condition: scene, and whether a healthy start may still take this long. None: the run lacks the condition."""
 
 SCENE_CONDITIONS: Mapping[str, SceneCondition] = {
-    reasons.STORAGE_READY: claims.storage_condition,
+    reasons.STORAGE_READY: claim_messages.storage_condition,
     reasons.SCHEDULED: scheduled_condition,
     reasons.PODS_READY: pods_ready_condition,
     reasons.INFERENCE_AVAILABLE: inference_condition,
@@ -134,11 +245,11 @@ def scene_conditions(
 
 def not_made_again(events: Sequence[Manifest], kind: str, name: str) -> ConditionUpdate | None:
     """Return the refusal by admission of an object that was deleted and cannot be created again, or None."""
-    event = object_events.newest_event(events, kind, name, reason=_REFUSED)
+    event = wait_facts.newest_event(events, kind, name, reason=_REFUSED)
     if event is None:
         return None
     text = shorten_text(str(event.get("message")), TEXT_MAX)
-    return admission_limits.kept_out(f"{kind} {name} was deleted and cannot be created again", text, "the run")
+    return claim_messages.kept_out(f"{kind} {name} was deleted and cannot be created again", text, "the run")
 
 
 def facts_that_would_help(scene: Scene, updates: Mapping[str, ConditionUpdate]) -> bool:
@@ -185,18 +296,18 @@ def _refused_pods(scene: Scene, role: Role) -> ConditionUpdate | None:
     # Events live for an hour: skip refusals that the controller has overcome since.
     since = _refusals_count_from(scene, role)
     events = (
-        [event for event in scene.events if since is not None and object_events.event_time(event) >= since]
+        [event for event in scene.events if since is not None and wait_facts.event_time(event) >= since]
         if role != "orchestrator"
         else scene.events
     )
     spot = f"{names.spot}-"  # the run does not wait for spot engines
     events = [e for e in events if not str((e.get("involvedObject") or {}).get("name")).startswith(spot)]
-    found = (object_events.newest_event(events, kind, name, reason=_REFUSED) for kind, name in makers)
+    found = (wait_facts.newest_event(events, kind, name, reason=_REFUSED) for kind, name in makers)
     event = next((event for event in found if event is not None), None)
     if event is None:
         return None
     text = shorten_text(_CREATE_PREFIX.sub("", str(event.get("message"))), TEXT_MAX)
-    if (limits := admission_limits.limit_refusal(role, text, f"{role}.resources", noun="its pods")) is not None:
+    if (limits := claim_messages.limit_refusal(role, text, f"{role}.resources", noun="its pods")) is not None:
         return limits
     if (reference := _missing_reference(role, text)) is not None:
         return reference
@@ -236,14 +347,12 @@ def _kept_out(scene: Scene) -> ConditionUpdate | None:
     for event in scene.events:
         target, text = event.get("involvedObject") or {}, shorten_text(str(event.get("message")), TEXT_MAX)
         # A StatefulSet's own controller reports refused pods with a time; an event of this process has no time.
-        of_pods = target.get("kind") == "StatefulSet" and object_events.event_time(event)
+        of_pods = target.get("kind") == "StatefulSet" and wait_facts.event_time(event)
         if (
             event.get("reason") != _REFUSED
             or of_pods
             or target.get("kind") in ("Pod", "ReplicaSet", "PersistentVolumeClaim")
         ):
             continue
-        return admission_limits.kept_out(
-            f"{target.get('kind')} {target.get('name')} cannot be created", text, "the run"
-        )
+        return claim_messages.kept_out(f"{target.get('kind')} {target.get('name')} cannot be created", text, "the run")
     return None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlrun.api.status import RLRunStatus
-from rlrun.defaults.words import shorten_text
+from rlrun.api.run_status import RLRunStatus
+from rlrun.runtime.printable import shorten_text
 from rlrun_operator.state import EventRecord
 from rlrun_operator.status import failure_reasons, reasons
 from rlrun_operator.status.conditions import find_condition, is_true
-from rlrun_operator.status.words import QUEUE_LOOKS_SOON
+from rlrun_operator.status.wait_facts import QUEUE_LOOKS_SOON
 from rlrun_operator.times import seconds_of
 from rlrun_operator.validate_spec import count_noun
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlrun.defaults.words import shorten_text
+from rlrun.runtime.printable import shorten_text
 from rlrun_operator.names import GPU_PRODUCT_LABEL, POOL_LABEL, Role
 from rlrun_operator.node_fit import (
     allocatable_amount,

@@ -33,7 +33,7 @@ _IN_SANDBOX = """
 import asyncio, json, pathlib, sys
 sys.path.insert(0, "/opt/faults")
 from attempts_in_a_pod import ATTEMPTS
-from rlrun.environments.rewards.code import CodeRunner
+from rlrun.environments.rewards.code_execution import CodeRunner
 program = pathlib.Path("/opt/faults/attempts_in_a_pod.py").read_text()
 places = json.loads(sys.argv[1])
 async def main():

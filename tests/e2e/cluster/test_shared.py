@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.files.shared import channel_of
-from rlrun.protocol.messages import channel, endpoints
+from rlrun.protocol.files.shared_trainer_files import channel_of
+from rlrun.protocol.messages import endpoints, trainer_channel
 from tests.e2e.cluster.kube_run import KubeRun
 
 Manifest = Callable[..., dict[str, Any]]
@@ -58,12 +58,12 @@ def _reaches_its_own_part_alone(guest: KubeRun) -> None:
     mine, other = trainer + channel_of("guest"), trainer + channel_of("other")
     theirs = {"path": "/data/host/weights/v00000000.a0001", "version": 9_999_999}
     tries: list[tuple[str, str, Any, int]] = [
-        ("own", mine + channel.STATE, None, 401),
-        ("another's", mine + channel.STATE, None, 401),
-        ("confirmed", mine + channel.STATE, None, 200),
-        ("confirmed", other + channel.STATE, None, 403),
-        ("confirmed", trainer + channel.STATE, None, 403),
-        ("confirmed", trainer + channel.SHUTDOWN, {}, 403),
+        ("own", mine + trainer_channel.STATE, None, 401),
+        ("another's", mine + trainer_channel.STATE, None, 401),
+        ("confirmed", mine + trainer_channel.STATE, None, 200),
+        ("confirmed", other + trainer_channel.STATE, None, 403),
+        ("confirmed", trainer + trainer_channel.STATE, None, 403),
+        ("confirmed", trainer + trainer_channel.SHUTDOWN, {}, 403),
         ("confirmed", engine + endpoints.ENGINE_STATUS, None, 200),
         ("own", engine + endpoints.ENGINE_STATUS, None, 401),
         ("confirmed", engine + endpoints.ENGINE_UPDATE_WEIGHTS, theirs, 403),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.trainer.modeling.tiny_model import make_tiny_model
 from tests.e2e.local.local_run import SHARED_STEPS, LocalRun, processes_of, quickstart, small_quickstart
 

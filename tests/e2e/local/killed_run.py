@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlrun.inspect.folder.small_files import json_lines
-from rlrun.orchestrator.checkpoint.state import newest_complete
-from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
+from rlrun.inspect.small_files import json_lines
+from rlrun.orchestrator.checkpoint import newest_complete
+from rlrun.orchestrator.journal.frames import RolloutEntry, read_segment
 from rlrun.orchestrator.staleness import too_old
 from rlrun.protocol.files.attempts import Attempt, is_lost, read_attempt
 from rlrun.protocol.files.batch import Batch, Sample, read_batch

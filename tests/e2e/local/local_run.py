@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.pod.role.process import descendants
+from rlrun.pod.role_process import descendants
 from rlrun.protocol.files.metrics_line import read_metrics
 from tests.listening import listening
 from tests.support.programs import finish, wait_for

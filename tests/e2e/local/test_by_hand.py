@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.config.models.model import TinyModelConfig
-from rlrun.inspect.past.configurations import Change, attempts_kept, list_edits
+from rlrun.config.models.language_models import TinyModelConfig
+from rlrun.inspect.configurations import Change, attempts_kept, list_edits
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.paths import RunPaths

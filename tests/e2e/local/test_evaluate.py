@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import read_manifest
 from rlrun.cli.main import main
 from rlrun.config.models.data import DataSetConfig
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.environments.dataset_rows import Rows
-from rlrun.local import plan
+from rlrun.local import process_plan
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
@@ -69,7 +69,7 @@ class Folder:
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
     """With `indirect` parameter `lora` the versions are adapters, and there are two engines."""
-    monkeypatch.setattr(plan, "ENGINE_MODULE", "tests.support.stub.inference")
+    monkeypatch.setattr(process_plan, "ENGINE_MODULE", "tests.support.stub.inference")
     monkeypatch.setenv("PYTHONPATH", before(ROOT))  # programs of the product do not import from the working directory
     lora = getattr(request, "param", None) == "lora"
     spec: dict[str, Any] = {
@@ -137,7 +137,7 @@ def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
     assert not RunPaths(run.output).weights.exists(), "what the engine loaded is taken away"
 
     monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")
-    monkeypatch.setattr(plan, "ENGINE_MODULE", "rlrun.no_engine")
+    monkeypatch.setattr(process_plan, "ENGINE_MODULE", "rlrun.no_engine")
     with engine_of(run) as url:
         assert run.eval("--engine-url", url) == 0
     found = run.results()
@@ -162,7 +162,7 @@ def test_base_and_steps_are_measured_and_nothing_is_asked_twice(
 def test_an_engine_that_ends_ends_the_command(
     run: Folder, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "ENGINE_MODULE", "rlrun.no_engine")
+    monkeypatch.setattr(process_plan, "ENGINE_MODULE", "rlrun.no_engine")
     assert run.eval("--base") == 1
     err = capsys.readouterr().err
     assert "error: inference ended with exit code 1" in err
@@ -190,8 +190,8 @@ def test_what_is_synthesized_is_learned_by_sft(
     }
     paths = RunPaths(tmp_path / "sft")
     config = resolve_spec(RLRunSpec.model_validate(spec), name="sft", uid="uid", output_dir=str(paths.root))
-    ports = plan.Ports(free_port(), free_port(), free_port(), ())
-    [placed] = plan.with_endpoints(config, ports, None)
+    ports = process_plan.Ports(free_port(), free_port(), free_port(), ())
+    [placed] = process_plan.with_endpoints(config, ports, None)
     paths.root.mkdir()
     paths.run_json.write_text(placed.model_dump_json())
     monkeypatch.setenv("RLRUN_API_KEY", "a-key-of-this-run")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlrun.pod.role.process import descendants
+from rlrun.pod.role_process import descendants
 from tests.e2e.local.local_run import LocalRun, quickstart
 from tests.support.command_line import command_line
 

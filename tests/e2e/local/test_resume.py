@@ -15,7 +15,7 @@ import pytest
 
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.messages.start_times import MEASURED, PREFIX
+from rlrun.protocol.messages.lease_annotations import MEASURED, PREFIX
 from tests.e2e.local.local_run import LocalRun, processes_of, small_quickstart
 from tests.support.command_line import command_line
 from tests.support.programs import wait_for

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.inspect.folder.reader import read_folder
+from rlrun.inspect.folder_reader import read_folder
 from rlrun.inspect.screen import explanation_text
 from rlrun.inspect.why import explain_run
 from rlrun.protocol.files.batch import read_batch

@@ -18,7 +18,7 @@ import pytest
 from rlrun.environments import EpisodeError, Message, Reply
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from tests.cluster.cache import cache_root, locked
 from tests.support.programs import run_program
 from tests.support.python_path import before

@@ -18,16 +18,15 @@ from typing import Any
 from aiohttp import web
 
 from rlrun.orchestrator.progress.exposition import EngineLook, Measures, StepTotals
-from rlrun.orchestrator.progress.server import Progress, ProgressServer
-from rlrun.pod.role import pod_metrics
-from rlrun.pod.role.pod_metrics import PodMetrics
-from rlrun.pod.start import rendezvous
+from rlrun.orchestrator.progress.progress_server import Progress, ProgressServer
+from rlrun.pod import gpu_metrics, rendezvous
+from rlrun.pod.gpu_metrics import PodMetrics
+from rlrun.runtime.http_site import Site
 from rlrun.runtime.nvml import Sample
-from rlrun.runtime.site import Site
 from rlrun_operator.kube.resources import WATCHED
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.runtime.health import Health, serve_health
 from rlrun_operator.runtime.metrics import Metrics
+from rlrun_operator.runtime.watch_health import Health, serve_health
 from tests.processes.chart.replay import STEP_METRICS
 
 KEY = "k" * 32
@@ -186,7 +185,7 @@ async def _text(text: str) -> web.Response:
 
 async def main() -> None:
     """Serve all until standard input ends."""
-    pod_metrics.SAMPLE_SECONDS = BEAT_SECONDS
+    gpu_metrics.SAMPLE_SECONDS = BEAT_SECONDS
     operators, replay = Operators(), Replay()
     ports = await operators.start() | {"trainer": pod_server(), "inference": pod_server(), "forged": await forged()}
     ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))

@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.schema import field_shapes, snake_name, spell_name
-from rlrun.defaults.team import ALLOWED, read_defaults
+from rlrun.defaults.team_defaults import ALLOWED, read_defaults
 from rlrun_operator.render import api_key_secret, render_prerequisites, render_workloads
 from rlrun_operator.restrictions import Installation, RunPolicy
 from rlrun_operator.runtime.preflight import missing_rights

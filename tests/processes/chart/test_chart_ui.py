@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlrun.cli.runs.ui_team import ui_team_parser
-from rlrun.ui.team.peers import parse_networks
-from rlrun.ui.team.server import claims_of
+from rlrun.cli.web_pages import ui_team_parser
+from rlrun.ui.team.gate import parse_networks
+from rlrun.ui.team.team_server import claims_of
 from tests.processes.chart.rendering import RefusedError, Render
 from tests.unit.operator.restrictions.scanner_rules import broken
 

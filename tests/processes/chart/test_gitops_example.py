@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rlrun.defaults.team import read_defaults
+from rlrun.defaults.team_defaults import read_defaults
 from tests.processes.chart.rendering import Render
 
 ROOT = Path(__file__).parents[3]

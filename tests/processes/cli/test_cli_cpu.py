@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import COMMANDS
-from rlrun.protocol.files.launcher import new_record, write_record
+from rlrun.protocol.files.launcher_record import new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from tests.support.forks import Forks
 from tests.support.program_forks import CODE, RLRUN
@@ -142,7 +142,7 @@ def multiple_of_reference(words: list[str], folder: Path) -> float:
 @pytest.fixture(scope="module")
 def forks() -> Iterator[Forks]:
     """A process that has imported what all commands of a run import; a command imports the rest."""
-    forks = Forks([RLRUN, "rlrun.cli.runs.common"], {})
+    forks = Forks([RLRUN, "rlrun.cli.run_options"], {})
     yield forks
     forks.close()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlrun.cli.checks import validate
+from rlrun.cli import validate
 from tests.unit.cli.test_cli_defaults import CONFIG_MAP, manifest, written
 
 

@@ -18,7 +18,12 @@ CONFIGURED = {"rl", "sft", "trainer", "orchestrator", "inference"}
 MODULES = ["rlrun.trainer", "rlrun.orchestrator", "rlrun.inference", "rlrun.evaluate", "rlrun.pod"]
 IMPORTED = [
     *dict.fromkeys(target.partition(":")[0] for _, target in PROGRAMS),
-    *("rlrun.trainer.__main__", "rlrun.orchestrator.main", "rlrun.inference.__main__", "rlrun.evaluate.role"),
+    *(
+        "rlrun.trainer.__main__",
+        "rlrun.orchestrator.main",
+        "rlrun.inference.__main__",
+        "rlrun.evaluate.evaluation_role",
+    ),
 ]
 """Modules that are imported once: a program uses 0.5 to 1 s of CPU time for its imports, and little for its answer."""
 NO_CLUSTER = {"KUBECONFIG": "/nonexistent/config", "PATH": "/usr/bin:/bin", "HOME": "/nonexistent"}

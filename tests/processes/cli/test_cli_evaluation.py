@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlrun.cli.main import main
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from tests.support.stub.model import make_model
 from tests.support.stub.script import PolicyScript
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.cli.files import put
+from rlrun.cli import data_files
 from rlrun.cli.main import main
+from rlrun.inspect.copies import HELPER_MOUNT
 from rlrun.inspect.kubectl import Answer
-from rlrun.inspect.put import HELPER_MOUNT
 from rlrun.runtime import exit_codes
 from tests.unit.inspect.recorded import Recorded
 
@@ -78,7 +78,7 @@ def volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Volume:
 
 def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *pods: dict[str, Any]) -> Volume:
     found = Volume(tmp_path / "claim", *pods)
-    monkeypatch.setattr(put, "api", lambda _options: found.cluster.kubectl())
+    monkeypatch.setattr(data_files, "api", lambda _options: found.cluster.kubectl())
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)

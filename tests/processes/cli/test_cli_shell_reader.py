@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.readers.shell import Command, read_script
+from rlrun.convert.readers.shell_scripts import Command, read_script
 
 LIMIT_S = 5.0
 PROBE = 'python3() { printf "%s\\0" "$@"; exit 0; }\n'

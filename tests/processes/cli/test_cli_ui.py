@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlrun.ui.server import Address, guard_app
+from rlrun.ui.page_server import Address, guard_app
 from tests.browser.served import served
 from tests.support.made_runs import Client, made
 from tests.support.programs import run_program, wait_for_exit

@@ -12,10 +12,10 @@ import pytest
 from rlrun.advantages import advantages
 from rlrun.cli.main import main
 from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES
-from rlrun.config.models.model import ModelConfig, TinyModelConfig
+from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationSamplingConfig, SamplingConfig
-from rlrun.local.inputs import check_template_arguments
 from rlrun.local.judge import GROUP_BASELINES
+from rlrun.local.read_inputs import check_template_arguments
 from rlrun.runtime import exit_codes
 from tests.support.stub.model import tokenizer_files
 

@@ -50,7 +50,7 @@ def test_the_wheel_holds_charts_crd_and_examples_but_no_tests(wheel: Path) -> No
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("charts/rlrun-operator/values.yaml", "crds/rlrun.io_rlruns.yaml", "examples/quickstart.yaml"):
         assert f"rlrun-0.1.0.data/data/share/rlrun/{name}" in names
-    assert "rlrun/cli/files/installation.py" in names
+    assert "rlrun/cli/installation.py" in names
     assert not [name for name in names if name.startswith(("tests/", "tools/"))]
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.diagnostics import crash
+from rlrun.diagnostics import stacks
 from rlrun.protocol.files.failures import telling_lines
 from tests.support.programs import run_program
 
 CRASHES_BESIDE_THREADS = """
     import ctypes, threading
-    from rlrun.diagnostics import crash
-    crash.listen("rank-1")
+    from rlrun.diagnostics import stacks
+    stacks.listen("rank-1")
     def waits():
         threading.Event().wait()
     def publish():
@@ -38,7 +38,7 @@ Extension modules: numpy.core (total: 1)
 
 
 def run(code: str, folder: Path | str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, crash.FOLDER_VARIABLE: str(folder), "PYTHONFAULTHANDLER": "1"}
+    environment = {**os.environ, stacks.FOLDER_VARIABLE: str(folder), "PYTHONFAULTHANDLER": "1"}
     return run_program([sys.executable, "-c", textwrap.dedent(code)], env=environment)
 
 
@@ -46,7 +46,7 @@ def test_the_thread_that_crashed_comes_first_though_younger_ones_wait(tmp_path: 
     done = run(CRASHES_BESIDE_THREADS, tmp_path)
     assert done.returncode == -signal.SIGSEGV
     assert done.stderr == "", "nothing of it is mixed with what others write to the shared log"
-    lines = telling_lines(crash.crash_report(tmp_path, "rank-1"))
+    lines = telling_lines(stacks.crash_report(tmp_path, "rank-1"))
     assert lines[0] == "Fatal Python error: Segmentation fault"
     assert lines[1].startswith("Current thread")
     assert "in string_at" in lines[2]
@@ -76,7 +76,7 @@ def test_a_process_without_a_folder_writes_to_stderr(tmp_path: Path) -> None:
     for folder in (tmp_path / "missing", ""):
         done = run(CRASHES_BESIDE_THREADS, folder)
         assert "Fatal Python error: Segmentation fault" in done.stderr
-    assert crash.crash_report(tmp_path, "rank-1") == ""
+    assert stacks.crash_report(tmp_path, "rank-1") == ""
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_a_process_without_a_folder_writes_to_stderr(tmp_path: Path) -> None:
     ],
 )
 def test_how_a_process_ended(code: int, words: str) -> None:
-    assert crash.describe_end(code) == words
+    assert stacks.describe_end(code) == words

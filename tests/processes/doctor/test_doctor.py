@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.doctor import facts
-from rlrun.local.shared.gpus import LOCKS_VARIABLE, GpuLocks, Machine
+from rlrun.local import doctor
+from rlrun.local.gpus import LOCKS_VARIABLE, GpuLocks, Machine
 from rlrun.runtime import exit_codes
 
 ONE = Machine(["GPU-1"])
@@ -28,7 +28,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LOCKS_VARIABLE, str(tmp_path / "locks"))
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: ONE))
     monkeypatch.setattr(
-        facts, "_ASK_TORCH", 'print(\'a warning\'); print(\'{"cuda": "13.0", "gpus": 1, "names": ["X"]}\')'
+        doctor, "_ASK_TORCH", 'print(\'a warning\'); print(\'{"cuda": "13.0", "gpus": 1, "names": ["X"]}\')'
     )
 
 
@@ -51,7 +51,7 @@ def test_every_line_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_torch_that_does_not_import(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(facts, "_ASK_TORCH", "raise ImportError('libcudart.so.13: cannot open')")
+    monkeypatch.setattr(doctor, "_ASK_TORCH", "raise ImportError('libcudart.so.13: cannot open')")
     assert main(["doctor"]) == exit_codes.UNAVAILABLE
     assert "cannot be used: ImportError: libcudart.so.13: cannot open" in capsys.readouterr().out
 
@@ -61,5 +61,5 @@ def test_a_hub_that_answers() -> None:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
-        assert facts._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
-    assert facts._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None
+        assert doctor._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) == "127.0.0.1"
+    assert doctor._hub_facts({"HF_ENDPOINT": f"http://127.0.0.1:{port}"}) is None

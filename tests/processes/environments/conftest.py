@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Message, Reply
-from rlrun.environments.protocol import Tool
-from rlrun.orchestrator.rollouts.tool_parsing import parse_text
+from rlrun.environments.environment_protocol import Tool
+from rlrun.orchestrator.rollouts.message_forms import parse_text
 
 Script = Sequence[str | Reply | Exception] | Callable[[Sequence[Message]], str]
 

@@ -15,7 +15,7 @@ from rlrun.environments import Episode, EpisodeError, Score
 from rlrun.environments.process import supervised, talk
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.stage import Played
 from tests.support.programs import wait_for_async
 from tests.support.python_path import before

@@ -14,7 +14,7 @@ import yaml
 from rlrun.environments import Demonstrates, Reply, known_environments, load_environment, run_episode
 from rlrun.environments.bundled.dataset import DatasetArgs
 from rlrun.environments.layouts import LAYOUTS
-from rlrun.environments.rewards.functions import ARGUMENTS
+from rlrun.environments.rewards.reward_functions import ARGUMENTS
 from rlrun.environments.rewards.scorers import BUILT_IN
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
 from tests.support.waiting import UNREACHED_SECONDS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.environments.bundled.expression import ExpressionError, evaluate_text
+from rlrun.environments.bundled.small_tasks import ExpressionError, evaluate_text
 
 
 @pytest.mark.parametrize(

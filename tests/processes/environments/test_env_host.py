@@ -18,13 +18,13 @@ import pytest
 
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
-from rlrun.environments.process import remote, supervised
+from rlrun.environments.process import isolated, supervised
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.stage import Played
 from rlrun.orchestrator.rollouts.environment_pool import host_of, make_environment
-from rlrun.pod.main import main
+from rlrun.pod.pod_command import main
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime.bootstrap import HOST_MODULE, SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE, START, module_command
 from tests.support.programs import children_progress, wait_for_async, wait_for_exit
@@ -89,7 +89,7 @@ class Container:
 @pytest.fixture
 def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
     monkeypatch.setattr(supervised, "FIRST_BACKOFF_SECONDS", 0.01)
-    monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.05)
+    monkeypatch.setattr(isolated, "KNOCK_SECONDS", 0.05)
     found = Container(tmp_path / "sockets" / "bad.sock")
     yield found
     if found.process.poll() is None:
@@ -153,13 +153,13 @@ async def test_the_end_of_a_process_is_told_before_the_ends_of_its_rollouts(
     container: Container, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a rollout that is sent in between is lost with a process that has ended already."""
-    told, real = list[str](), remote.Remote._handle
+    told, real = list[str](), isolated.Remote._handle
 
-    def handle(self: remote.Remote, document: Any) -> None:
+    def handle(self: isolated.Remote, document: Any) -> None:
         told.append(document["op"])
         real(self, document)
 
-    monkeypatch.setattr(remote.Remote, "_handle", handle)
+    monkeypatch.setattr(isolated.Remote, "_handle", handle)
     async with playing(container) as environment:
         with pytest.raises(EpisodeError, match="exited with code 3") as caught:
             await play(environment, "exits")
@@ -201,7 +201,7 @@ async def test_a_host_that_does_not_answer_is_given_up(container: Container) -> 
     async with playing(container) as environment:
         waits = asyncio.create_task(play(environment, "waits"))
         life = environment.workers[0].life
-        assert isinstance(life, remote.Remote)
+        assert isinstance(life, isolated.Remote)
         await wait_for_async(lambda: bool(life._rollouts))
         life._limits = replace(LIMITS, hang_seconds=0.3)
         container.process.send_signal(signal.SIGSTOP)
@@ -223,7 +223,7 @@ async def test_an_environment_that_cannot_be_loaded_there_is_told_as_anywhere(co
 async def test_a_container_that_never_comes_is_told_by_its_socket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.01)
+    monkeypatch.setattr(isolated, "KNOCK_SECONDS", 0.01)
     limits = Limits(start_seconds=0.05)
     environment = IsolatedEnvironment("bad", Command("x", {}), limits, [Log(None)], tmp_path / "none.sock")
     with pytest.raises(RoleError, match=r"no container answered at .*none\.sock within 0\.05 seconds"):
@@ -237,7 +237,7 @@ async def test_a_link_in_place_of_the_socket_leads_nowhere(
         pass  # the socket that the link leads to is there, and answers
     link = tmp_path / "link"
     link.symlink_to(container.socket)
-    monkeypatch.setattr(remote, "KNOCK_SECONDS", 0.01)
+    monkeypatch.setattr(isolated, "KNOCK_SECONDS", 0.01)
     environment = IsolatedEnvironment("bad", Command(MISBEHAVING, {}), Limits(start_seconds=0.05), [Log(None)], link)
     with pytest.raises(
         RoleError, match=r"no container answered at .*link within .* \(Socket operation on non-socket\)"

@@ -13,7 +13,7 @@ import pytest
 from rlrun.environments.process.host import _Guest, serve_connections
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from tests.support.programs import wait_for_async
 from tests.support.waiting import UNREACHED_SECONDS
 

@@ -19,10 +19,10 @@ import pytest_asyncio
 
 from rlrun.environments import EpisodeError, Message, Reply
 from rlrun.environments.process import life, supervised, talk
-from rlrun.environments.process.containment.kill import MARK_VARIABLE
+from rlrun.environments.process.containment.keeper import MARK_VARIABLE
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime.processes import processes_with
@@ -392,7 +392,7 @@ async def test_nothing_outlives_an_orchestrator_that_was_killed(tmp_path: Path) 
 HOLDER = """
 import asyncio
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.stage import TaskRef
 
 async def main():

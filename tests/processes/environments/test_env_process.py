@@ -18,10 +18,10 @@ import pytest_asyncio
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments import Episode, EpisodeError, Message, Reply, Score
 from rlrun.environments.process import life, supervised, talk, worker
-from rlrun.environments.process.containment.kill import MARK_VARIABLE
+from rlrun.environments.process.containment.keeper import MARK_VARIABLE
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import MAX_BYTES, Log
+from rlrun.environments.process.process_output import MAX_BYTES, Log
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.orchestrator.rollouts import environment_pool
 from rlrun.protocol.files.failures import RoleError
@@ -405,7 +405,7 @@ COMPUTED_SECONDS = 0.5
 HOLDER = """
 import asyncio, sys
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.stage import TaskRef
 
 async def main():

@@ -19,12 +19,12 @@ from aiohttp import web
 
 from rlrun.environments import EnvironmentLoadError, Task, load_environment, run_episode
 from rlrun.environments.bundled import dataset as dataset_module
-from rlrun.environments.rewards import bounded, served
+from rlrun.environments.rewards import bounded, scoring_servers
 from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError
 from rlrun.environments.rewards.judge import Judge, JudgeArgs, JudgeError
 from rlrun.environments.rewards.mathematics import math_score
 from rlrun.environments.rewards.scorers import find_scorer
-from rlrun.environments.rewards.served import RateLimit
+from rlrun.environments.rewards.scoring_servers import RateLimit
 
 sys.path.insert(0, str(Path(__file__).parent / "misbehaving"))
 import slow_functions
@@ -231,7 +231,7 @@ def test_a_judge_that_could_never_give_a_score_is_refused(changes: dict[str, str
 
 
 async def test_a_judge_is_asked_again_after_a_passing_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "_MAX_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(scoring_servers, "_MAX_BACKOFF_SECONDS", 0.01)
     limited = web.Response(status=429, headers={"Retry-After": "0.2"})
     replies = Replies(limited, web.Response(status=503), "Score MARKER: 1")
     async with judge(replies) as asked:

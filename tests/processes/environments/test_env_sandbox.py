@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.environments.rewards import code as code_module
-from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, SandboxUnavailableError, last_code_block
+from rlrun.environments.rewards import code_execution as code_module
+from rlrun.environments.rewards.code_execution import (
+    Case,
+    CodeLimits,
+    CodeRunner,
+    SandboxUnavailableError,
+    last_code_block,
+)
 from tests.support.programs import children_progress
 from tests.support.waiting import UNREACHED_SECONDS, result_of
 

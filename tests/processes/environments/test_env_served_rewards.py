@@ -13,9 +13,9 @@ import pytest
 from aiohttp import web
 
 from rlrun.environments import EpisodeError, load_environment, run_episode
-from rlrun.environments.process.variables import named_by
+from rlrun.environments.process.process_output import named_by
 from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, JudgeError
-from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs, RewardModelError
+from rlrun.environments.rewards.scoring_servers import RewardModel, RewardModelArgs, RewardModelError
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
 from tests.support.waiting import UNREACHED_SECONDS
 

@@ -10,11 +10,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rlrun.environments import load_environment, run_episode
-from rlrun.environments.protocol import Tool
+from rlrun.environments.environment_protocol import Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
-from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
+from rlrun.orchestrator.rollouts.message_forms import ReplyParts
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.support.waiting import UNREACHED_SECONDS
 

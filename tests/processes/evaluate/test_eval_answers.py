@@ -17,15 +17,15 @@ from rlrun.config.models.data import DataConfig, DataSetConfig, SourceConfig
 from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
 from rlrun.environments.dataset_rows import Rows
 from rlrun.environments.stage import TaskRef
-from rlrun.evaluate import dataset, report
+from rlrun.evaluate import report, sampled_rows
 from rlrun.evaluate.answers import AnswerFile, answer_fingerprint
-from rlrun.evaluate.main import Shown
+from rlrun.evaluate.commands import Shown
 from rlrun.evaluate.play import Part
 from rlrun.evaluate.policies import Policy
-from rlrun.local.measures import measures_table
+from rlrun.local.summary import measures_table
 from rlrun.orchestrator.evaluation.evaluator import Answer, Question, evaluation_metrics
 from rlrun.orchestrator.rollouts.environment_pool import Arena
-from rlrun.orchestrator.sft.conversation import read_conversation
+from rlrun.orchestrator.sft.chat_rows import read_conversation
 from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.failures import RoleError
 from tests.support.damage import damages
@@ -169,9 +169,9 @@ def test_what_was_never_answered_is_told(tmp_path: Path) -> None:
 
 def test_rows_leave_out_what_is_cut_and_what_is_not_good_enough(tmp_path: Path) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0), answer(0.4, 1), answer(1.0, truncated=True), answer(None)])
-    everything = dataset.select_rows([found], min_reward=None)
+    everything = sampled_rows.select_rows([found], min_reward=None)
     assert ([row["reward"] for row in everything.rows], everything.truncated, everything.below) == ([1.0, 0.4], 1, 0)
-    good = dataset.select_rows([found], min_reward=1.0)
+    good = sampled_rows.select_rows([found], min_reward=1.0)
     assert ([row["reward"] for row in good.rows], good.truncated, good.below) == ([1.0], 1, 1)
     assert good.rows[0] == {
         "messages": list(MESSAGES),
@@ -199,11 +199,11 @@ CHATS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("suffix", dataset.SUFFIXES)
+@pytest.mark.parametrize("suffix", sampled_rows.SUFFIXES)
 def test_sft_reads_the_conversations_as_they_were(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / "new" / f"data{suffix}"
-    dataset.check_output(path)
-    dataset.write_rows(path, [{"messages": chat, "reward": 1.0, "policy": "base"} for chat in CHATS])
+    sampled_rows.check_output(path)
+    sampled_rows.write_rows(path, [{"messages": chat, "reward": 1.0, "policy": "base"} for chat in CHATS])
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     rows = Rows(DataSetConfig(path=str(path)), "data")
     read = [
@@ -214,15 +214,15 @@ def test_sft_reads_the_conversations_as_they_were(tmp_path: Path, suffix: str) -
     assert [list(chat.messages) for chat in read] == expected
     assert [list(chat.weights) for chat in read] == [[0, 1], [0, 0, 1, 0, 1]]
     with pytest.raises(RoleError, match="exists; choose another name"):
-        dataset.check_output(path)
+        sampled_rows.check_output(path)
 
 
 def test_a_data_set_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match=r"got data.csv, expected a name that ends in .jsonl or .parquet"):
-        dataset.check_output(tmp_path / "data.csv")
+        sampled_rows.check_output(tmp_path / "data.csv")
     mixed = [{"messages": [{"role": "user", "content": content}]} for content in ("text", ["parts"])]
     with pytest.raises(RoleError, match=r"do not fit the columns of a table .*; write .jsonl instead"):
-        dataset.write_rows(tmp_path / "data.parquet", mixed)
+        sampled_rows.write_rows(tmp_path / "data.parquet", mixed)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.evaluate.policies import Policy, base_policy, choose_policies, in_folder, newest_policy, of_run, served_as
 from rlrun.evaluate.staging import Staging, highest_rank
 from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt

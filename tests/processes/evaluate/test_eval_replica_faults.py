@@ -14,9 +14,9 @@ from orch_doors import open_doors
 from orch_simulation import API_KEY, FakeEngine, eventually, in_process
 
 from rlrun.evaluate import play
-from rlrun.evaluate.job import Job
+from rlrun.evaluate.evaluation_job import Job
 from rlrun.evaluate.policies import Policy
-from rlrun.orchestrator.engines.health_monitor import Pace
+from rlrun.orchestrator.engines.discovery import Pace
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.processes.stub.harness.stub_run import StubRun
 from tests.support.waiting import result_of

@@ -25,21 +25,20 @@ from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics import heap
-from rlrun.evaluate import role
+from rlrun.evaluate import evaluation_role
 from rlrun.evaluate.answers import AnswerFile
-from rlrun.evaluate.ready import begin_attempt, make_plan
+from rlrun.evaluate.evaluation_role import begin_attempt, make_plan
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator import attempt as attempt_module
-from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.attempt import TERMINATED, Stop, first_cause
 from rlrun.orchestrator.main import Outside
 from rlrun.orchestrator.progress.lease import progress_annotations
-from rlrun.orchestrator.progress.server import Progress
-from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.progress.progress_server import Progress
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
-from rlrun_operator.status.progress import read_lease
+from rlrun_operator.status.run_progress import read_lease
 from tests.processes.evaluate.test_eval_answers import ENVIRONMENT as WHERE
 from tests.processes.evaluate.test_eval_answers import POLICY, QUESTIONS, answer
 from tests.support.waiting import result_of
@@ -93,7 +92,7 @@ async def attempt(
 ) -> int | None:
     """One attempt to its end; `kill`: to where the engine does not answer any more, and `ready` holds. None: it was killed."""
     work = asyncio.create_task(
-        role.run(
+        evaluation_role.run(
             config,
             attempt=number,
             api_key=API_KEY,
@@ -312,6 +311,6 @@ def test_the_process_collects_in_slices_once_all_is_loaded(monkeypatch: pytest.M
         begun.append(begin)
         return exit_codes.OK
 
-    monkeypatch.setattr(role, "run_process", process)
-    assert role.main([]) == 0
+    monkeypatch.setattr(evaluation_role, "run_process", process)
+    assert evaluation_role.main([]) == 0
     assert [begin.keywords["loaded"].__func__ for begin in begun] == [heap.Slices.begin]

@@ -16,17 +16,17 @@ from orch_simulation import FakeEngine
 
 from rlrun.config.models.data import DataConfig, DataSetConfig, SourceConfig
 from rlrun.environments.dataset_rows import Rows
-from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
+from rlrun.environments.environment_protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
 from rlrun.environments.stage import InProcessStage
-from rlrun.evaluate import dataset
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.evaluate import sampled_rows
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.evaluation.evaluator import Evaluator, list_questions
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena
 from rlrun.orchestrator.rollouts.player import Player
-from rlrun.orchestrator.sft.conversation import read_conversation
+from rlrun.orchestrator.sft.chat_rows import read_conversation
 from tests.processes.evaluate.test_eval_answers import MESSAGES, answer, part
 from tests.processes.evaluate.test_eval_role import make
 
@@ -34,12 +34,12 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 LONE = "a\ud800b\U0001f600"
 
 
-@pytest.mark.parametrize("suffix", dataset.SUFFIXES)
+@pytest.mark.parametrize("suffix", sampled_rows.SUFFIXES)
 def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0), answer(1.0, 1, tools=(TOOL,))])
-    rows = dataset.select_rows([found], min_reward=None).rows
+    rows = sampled_rows.select_rows([found], min_reward=None).rows
     path = tmp_path / f"data{suffix}"
-    dataset.write_rows(path, rows)
+    sampled_rows.write_rows(path, rows)
     config = DataConfig(sources=[SourceConfig(path=str(path))])
     back = [read_conversation(row, config) for row in map(Rows(DataSetConfig(path=str(path)), "data").row, range(2))]
     assert not back[0].tools
@@ -49,16 +49,17 @@ def test_tools_are_kept_and_read_by_sft(tmp_path: Path, suffix: str) -> None:
 
 def test_without_tools_there_is_no_column_of_them(tmp_path: Path) -> None:
     assert all(
-        "tools" not in row for row in dataset.select_rows([part(tmp_path / "f", [answer(1.0)])], min_reward=None).rows
+        "tools" not in row
+        for row in sampled_rows.select_rows([part(tmp_path / "f", [answer(1.0)])], min_reward=None).rows
     )
 
 
-@pytest.mark.parametrize("suffix", dataset.SUFFIXES)
+@pytest.mark.parametrize("suffix", sampled_rows.SUFFIXES)
 def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: str) -> None:
     spoken = [*MESSAGES, {"role": "assistant", "content": LONE, LONE: [{"deep": LONE}]}]
     found = part(tmp_path / "f.jsonl", [answer(1.0, messages=spoken), answer(1.0, 1)])
     path = tmp_path / f"data{suffix}"
-    dataset.write_rows(path, dataset.select_rows([found], min_reward=None).rows)
+    sampled_rows.write_rows(path, sampled_rows.select_rows([found], min_reward=None).rows)
     first, second = (Rows(DataSetConfig(path=str(path)), "data").row(index)["messages"] for index in range(2))
     assert first[-1]["content"] == "a\ufffdb\U0001f600"
     assert first[-1]["a\ufffdb\U0001f600"][0]["deep"] == "a\ufffdb\U0001f600"
@@ -68,7 +69,7 @@ def test_lone_surrogates_are_replaced_and_nothing_else(tmp_path: Path, suffix: s
 @pytest.mark.parametrize("odd", ["hello", 5, None, ["user", "hi"], {"content": "no role"}, {"role": 5, "content": "x"}])
 def test_what_is_no_chat_is_left_out_and_counted(tmp_path: Path, odd: Any) -> None:
     found = part(tmp_path / "f.jsonl", [answer(1.0, messages=(*MESSAGES, odd)), answer(1.0, 1)])
-    selected = dataset.select_rows([found], min_reward=None)
+    selected = sampled_rows.select_rows([found], min_reward=None)
     assert (len(selected.rows), selected.no_chat) == (1, 1)
     assert json.loads((tmp_path / "f.jsonl").read_text().splitlines()[0])["messages"][-1] == odd
 

@@ -15,15 +15,15 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support" / "orchestrator" / 
 
 from orch_simulation import make_config, simulate
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import read_manifest
 from rlrun.cli.evaluation import eval_main, synthesize_main
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.rollout import EvaluationSamplingConfig, SamplingConfig
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError
 from rlrun.inference.http.generate import Head
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import Reader
+from rlrun.protocol.messages.packed_columns import Reader
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 from tests.processes.evaluate.test_eval_role import TASKS, Gated, attempt, make

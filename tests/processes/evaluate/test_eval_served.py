@@ -15,8 +15,7 @@ import yaml
 
 from rlrun.cli.main import main
 from rlrun.evaluate.served import servers as served
-from rlrun.evaluate.served.client import ClientConfig
-from rlrun.evaluate.served.servers import RefusedError, Servers
+from rlrun.evaluate.served.servers import ClientConfig, RefusedError, Servers
 from rlrun.protocol.files.failures import RoleError
 from tests.support.chat_api import Answer, ChatApi, backwards, cut, never, status, text
 from tests.support.program_forks import RLRUN, program_forks

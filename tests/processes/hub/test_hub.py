@@ -30,13 +30,13 @@ PROGRAM = """
 import json, os, sys
 assert "huggingface_hub" not in sys.modules
 from pathlib import Path
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.environments.dataset_rows import download_set
 from rlrun.hub import fetch
-from rlrun.hub.revisions import VARIABLE, keep_revisions
+from rlrun.hub.repository import VARIABLE, keep_revisions
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runtime.role_log import configure_log
+from rlrun.runtime.process_logs import configure_log
 
 configure_log(sys.stderr, "{message}")
 fetch.PAUSE_SECONDS = 0.01

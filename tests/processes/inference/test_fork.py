@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.inference.fork import may_fork
-from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.engine_processes import may_fork
+from rlrun.inference.engine_settings import InferenceSettings
 from tests.support.programs import run_program
 
 FORKED = """
@@ -17,7 +17,7 @@ sys.modules["torch"] = types.SimpleNamespace(set_num_threads=lambda number: None
 utils = types.SimpleNamespace()
 sys.modules |= {"vllm": types.ModuleType("vllm"), "vllm.v1": types.ModuleType("vllm.v1")}
 sys.modules["vllm.v1.engine"] = types.SimpleNamespace(core=None, utils=utils)
-from rlrun.inference.fork import fork_the_engine
+from rlrun.inference.engine_processes import fork_the_engine
 read, write = socket.socketpair()
 write.setblocking(False)
 signal.set_wakeup_fd(write.fileno())

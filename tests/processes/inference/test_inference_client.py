@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlrun.inference.client.completions import Completion, expand_versions, parse_stock
+from rlrun.inference.client.completions import Completion, EngineMetrics, expand_versions, parse_metrics, parse_stock
 from rlrun.inference.client.engine_client import (
     EngineClient,
     EngineError,
     EngineUnavailableError,
 )
-from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
 from tests.support.programs import run_program
 from tests.support.waiting import result_of

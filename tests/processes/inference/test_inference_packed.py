@@ -26,7 +26,7 @@ from rlrun.inference.client.engine_client import EngineClient
 from rlrun.inference.guard import GUEST
 from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens, generate_router
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integer_column, pack_document
+from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, PackedError, Reader, integer_column, pack_document
 
 LONG, GROUP = 65_536, 16
 CHOICE = {"tokens": 2, "finish_reason": "stop", "weight_versions": [{"version": "3", "start": 0, "end": 2}]}
@@ -282,7 +282,7 @@ import asyncio, json, sys
 from array import array
 from aiohttp import web
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import Reader, pack_document
+from rlrun.protocol.messages.packed_columns import Reader, pack_document
 
 LONG, with_packed = int(sys.argv[1]), sys.argv[2] == "packed"
 spans = [{"version": "3", "start": 0, "end": LONG}]

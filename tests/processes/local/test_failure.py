@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.local.plan import RoleProcess
+from rlrun.local.process_plan import RoleProcess
 from rlrun.local.supervisor import Running, explain_failure
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.trainer.ranks.torchrun import last_word

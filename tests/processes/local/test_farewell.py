@@ -19,14 +19,14 @@ import pytest
 from rich.console import Console
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.local import farewell
-from rlrun.local import main as launcher
-from rlrun.local.farewell import Farewell
-from rlrun.local.main import add_options, not_yet, run_spec
-from rlrun.local.plan import RoleProcess, plan_processes
+from rlrun.local import local_command as launcher
+from rlrun.local import summary
+from rlrun.local.local_command import add_options, not_yet, run_spec
 from rlrun.local.preflight import PreflightError
+from rlrun.local.process_plan import RoleProcess, plan_processes
+from rlrun.local.summary import Farewell
 from rlrun.protocol.files.checkpoint_manifest import FileEntry, Manifest, write_manifest
-from rlrun.protocol.files.launcher import read_record
+from rlrun.protocol.files.launcher_record import read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.support.waiting import wait_until
@@ -87,7 +87,7 @@ def test_what_is_saved_where_things_are_and_how_to_go_on(tmp_path: Path) -> None
 
 
 def test_a_full_volume_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(farewell, "volume_is_full", lambda _: True)
+    monkeypatch.setattr(summary, "volume_is_full", lambda _: True)
     full = "  full:     the volume is full: you can delete traces/, exports/ and logs/ of the folder"
     assert told(RunPaths(tmp_path))[-2] == full
 

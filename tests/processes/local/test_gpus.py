@@ -15,10 +15,10 @@ import pytest
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
-from rlrun.local.plan import RoleProcess
+from rlrun.config.models.run_config import RunConfig
+from rlrun.local.gpus import LOCKS_VARIABLE, Claim, GpuLocks, Machine, claim_gpus, gpu_ids
 from rlrun.local.preflight import PreflightError
-from rlrun.local.shared.gpus import LOCKS_VARIABLE, Claim, GpuLocks, Machine, claim_gpus, gpu_ids
+from rlrun.local.process_plan import RoleProcess
 from rlrun.local.supervisor import Supervisor
 from rlrun.runtime import exit_codes
 
@@ -167,7 +167,7 @@ def test_a_folder_that_cannot_hold_locks_is_named(tmp_path: Path) -> None:
 HOLDS = """
 import sys, time
 from pathlib import Path
-from rlrun.local.shared.gpus import GpuLocks
+from rlrun.local.gpus import GpuLocks
 assert GpuLocks(Path(sys.argv[1])).take("GPU-aaaa-1", shared=False) is not None
 print("held", flush=True)
 time.sleep(600)

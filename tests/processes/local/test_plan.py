@@ -13,12 +13,12 @@ import pytest
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local import preflight
-from rlrun.local.plan import Ports, plan_processes, split_gpus, with_endpoints
 from rlrun.local.preflight import PreflightError, check_folder, check_model, check_ports, free_port
+from rlrun.local.process_plan import Ports, plan_processes, split_gpus, with_endpoints
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.launcher import new_record, started_ticks, write_record
+from rlrun.protocol.files.launcher_record import new_record, started_ticks, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.support.programs import run_program

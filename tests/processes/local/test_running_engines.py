@@ -12,11 +12,11 @@ import pytest
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
-from rlrun.local.main import parser
-from rlrun.local.plan import Ports, with_endpoints
+from rlrun.config.models.run_config import RunConfig
+from rlrun.local.local_command import parser
 from rlrun.local.preflight import PreflightError, check_folder
-from rlrun.local.shared.running_engines import check_engines
+from rlrun.local.process_plan import Ports, with_endpoints
+from rlrun.local.shared_processes import check_engines
 from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.paths import RunPaths
 

@@ -9,10 +9,10 @@ import pytest
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
-from rlrun.local.plan import Ports, plan_processes, with_endpoints
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import PreflightError
-from rlrun.local.shared.sharing import endpoints_of, join_host, offer_trainer, shares_trainer, withdraw_offer
+from rlrun.local.process_plan import Ports, plan_processes, with_endpoints
+from rlrun.local.shared_processes import endpoints_of, join_host, offer_trainer, shares_trainer, withdraw_offer
 from rlrun.protocol.files.paths import RunPaths
 
 PORTS = Ports(trainer=1001, rendezvous=1002, metrics=1003, inference=(1004, 1005))

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
-from rlrun.local.inputs import check_data
-from rlrun.local.main import main
-from rlrun.local.plan import Ports, plan_processes, split_gpus, with_endpoints
+from rlrun.config.models.run_config import RunConfig
+from rlrun.local.local_command import main
+from rlrun.local.process_plan import Ports, plan_processes, split_gpus, with_endpoints
+from rlrun.local.read_inputs import check_data
 from rlrun.local.summary import print_summary
 from rlrun.runtime import exit_codes
 

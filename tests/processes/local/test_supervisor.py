@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.diagnostics import stacks
-from rlrun.local.plan import RoleProcess
+from rlrun.local.process_plan import RoleProcess
 from rlrun.local.supervisor import Supervisor, last_lines, marked_processes, stacks_file
 from rlrun.runtime.processes import LAUNCH_VARIABLE
 from tests.support.programs import wait_for
@@ -81,7 +81,7 @@ def test_roles_end_when_the_launcher_is_killed(tmp_path: Path, launch_id: str) -
     launcher = f"""
         import sys, time
         from pathlib import Path
-        from rlrun.local.plan import RoleProcess
+        from rlrun.local.process_plan import RoleProcess
         from rlrun.local.supervisor import Supervisor
         command = (sys.executable, "-c", "import time; time.sleep(600)")
         mark = {{"{LAUNCH_VARIABLE}": "{launch_id}"}}

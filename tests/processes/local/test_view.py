@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from rlrun.local import view as view_module
-from rlrun.local.metrics_tail import MetricsTail
 from rlrun.local.summary import print_summary
-from rlrun.local.view import View, draw_sparkline, show_duration, step_line
+from rlrun.local.view import MetricsTail, View, draw_sparkline, show_duration, step_line
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(None, "–"), (5.9, "5s"), (187, "3m07s"), (3725, "1h02m")])

@@ -8,8 +8,8 @@ from pathlib import Path
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main
-from rlrun.config.models.run import RunConfig
-from rlrun.mirror.starter import mirror_beside
+from rlrun.config.models.run_config import RunConfig
+from rlrun.mirror.mirror_starter import mirror_beside
 from rlrun.protocol.files.checkpoint_manifest import (
     Manifest,
     describe_part,

@@ -14,7 +14,7 @@ import pytest
 from orch_environments import Ranked
 from orch_simulation import FakeEngine, Outcome, make_config, simulate
 
-from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.attempt import first_cause
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

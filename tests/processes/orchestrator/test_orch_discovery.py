@@ -13,12 +13,12 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
+from rlrun.orchestrator.attempt import first_cause
 from rlrun.orchestrator.engines import discovery
 from rlrun.orchestrator.engines.discovery import Discovery, resolve_addresses
-from rlrun.orchestrator.engines.operator_requests import Wishes
+from rlrun.orchestrator.engines.draining import Wishes
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.metrics_line import read_metrics

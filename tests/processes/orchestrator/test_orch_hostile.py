@@ -12,8 +12,8 @@ import pytest
 from orch_simulation import FakeEngine, make_config, simulate
 
 from rlrun.environments.process import supervised
-from rlrun.orchestrator.journal.format import Entry, RolloutEntry, read_segment
-from rlrun.orchestrator.journal.writer import SegmentWriter, rollout_fingerprint
+from rlrun.orchestrator.journal.frames import Entry, RolloutEntry, read_segment
+from rlrun.orchestrator.journal.journal_writer import SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes

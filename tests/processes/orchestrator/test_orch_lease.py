@@ -21,15 +21,15 @@ from loguru import logger
 from orch_simulation import API_KEY, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.engines.operator_requests import Wishes
+from rlrun.orchestrator.attempt import TERMINATED, Stop
+from rlrun.orchestrator.engines.draining import Wishes
 from rlrun.orchestrator.progress import lease as lease_module
 from rlrun.orchestrator.progress.lease import ProgressLease, lease_from_environment, stall_of
-from rlrun.orchestrator.progress.server import Progress, ProgressServer
-from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.progress.progress_server import Progress, ProgressServer
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints
 from rlrun.protocol.files.volume_faults import Trouble
-from rlrun.protocol.messages import annotations, endpoints
-from rlrun.protocol.messages.engine_load import parse_load
+from rlrun.protocol.messages import endpoints, lease_annotations
+from rlrun.protocol.messages.lease_annotations import parse_load
 from rlrun.runtime import exit_codes
 from tests.support.waiting import result_of
 
@@ -146,27 +146,27 @@ def log() -> list[str]:
 
 
 async def test_the_lease_tells_the_progress_as_strings(server: ApiServer) -> None:
-    server.annotations = {annotations.RESUMED_FROM_STEP: "5", "other": "stays"}
+    server.annotations = {lease_annotations.RESUMED_FROM_STEP: "5", "other": "stays"}
     async with server.serve():
         await make_lease(server, [PROGRESS]).renew()
     assert server.annotations == {
         "other": "stays",
-        annotations.STEP: "7",
-        annotations.TOTAL_STEPS: "100",
-        annotations.POLICY_VERSION: "7",
-        annotations.CHECKPOINT_STEP: "5",
-        annotations.REWARD: "0.5123",
-        annotations.TOKENS_PER_SECOND: "1234.6",
-        annotations.STALENESS_MEAN: "1.500",
-        annotations.ETA_SECONDS: "62",
-        annotations.ATTEMPT: "3",
-        annotations.WAITING_ON: "trainer: training, step 8 since 12:03:04Z",
-        annotations.WAITING_ON_ROLE: "trainer",
-        annotations.WAITING_ON_PHASE: "training, step 8",
-        annotations.WAITING_ON_SINCE: "2023-11-14T22:13:20Z",
-        annotations.ACTIVITY: "42",
+        lease_annotations.STEP: "7",
+        lease_annotations.TOTAL_STEPS: "100",
+        lease_annotations.POLICY_VERSION: "7",
+        lease_annotations.CHECKPOINT_STEP: "5",
+        lease_annotations.REWARD: "0.5123",
+        lease_annotations.TOKENS_PER_SECOND: "1234.6",
+        lease_annotations.STALENESS_MEAN: "1.500",
+        lease_annotations.ETA_SECONDS: "62",
+        lease_annotations.ATTEMPT: "3",
+        lease_annotations.WAITING_ON: "trainer: training, step 8 since 12:03:04Z",
+        lease_annotations.WAITING_ON_ROLE: "trainer",
+        lease_annotations.WAITING_ON_PHASE: "training, step 8",
+        lease_annotations.WAITING_ON_SINCE: "2023-11-14T22:13:20Z",
+        lease_annotations.ACTIVITY: "42",
     }
-    assert set(server.patches[0]["metadata"]["annotations"]) == set(annotations.ALL)
+    assert set(server.patches[0]["metadata"]["annotations"]) == set(lease_annotations.ALL)
     spec = server.patches[0]["spec"]
     assert spec["holderIdentity"] == "demo-orchestrator"
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", spec["renewTime"])
@@ -177,7 +177,7 @@ async def test_the_load_is_told_and_the_operator_heard_in_the_answer(server: Api
     load = {"engines": 2, "seconds": 130.51234, "steps": 4, "waited": 0.25, "ahead": 0.0, "idle": 0.0}
     load |= {"busy": 1.0, "requests": 12.0, "waiting": 0.0, "kv": 0.5}
     wishes = Wishes()
-    server.annotations = {annotations.ENGINES_WANTED: "3", annotations.ENGINES_WINDOW: "60"}
+    server.annotations = {lease_annotations.ENGINES_WANTED: "3", lease_annotations.ENGINES_WINDOW: "60"}
     told = replace(PROGRESS, engine_load=load, engines_drained=("10.0.0.7", "fd00::7"))
     lease = lease_from_environment(
         environment(server), attempt=3, look=lambda: told, wishes=wishes, credentials=server.folder
@@ -186,11 +186,11 @@ async def test_the_load_is_told_and_the_operator_heard_in_the_answer(server: Api
     async with server.serve():
         await lease.renew()
         assert (wishes.engines, wishes.window_seconds) == (3, 60.0)
-        server.annotations |= {annotations.ENGINES_WANTED: "nonsense", annotations.ENGINES_WINDOW: "inf"}
+        server.annotations |= {lease_annotations.ENGINES_WANTED: "nonsense", lease_annotations.ENGINES_WINDOW: "inf"}
         await lease.renew()
         assert (wishes.engines, wishes.window_seconds) == (3, 60.0), "what cannot be read changes nothing"
-    assert server.annotations[annotations.ENGINES_DRAINED] == "10.0.0.7 fd00::7"
-    found = parse_load(server.annotations[annotations.ENGINES])
+    assert server.annotations[lease_annotations.ENGINES_DRAINED] == "10.0.0.7 fd00::7"
+    found = parse_load(server.annotations[lease_annotations.ENGINES])
     assert found is not None
     assert (found.engines, found.waited, found.seconds) == (2, 0.25, 130.5)
 
@@ -215,7 +215,7 @@ async def test_a_change_is_told_soon_but_not_too_often_and_idling_rarely(
         task = asyncio.create_task(lease.run())
         loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         await steps()
-        await eventually(lambda: server.annotations.get(annotations.STEP) == "107")
+        await eventually(lambda: server.annotations.get(lease_annotations.STEP) == "107")
         busy, elapsed = len(server.patches), loop.time() - began
         assert 3 <= busy <= elapsed / 0.2 + 2
         progress.append(replace(progress[-1], waiting_on="trainer: training, step 107; micro-batch 3", activity=43))
@@ -325,11 +325,11 @@ async def test_a_run_tells_its_last_step_before_it_ends(
     async with server.serve():
         outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=4))
     assert outcome.code == exit_codes.OK
-    assert server.annotations[annotations.STEP] == "4"
-    assert server.annotations[annotations.CHECKPOINT_STEP] == "4"
-    assert server.annotations[annotations.POLICY_VERSION] == "4"
-    assert annotations.RESUMED_FROM_STEP not in server.annotations
-    assert annotations.STEP not in {
+    assert server.annotations[lease_annotations.STEP] == "4"
+    assert server.annotations[lease_annotations.CHECKPOINT_STEP] == "4"
+    assert server.annotations[lease_annotations.POLICY_VERSION] == "4"
+    assert lease_annotations.RESUMED_FROM_STEP not in server.annotations
+    assert lease_annotations.STEP not in {
         key for key, value in server.patches[0]["metadata"]["annotations"].items() if value is not None
     }, "before the attempt has begun its step is not known"
 
@@ -347,9 +347,9 @@ async def test_a_later_attempt_tells_where_it_went_on(
     async with server.serve():
         config = config.model_copy(update={"metrics_port": free_port()})
         assert (await simulate(config, number=2)).code == exit_codes.OK
-    assert server.annotations[annotations.RESUMED_FROM_STEP] == "2"
-    assert server.annotations[annotations.ATTEMPT] == "2"
-    assert server.annotations[annotations.STEP] == "6"
+    assert server.annotations[lease_annotations.RESUMED_FROM_STEP] == "2"
+    assert server.annotations[lease_annotations.ATTEMPT] == "2"
+    assert server.annotations[lease_annotations.STEP] == "6"
 
 
 async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to_complete(
@@ -384,7 +384,7 @@ async def test_a_run_that_is_told_to_stop_tells_the_checkpoint_that_it_helped_to
     async with server.serve():
         outcome = await simulate(config, during=world, step_seconds=lambda: 0.02, stop=stop)
     assert outcome.code == TERMINATED
-    assert server.annotations[annotations.CHECKPOINT_STEP] == str(steps[0])
+    assert server.annotations[lease_annotations.CHECKPOINT_STEP] == str(steps[0])
 
 
 async def test_renewals_share_a_connection_until_it_or_the_authority_is_another_one(

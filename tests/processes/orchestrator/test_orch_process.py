@@ -23,12 +23,12 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.diagnostics import heap
 from rlrun.local.preflight import free_port
 from rlrun.orchestrator import main as role
-from rlrun.orchestrator.aio import best_effort_writer
-from rlrun.orchestrator.failures import first_cause
-from rlrun.orchestrator.journal import group_commit
+from rlrun.orchestrator.aio import volume_access
+from rlrun.orchestrator.attempt import first_cause
+from rlrun.orchestrator.journal import journal_writer
 from rlrun.orchestrator.progress import metrics_file
-from rlrun.orchestrator.trainer import client as trainer_client
-from rlrun.orchestrator.trainer.client import TrainerClient, TrainerGoneError
+from rlrun.orchestrator.trainer import trainer_client
+from rlrun.orchestrator.trainer.trainer_client import TrainerClient, TrainerGoneError
 from rlrun.protocol.files import batch as batch_module
 from rlrun.protocol.files import volume_faults
 from rlrun.protocol.files.failures import RoleError
@@ -338,8 +338,8 @@ async def test_a_volume_that_hangs_stops_neither_progress_nor_the_end(
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "fdatasync", fsync)
     monkeypatch.setattr(volume_faults, "SLOW_SECONDS", 0.2)
-    monkeypatch.setattr(group_commit, "CLOSE_SECONDS", 0.1)
-    monkeypatch.setattr(best_effort_writer, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(journal_writer, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(volume_access, "CLOSE_SECONDS", 0.1)
 
     async def world(trainer: FakeTrainer) -> None:
         await eventually(lambda: bool(trainer.batches))

@@ -18,7 +18,7 @@ from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, si
 
 from rlrun.environments.process import supervised as supervised_module
 from rlrun.inference.client.engine_client import Completion
-from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.attempt import first_cause
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.rollouts import dispatcher as dispatcher_module
 from rlrun.orchestrator.rollouts.environment_pool import open_arenas

@@ -10,8 +10,8 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.environments.process.user_code_check import check_subjects
-from rlrun.local.inputs import count_pieces
-from rlrun.orchestrator.rollouts.prompt_lengths import count_unplayable
+from rlrun.local.read_inputs import count_pieces
+from rlrun.orchestrator.rollouts.playable_tasks import count_unplayable
 from rlrun.protocol.files.failures import RoleError
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.environments.process.user_code_check import check_subjects
-from rlrun.local.inputs import CHECK_ENCODER, template_pieces
-from rlrun.orchestrator.rollouts.template_check import check_template
-from rlrun.orchestrator.sft.main import check_encoder
+from rlrun.local.read_inputs import CHECK_ENCODER, template_pieces
+from rlrun.orchestrator.rollouts.playable_tasks import check_template
+from rlrun.orchestrator.sft.sft_attempt import check_encoder
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 

@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).parent / "harness"))
 
 from pod_harness import Pod, run_config
 
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.supervisor import marked_processes
-from rlrun.pod.signals import Signals
+from rlrun.pod.container_settings import Signals
 
 
 @pytest.fixture

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from pod_harness import Pod, run_config
 
-from rlrun.config.models.run import RunConfig
-from rlrun.pod.signals import Signals
-from rlrun.pod.start.folders import VOLUME_POLL_SECONDS
-from rlrun.pod.start.ownership import claim_folder, claim_when_possible, has_begun
+from rlrun.config.models.run_config import RunConfig
+from rlrun.pod.container_settings import Signals
+from rlrun.pod.preparation import VOLUME_POLL_SECONDS, claim_folder, claim_when_possible, has_begun
 from rlrun.protocol.files import run_folder
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.failures import RoleError

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pod_harness import Pod, run_config
 
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
-from rlrun.pod.role.process import descendants
+from rlrun.pod.role_process import descendants
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from tests.support.command_line import command_line

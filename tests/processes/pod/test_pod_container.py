@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from pod_harness import PATIENT, Pod, run_config
 
-from rlrun.pod.role.termination_message import MAX_BYTES
+from rlrun.pod.container import MAX_BYTES
 from rlrun.protocol.files.failures import RoleError, read_error, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
-from rlrun_operator.render.containers import HEARS_SIGNALS
+from rlrun_operator.render.role_containers import HEARS_SIGNALS
 from tests.support.programs import finish, run_program, wait_for, wait_for_exit
 
 FAILS = """

@@ -24,7 +24,7 @@ import rlrun.environments as api
 
 def report():
     Path(os.environ["HOME"], "seen").write_text(repr(dict(os.environ)))
-    from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
+    from rlrun.environments.bundled.small_tasks import ReverseText, ReverseTextArgs
     return ReverseText(ReverseTextArgs(length=3))
 
 def hang():

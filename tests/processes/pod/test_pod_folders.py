@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.pod.main import main
-from rlrun.pod.signals import Signals, StoppedError
-from rlrun.pod.start.folders import VOLUME_POLL_SECONDS, make_folders
+from rlrun.pod.container_settings import Signals, StoppedError
+from rlrun.pod.pod_command import main
+from rlrun.pod.preparation import VOLUME_POLL_SECONDS, make_folders
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 

@@ -10,9 +10,8 @@ import pytest
 from pod_harness import Pod, run_config
 
 from rlrun.config.models.file_mark import VARIABLE, file_mark
-from rlrun.pod.settings import settings_from_environment
-from rlrun.pod.signals import Signals
-from rlrun.pod.start.own_file import wait_for_own_file
+from rlrun.pod.container_settings import Signals, settings_from_environment
+from rlrun.pod.preparation import wait_for_own_file
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from tests.support.programs import finish

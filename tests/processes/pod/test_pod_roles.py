@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from pod_harness import run_config
 
-from rlrun.pod.role.network import interface_of
-from rlrun.pod.role.roles import Programs, config_in_pod, role_command, role_environment
-from rlrun.pod.role.termination_message import MAX_BYTES, failure_text
-from rlrun.pod.settings import PodSettings, settings_from_environment
-from rlrun.pod.signals import Signals
-from rlrun.pod.start.waits import wait_until
+from rlrun.pod.container import MAX_BYTES, failure_text
+from rlrun.pod.container_settings import PodSettings, Signals, settings_from_environment
+from rlrun.pod.preparation import wait_until
+from rlrun.pod.role_commands import Programs, config_in_pod, interface_of, role_command, role_environment
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes, extras
 from tests.support.programs import run_program
@@ -197,6 +195,6 @@ def test_a_wait_ends_at_its_deadline_and_says_what_was_missing(signals: Signals)
 
 
 def test_the_first_process_of_a_container_starts_without_heavy_libraries() -> None:
-    code = "import rlrun.pod.main, rlrun.pod.container, sys; print(*sys.modules)"
+    code = "import rlrun.pod.pod_command, rlrun.pod.container, sys; print(*sys.modules)"
     loaded = run_program([sys.executable, "-c", code], check=True).stdout.split()
     assert {"torch", "vllm", "transformers", "numpy", "aiohttp", "kopf"}.isdisjoint(loaded)

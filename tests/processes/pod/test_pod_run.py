@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pod_harness import Pod, run_config
 
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints

@@ -15,10 +15,9 @@ import pytest
 from pod_harness import PATIENT, Pod, run_config
 
 from rlrun.diagnostics import stacks
-from rlrun.inference.command import ENGINE_VARIABLE
-from rlrun.pod.role.hang_report import StuckRole
-from rlrun.pod.role.output import Output
-from rlrun.pod.signals import Signals
+from rlrun.inference.engine_settings import ENGINE_VARIABLE
+from rlrun.pod.container_settings import Signals
+from rlrun.pod.role_process import Output, StuckRole
 from rlrun.protocol.files.paths import RunPaths
 from tests.support.programs import finish, run_program, wait_for
 

@@ -14,15 +14,15 @@ from types import SimpleNamespace
 import pytest
 
 from rlrun import Run, RunError, RunFailedError
-from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, new_record, write_record
-from rlrun.runs import launch as launching
-from rlrun.runs import waiting
+from rlrun.protocol.files.launcher_record import LAUNCH_LOG, LAUNCH_MANIFEST, new_record, write_record
+from rlrun.runs import run_process
+from rlrun.runs import run_process as launching
 from tests.support.programs import run_program, wait_for
 
 LAUNCHER = """
 import os, signal, sys, time
 from pathlib import Path
-from rlrun.protocol.files.launcher import new_record, write_record
+from rlrun.protocol.files.launcher_record import new_record, write_record
 from dataclasses import replace
 root = Path(sys.argv[sys.argv.index("--output-dir") + 1])
 ended = []
@@ -89,7 +89,7 @@ def test_ctrl_c_ends_the_wait_alone(stand_in: Path, monkeypatch: pytest.MonkeyPa
         time.sleep(seconds)
 
     with monkeypatch.context() as patched:
-        patched.setattr(waiting, "time", SimpleNamespace(sleep=pressed, monotonic=time.monotonic, time=time.time))
+        patched.setattr(run_process, "time", SimpleNamespace(sleep=pressed, monotonic=time.monotonic, time=time.time))
         with pytest.raises(KeyboardInterrupt):
             run.wait(every=0.05)
     assert run._launched is not None

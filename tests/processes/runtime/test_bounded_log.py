@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.local.plan import RoleProcess
+from rlrun.local.process_plan import RoleProcess
 from rlrun.local.supervisor import Supervisor
-from rlrun.pod.role import output
-from rlrun.runtime import bounded_log
-from rlrun.runtime.bounded_log import BoundedLog, cut_back
+from rlrun.pod import role_process
+from rlrun.runtime import process_logs
+from rlrun.runtime.process_logs import BoundedLog, cut_back
 
 
 def test_a_full_log_moves_aside_and_the_newest_lines_stay(tmp_path: Path) -> None:
@@ -63,15 +63,15 @@ def test_a_file_that_another_process_appends_to_is_emptied(tmp_path: Path) -> No
         cut_back(path, max_bytes=100)
         writer.write(b"the end\n")
     assert path.read_bytes() == b"the end\n"
-    assert bounded_log.earlier_file(path).read_bytes() == b"x" * 100 + b"y"
+    assert process_logs.earlier_file(path).read_bytes() == b"x" * 100 + b"y"
 
 
 def test_a_pod_bounds_what_its_role_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "BoundedLog", lambda path: BoundedLog(path, max_bytes=100_000))
-    monkeypatch.setattr(output, "_write", lambda stream, chunk: None)
-    kept = output.Output(tmp_path / "role.log")
+    monkeypatch.setattr(role_process, "BoundedLog", lambda path: BoundedLog(path, max_bytes=100_000))
+    monkeypatch.setattr(role_process, "_write", lambda stream, chunk: None)
+    kept = role_process.Output(tmp_path / "role.log")
     reading, writing = os.pipe()
-    kept.pump(reading, output.STDOUT)
+    kept.pump(reading, role_process.STDOUT)
     with os.fdopen(writing, "wb") as pipe:
         for _ in range(100):
             pipe.write(b"z" * 9_999 + b"\n")
@@ -96,7 +96,7 @@ def test_one_machine_bounds_what_its_roles_print(tmp_path: Path, monkeypatch: py
                 break
             threading.Event().wait(0.01)
         assert all_said.exists()
-        assert bounded_log.earlier_file(log).stat().st_size > 1000
+        assert process_logs.earlier_file(log).stat().st_size > 1000
         assert log.stat().st_size <= 1000, "what came after the last look that found too much"
     finally:
         supervisor.stop(0.1)

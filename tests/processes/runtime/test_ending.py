@@ -10,7 +10,7 @@ import time
 from tests.support.programs import wait_for, wait_for_exit
 
 ENDS = """
-from rlrun.runtime.ending import Ending, on_sigterm
+from rlrun.runtime.processes import Ending, on_sigterm
 asked = Ending()
 on_sigterm(asked.set)
 print("up", flush=True)
@@ -31,7 +31,7 @@ def test_requests_after_the_first_one_do_not_change_how_a_process_ends() -> None
 
 STARTS = """
 import subprocess, sys
-from rlrun.runtime.ending import Ending, on_sigterm
+from rlrun.runtime.processes import Ending, on_sigterm
 asked = Ending()
 on_sigterm(asked.set)
 print("up", flush=True)
@@ -58,7 +58,7 @@ def test_what_is_started_after_a_request_hears_its_own() -> None:
 
 WAITS = """
 import os, signal, sys
-from rlrun.runtime.ending import Ending, on_sigterm
+from rlrun.runtime.processes import Ending, on_sigterm
 asked, heard = Ending(), 0
 def ask():
     global heard

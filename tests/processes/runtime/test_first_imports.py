@@ -18,11 +18,11 @@ NEEDED = {
     "rlrun.trainer.ranks.torchrun": {"pydantic"},
     "rlrun.trainer.__main__": {"pydantic"},
     "rlrun.orchestrator.main": {"aiohttp", "numpy", "prometheus_client", "pydantic"},
-    "rlrun.inference.server": {"aiohttp", "pydantic"},
+    "rlrun.inference.engine_server": {"aiohttp", "pydantic"},
     "rlrun.environments.process.worker": set(),
     "rlrun.tracking.sink": {"pydantic"},
-    "rlrun.mirror.main": {"pydantic"},
-    "rlrun.local.main": {"rich", "plotext", "pydantic"},
+    "rlrun.mirror.copy_process": {"pydantic"},
+    "rlrun.local.local_command": {"rich", "plotext", "pydantic"},
     "rlrun.cli.rl": {"pydantic"},
     "rlrun.ui.app": {"fastapi", "pydantic"},
     "rlrun_operator.main": {"pydantic"},
@@ -30,7 +30,7 @@ NEEDED = {
 """By the module that a process begins with. What else a process needs it imports when it knows that it does."""
 
 
-IMPORTED_FIRST = "pydantic, rlrun.config.models.run"
+IMPORTED_FIRST = "pydantic, rlrun.config.models.run_config"
 """Modules that all processes with pydantic import, and that take most of the time."""
 DRIVER = """
 import json, os, sys

@@ -16,16 +16,15 @@ from stub_run import stub_run
 
 from rlrun.cli.main import main
 from rlrun.config.models.checkpoint import ResumeConfig
-from rlrun.hub.repository import Repository
-from rlrun.hub.revisions import recorded_commit
-from rlrun.inspect.compare import fields_of_folder
-from rlrun.inspect.cost.account import of_folder
-from rlrun.inspect.folder.reader import read_folder
-from rlrun.inspect.folder.small_files import each_line, read_config, tail_lines
-from rlrun.inspect.past.configurations import attempts_kept
-from rlrun.orchestrator.checkpoint.state import earlier_attempts, read_snapshot
-from rlrun.orchestrator.journal.format import DroppedEntry, read_segment
-from rlrun.orchestrator.journal.writer import SegmentWriter
+from rlrun.hub.repository import Repository, recorded_commit
+from rlrun.inspect.comparison import fields_of_folder
+from rlrun.inspect.configurations import attempts_kept
+from rlrun.inspect.folder_reader import read_folder
+from rlrun.inspect.gpu_cost import of_folder
+from rlrun.inspect.small_files import each_line, read_config, tail_lines
+from rlrun.orchestrator.checkpoint import earlier_attempts, read_snapshot
+from rlrun.orchestrator.journal.frames import DroppedEntry, read_segment
+from rlrun.orchestrator.journal.journal_writer import SegmentWriter
 from rlrun.protocol.files.attempts import first_attempt, read_attempt
 from rlrun.protocol.files.batch import BatchError, read_batch
 from rlrun.protocol.files.checkpoint_manifest import (
@@ -36,17 +35,22 @@ from rlrun.protocol.files.checkpoint_manifest import (
     verify_files,
 )
 from rlrun.protocol.files.failures import RoleError, read_error, write_error
-from rlrun.protocol.files.forked import ForkedFrom, fork_document, read_fork
-from rlrun.protocol.files.growing_lines import Lines
 from rlrun.protocol.files.identity import read_identity
-from rlrun.protocol.files.launcher import new_record, read_record, write_record
-from rlrun.protocol.files.metrics_line import read_metrics
+from rlrun.protocol.files.launcher_record import new_record, read_record, write_record
+from rlrun.protocol.files.metrics_line import Lines, read_metrics
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.run_folder import recorded_run
-from rlrun.protocol.files.shared import Join, SharedState, last_state, read_requests, write_answer, write_request
-from rlrun.replay.find import read_run
+from rlrun.protocol.files.run_folder import ForkedFrom, fork_document, read_fork, recorded_run
+from rlrun.protocol.files.shared_trainer_files import (
+    Join,
+    SharedState,
+    last_state,
+    read_requests,
+    write_answer,
+    write_request,
+)
+from rlrun.replay.step_files import read_run
 from rlrun.runtime import exit_codes
-from rlrun.tracking.sent import read_sent
+from rlrun.tracking.worker import read_sent
 from rlrun.trainer.checkpoints.resume import choose_base
 from rlrun.ui.traces import TraceIndex
 

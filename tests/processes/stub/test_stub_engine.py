@@ -14,8 +14,18 @@ from stub_run import API_KEY, Program, StubRun, stub_run
 
 from rlrun.inference.client import engine_client as clients
 from rlrun.inference.client.engine_client import Completion, EngineClient, EngineError, EngineUnavailableError
-from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS, ENGINE_READY
-from rlrun.protocol.messages.engine_protocol import BEFORE, HEADER, OWN, PROTOCOL, REFUSED, Speaker
+from rlrun.protocol.messages.endpoints import (
+    BEFORE,
+    ENGINE_GENERATE,
+    ENGINE_HEALTH,
+    ENGINE_METRICS,
+    ENGINE_READY,
+    HEADER,
+    OWN,
+    PROTOCOL,
+    REFUSED,
+    Speaker,
+)
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.character_tokenizer import SPECIAL_TOKENS
 from tests.support.programs import wait_for_async

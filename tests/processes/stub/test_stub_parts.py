@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from stub_run import IMPORT_PATH, StubRun
 
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.model import TinyModelConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.run_objective import Update
 from tests.support.programs import run_program
 from tests.support.stub.engine import StubEngine
 from tests.support.stub.metrics import step_metrics

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from stub_run import Program, StubRun, stub_forks, stub_run
 
-from rlrun.config.models.run import config_fingerprint
+from rlrun.config.models.run_config import config_fingerprint
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.attempts import read_attempt
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, read_manifest, verify_files

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from stub_run import StubRun, stub_run
 
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import read_state
+from rlrun.protocol.files.shared_trainer_files import read_state
 from rlrun.runtime import exit_codes
 
 LORA = {"rank": 8, "slots": 2}

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.runtime.processes import processes_with
-from rlrun.tracking.starter import before_exec
+from rlrun.tracking.sink_starter import before_exec
 from tests.support.programs import finish
 from tests.support.tracked_run import TrackedFolder
 

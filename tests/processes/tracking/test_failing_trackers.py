@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.tracking.starter import SinkProcess
+from rlrun.tracking.sink_starter import SinkProcess
 from tests.processes.tracking.conftest import SinkOf, needs
 from tests.support.mlflow_server import Server
 from tests.support.programs import wait_for, wait_for_exit
@@ -73,7 +73,7 @@ def test_a_sink_that_is_killed_is_started_again(
     server: Server, sink_of: Callable[..., SinkOf], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The orphaned worker gives way to the new one."""
-    monkeypatch.setattr("rlrun.tracking.starter._PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr("rlrun.tracking.sink_starter._PAUSE_SECONDS", 0.1)
     run = sink_of({"mlflow": {"uri": server.url}}).run
     root: Path = run.paths.root
     process = SinkProcess(run.paths.run_json, root, os.environ)

@@ -29,7 +29,7 @@ def of_tensorboard(root: Path) -> Curve:
 
 def of_wandb(root: Path) -> Curve:
     """The last row of a step counts, as in a chart over `step`; no row of the history may come twice."""
-    from rlrun.tracking.backends.wandb_log import read_history
+    from rlrun.tracking.backends.wandb_run import read_history
 
     rows: dict[int, tuple[int, float]] = {}
     for path in sorted((root / "tracking").glob(f"wandb/offline-run-*-{UID}/run-{UID}.wandb")):
@@ -97,7 +97,7 @@ def test_w_and_b_gets_the_configuration_and_tables(sink_of: Callable[..., SinkOf
     needs("wandb")
     from wandb.proto import wandb_internal_pb2
 
-    from rlrun.tracking.backends.wandb_log import read_messages
+    from rlrun.tracking.backends.wandb_run import read_messages
 
     sink = sink_of({"wandb": {"offline": True, "project": "p", "tags": ["t"]}, "samples": {"interval": 2}}, max_steps=2)
     for step in (1, 2):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from rlrun.trainer.learning.optim import adamw8bit
-from rlrun.trainer.learning.optim.adamw8bit import AdamW8bit
+from rlrun.trainer.learning import optimizers
 from rlrun.trainer.learning.optim.muon import Muon
+from rlrun.trainer.learning.optimizers import AdamW8bit
 
 SHAPES = [(6, 4), (5, 3), (6, 4), (3, 5), (4, 6), (6, 4), (1, 4), (3, 4, 2)]
 """Equal ones, tall and wide, rows that do not divide, fewer rows than ranks, and experts."""
@@ -47,7 +47,7 @@ def stepped(optimizer: torch.optim.Optimizer, gradients: list[list[Tensor]]) -> 
 
 def main(rank: int, ranks: int, store: str) -> None:
     """Raise `AssertionError` where the division changes a number."""
-    adamw8bit.SMALLEST, adamw8bit.BLOCK = 20, 4
+    optimizers.SMALLEST, optimizers.BLOCK = 20, 4
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     rows = (init_device_mesh("cpu", (ranks,)), [Shard(0)])
     replicas = (init_device_mesh("cpu", (1, ranks)), [Replicate(), Shard(0)])

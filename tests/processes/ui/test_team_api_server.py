@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.inspect.kubectl import ClusterError
-from rlrun.ui.team.api_server import ApiServer, RefusedError, UnansweredError
 from rlrun.ui.team.callers import Callers, Rights
+from rlrun.ui.team.cluster_api import ApiServer, RefusedError, UnansweredError
 from tests.support.team_cluster import ANN, over_http, two_teams
 
 RUNS = "/apis/rlrun.io/v1alpha1/namespaces/team-a/rlruns"

@@ -17,18 +17,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from rlrun.cli import common
+from rlrun.cli import command_options
 from rlrun.environments import Reply
 from rlrun.environments.process import host
-from rlrun.environments.process.containment.private_folder import make_private_folder
+from rlrun.environments.process.containment.enclosure import make_private_folder
+from rlrun.environments.process.isolated import Remote
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
-from rlrun.environments.process.remote import Remote
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import Talk
 from rlrun.environments.stage import TaskRef
 from rlrun.orchestrator import main as orchestrator
 from rlrun.orchestrator.rollouts.environment_pool import _with_variables
-from rlrun.pod import main as pod
+from rlrun.pod import pod_command as pod
 from rlrun.runtime.bootstrap import module_command
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -122,7 +122,7 @@ ENTRIES = {
     "container": _as_container,
     "orchestrator": _as_orchestrator,
     "pod": _as_pod,
-    "command line": lambda deed: common.piped(lambda: asyncio.run(_attempt(deed))),
+    "command line": lambda deed: command_options.piped(lambda: asyncio.run(_attempt(deed))),
     "nothing": lambda deed: asyncio.run(_attempt(deed)),
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun_operator.decide.engines.scaling import DELETION_COST
+from rlrun_operator.decide.engine_count import DELETION_COST
 from rlrun_operator.kube.resources import CLAIM
 from rlrun_operator.names import RUN_LABEL, SPEC_HASH_ANNOTATION, attempt_of
 from tests.sim.clock import Clock

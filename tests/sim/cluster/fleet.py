@@ -6,9 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from rlrun.protocol.messages import annotations as keys
-from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun.protocol.messages.spot_wish import SpotWish
+from rlrun.protocol.messages import lease_annotations as keys
+from rlrun.protocol.messages.lease_annotations import EngineLoad, SpotWish
 from rlrun_operator.names import SPOT_LABEL
 from tests.sim.cluster.api import Json
 from tests.sim.cluster.pods import is_up

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.protocol.messages import annotations as keys
+from rlrun.protocol.messages import lease_annotations as keys
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL, attempt_of, run_uid_of
 from rlrun_operator.times import rfc3339, seconds_of

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlrun.protocol.messages import annotations as keys
+from rlrun.protocol.messages import lease_annotations as keys
 from rlrun_operator.names import SPOT_LABEL, attempt_number
 from rlrun_operator.status import reasons
 from rlrun_operator.status.conditions import raw_conditions

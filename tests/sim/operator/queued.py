@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlrun_operator.decide.reading.written_status import read_status
+from rlrun_operator.decide.reading import read_status
 from rlrun_operator.reconcile.admissions import Admissions
 from rlrun_operator.reconcile.observe import LookUps
 from rlrun_operator.runtime.cache import Key, Store

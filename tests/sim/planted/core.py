@@ -11,23 +11,21 @@ from rlrun_operator.decide import (
     attempt,
     attempt_end,
     completion,
-    hindsight,
     restart,
     running,
     snapshot,
     state_machine,
     status_builder,
 )
-from rlrun_operator.deletion import asked_at
-from rlrun_operator.failures import policy
+from rlrun_operator.failures import failure_policy
 from rlrun_operator.kube.client import Client
-from rlrun_operator.pods import Pod
+from rlrun_operator.pods import Pod, asked_at
 from rlrun_operator.reconcile.apply import DONE, Applier, Outcome
 from rlrun_operator.reconcile.reconciler import Reconciler
 from rlrun_operator.runtime import cache
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import NO_ACTIONS, Actions, Apply, Decision
-from rlrun_operator.status.change import NO_CHANGE, UNSET, StatusChange
+from rlrun_operator.status.conditions import NO_CHANGE, UNSET, StatusChange
 from tests.sim.planted.plant import Plant, put
 
 
@@ -42,17 +40,17 @@ def the_controller_is_not_waited_for(stack: contextlib.ExitStack) -> None:
 
 
 def disruptions_count(stack: contextlib.ExitStack) -> None:
-    real = policy.apply_policy
-    put(stack, policy, "apply_policy", lambda cause, **how: replace(real(cause, **how), counted=True))
+    real = failure_policy.apply_policy
+    put(stack, failure_policy, "apply_policy", lambda cause, **how: replace(real(cause, **how), counted=True))
 
 
 def the_limit_is_one_too_high(stack: contextlib.ExitStack) -> None:
-    real = policy.apply_policy
+    real = failure_policy.apply_policy
 
-    def verdict(cause: Any, *, budget: policy.Budget, **how: Any) -> policy.Verdict:
+    def verdict(cause: Any, *, budget: failure_policy.Budget, **how: Any) -> failure_policy.Verdict:
         return real(cause, budget=replace(budget, counted=max(0, budget.counted - 1)), **how)
 
-    put(stack, policy, "apply_policy", verdict)
+    put(stack, failure_policy, "apply_policy", verdict)
 
 
 def the_cache_is_believed_when_it_lacks_something(stack: contextlib.ExitStack) -> None:
@@ -177,7 +175,7 @@ def a_pod_works_until_its_sidecars_have_ended(stack: contextlib.ExitStack) -> No
 
 def the_last_request_to_delete_is_taken_for_the_first(stack: contextlib.ExitStack) -> None:
     put(stack, pods, "first_asked_at", asked_at)
-    put(stack, hindsight, "TERMINATED", None)
+    put(stack, attempt_end, "TERMINATED", None)
 
 
 CORE: tuple[Plant, ...] = (

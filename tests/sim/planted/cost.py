@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from rlrun_operator.decide.cost import ledger
-from rlrun_operator.decide.cost.ledger import Ledger, Span
+from rlrun_operator.decide import gpu_time
+from rlrun_operator.decide.gpu_time import Ledger, Span
 from rlrun_operator.decide.snapshot import RunSnapshot
 from tests.sim.planted.plant import Plant, put
 
@@ -15,17 +15,17 @@ TICK_SECONDS = 5
 
 
 def _looks(stack: contextlib.ExitStack, change: Callable[[Span], Span | None]) -> None:
-    real = ledger.read_ledger
+    real = gpu_time.read_ledger
 
     def look(case: RunSnapshot) -> Ledger:
         found = real(case)
         return replace(found, spans=tuple(new for span in found.spans if (new := change(span)) is not None))
 
-    put(stack, ledger, "read_ledger", look)
+    put(stack, gpu_time, "read_ledger", look)
 
 
 def a_pod_is_counted_from_its_beginning_each_time(stack: contextlib.ExitStack) -> None:
-    put(stack, ledger, "_recorded_pods", lambda entries: {})
+    put(stack, gpu_time, "_recorded_pods", lambda entries: {})
 
 
 def time_is_counted_in_ticks(stack: contextlib.ExitStack) -> None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from rlrun.config.models import parallel
-from rlrun_operator.decide import snapshot
-from rlrun_operator.decide.trainers import choice, look, resizing
+from rlrun_operator.decide import elastic_trainer, restart, snapshot
 from tests.sim.planted.plant import Plant, put
 
 
@@ -23,20 +22,20 @@ def a_smaller_group_waits_for_all_of_its_ranks(stack: contextlib.ExitStack) -> N
 
 
 def a_growth_that_found_no_node_is_tried_again_at_once(stack: contextlib.ExitStack) -> None:
-    for module in (choice, resizing):
+    for module in (elastic_trainer, restart):
         put(stack, module, "grow_delay", lambda rules, growths: 0.0)
 
 
 def nodes_are_not_waited_for(stack: contextlib.ExitStack) -> None:
-    put(stack, look, "_seconds_without_nodes", lambda case: 1e6)
+    put(stack, elastic_trainer, "_seconds_without_nodes", lambda case: 1e6)
 
 
 def it_never_grows(stack: contextlib.ExitStack) -> None:
-    put(stack, look, "_at_checkpoint", lambda case, heard: False)
+    put(stack, elastic_trainer, "_at_checkpoint", lambda case, heard: False)
 
 
 def it_grows_wherever_it_is(stack: contextlib.ExitStack) -> None:
-    put(stack, look, "_at_checkpoint", lambda case, heard: True)
+    put(stack, elastic_trainer, "_at_checkpoint", lambda case, heard: True)
 
 
 def the_fewest_pods_are_forgotten(stack: contextlib.ExitStack) -> None:

@@ -6,11 +6,10 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from rlrun_operator.decide import snapshot
-from rlrun_operator.decide.engines import scaling
-from rlrun_operator.decide.engines.autoscale import Choice
+from rlrun_operator.decide import engine_count, snapshot
+from rlrun_operator.decide.engine_count import Choice
 from rlrun_operator.pods import Pod
-from rlrun_operator.status.scene import Wanted
+from rlrun_operator.status.wait_facts import Wanted
 from tests.sim.planted.plant import Plant, put
 
 
@@ -50,7 +49,7 @@ def spot_engines_are_forgotten_at_the_end(stack: contextlib.ExitStack) -> None:
 
 
 def engines_go_before_they_are_drained(stack: contextlib.ExitStack) -> None:
-    put(stack, scaling, "_must_drain", lambda case, heard: False)
+    put(stack, engine_count, "_must_drain", lambda case, heard: False)
 
 
 def what_was_chosen_is_not_read_again(stack: contextlib.ExitStack) -> None:
@@ -60,12 +59,12 @@ def what_was_chosen_is_not_read_again(stack: contextlib.ExitStack) -> None:
 
 def every_report_is_decided_on(stack: contextlib.ExitStack) -> None:
     """However short a time it is of: the number swings."""
-    real = scaling.choose_engines
+    real = engine_count.choose_engines
 
     def choose(wanted: int, load: Any, rules: Any) -> Choice:
         return real(wanted, load, replace(rules, stabilization_seconds=0.0))
 
-    put(stack, scaling, "choose_engines", choose)
+    put(stack, engine_count, "choose_engines", choose)
 
 
 ENGINES: tuple[Plant, ...] = (

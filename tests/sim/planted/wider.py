@@ -8,18 +8,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlrun_operator import render
-from rlrun_operator.decide import restart, snapshot, state_machine, status_builder, suspend
-from rlrun_operator.decide.objects import corrections, keys, parts, volumes
-from rlrun_operator.decide.reading.children import desired_replicas, is_ending
-from rlrun_operator.failures import policy
+from rlrun_operator.decide import api_keys, claims, repairs, restart, snapshot, state_machine, status_builder, suspend
+from rlrun_operator.decide.reading import desired_replicas, is_ending
+from rlrun_operator.failures import failure_policy
 from rlrun_operator.kube import client
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.kube.resources import BY_KIND
-from rlrun_operator.reconcile import kept_out, reconciler
+from rlrun_operator.reconcile import reconciler, run_memory
 from rlrun_operator.reconcile.apply import Applier
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.state import Apply
-from rlrun_operator.status import diagnose, object_events, reasons
+from rlrun_operator.status import diagnose, reasons, wait_facts
 from tests.sim.operator.process import RELEASES
 from tests.sim.planted.plant import Plant, put
 from tests.sim.world import World
@@ -43,7 +42,7 @@ def the_observed_generation_is_ignored(stack: contextlib.ExitStack) -> None:
 
 
 def a_retry_time_far_in_the_future_is_believed(stack: contextlib.ExitStack) -> None:
-    put(stack, policy, "longest_backoff", lambda backoff: math.inf)
+    put(stack, failure_policy, "longest_backoff", lambda backoff: math.inf)
 
 
 def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.ExitStack) -> None:
@@ -57,26 +56,26 @@ def the_lease_of_a_deleted_namesake_is_taken_for_the_own_one(stack: contextlib.E
 
 
 def the_oldest_event_is_told(stack: contextlib.ExitStack) -> None:
-    real = object_events.event_time
+    real = wait_facts.event_time
 
     def oldest(events: Any, kind: str, name: str, reason: str | None = None, uid: str | None = None) -> Any:
         found = [
-            e for e in events if object_events.is_about_object(e, kind, name, uid) and reason in (None, e.get("reason"))
+            e for e in events if wait_facts.is_about_object(e, kind, name, uid) and reason in (None, e.get("reason"))
         ]
         return min(found, key=real, default=None)
 
-    put(stack, object_events, "newest_event", oldest)
+    put(stack, wait_facts, "newest_event", oldest)
 
 
 def a_lost_deployment_is_not_made_again(stack: contextlib.ExitStack) -> None:
-    put(stack, corrections, "_lost_deployment", lambda *given: [])
+    put(stack, repairs, "_lost_deployment", lambda *given: [])
 
 
 # ---- children
 
 
 def a_lost_lease_is_not_made_again(stack: contextlib.ExitStack) -> None:
-    put(stack, corrections, "lost_lease", lambda *given: [])
+    put(stack, repairs, "lost_lease", lambda *given: [])
 
 
 def small_objects_are_made_for_the_first_attempt_alone(stack: contextlib.ExitStack) -> None:
@@ -101,20 +100,20 @@ def what_exists_is_not_applied_again(stack: contextlib.ExitStack) -> None:
 
 
 def what_is_deleted_waits_for_the_next_attempt(stack: contextlib.ExitStack) -> None:
-    put(stack, parts, "compare_parts", lambda found, attempt: parts.Seen({}))
+    put(stack, repairs, "compare_parts", lambda found, attempt: repairs.Seen({}))
 
 
 def an_edit_of_a_small_object_is_not_noticed(stack: contextlib.ExitStack) -> None:
-    put(stack, parts, "unheld_fields", lambda held, part: [])
+    put(stack, repairs, "unheld_fields", lambda held, part: [])
 
 
 def a_pod_waits_for_ever_for_a_lost_configuration(stack: contextlib.ExitStack) -> None:
     """That of an attempt whose specification was edited since."""
-    put(stack, parts, "missing_configuration_cause", lambda found: None)
+    put(stack, repairs, "missing_configuration_cause", lambda found: None)
 
 
 def a_pod_waits_for_ever_for_a_lost_key(stack: contextlib.ExitStack) -> None:
-    put(stack, keys, "missing_key_cause", lambda found: None)
+    put(stack, api_keys, "missing_key_cause", lambda found: None)
 
 
 def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
@@ -124,7 +123,7 @@ def another_key_has_the_name_of_the_first(stack: contextlib.ExitStack) -> None:
 
 def engines_hold_a_deleted_claim(stack: contextlib.ExitStack) -> None:
     put(stack, snapshot.RunSnapshot, "claim_is_ending", property(lambda self: False))
-    put(stack, volumes, "ending_claim_cause", lambda found: None)
+    put(stack, claims, "ending_claim_cause", lambda found: None)
 
 
 def objects_of_others_are_taken_over(stack: contextlib.ExitStack) -> None:
@@ -168,11 +167,11 @@ def a_rejection_outlives_the_edit_that_mends_it(stack: contextlib.ExitStack) -> 
 
 def a_refused_resumption_is_taken_for_begun(stack: contextlib.ExitStack) -> None:
     """The attempt that was suspended is judged by its pods, of which there are none."""
-    put(stack, kept_out, "_OF_LIFE", tuple(kind for kind in kept_out._OF_LIFE if kind != reasons.SUSPENDED))
+    put(stack, run_memory, "_OF_LIFE", tuple(kind for kind in run_memory._OF_LIFE if kind != reasons.SUSPENDED))
 
 
 def what_has_no_number_is_called_starting(stack: contextlib.ExitStack) -> None:
-    for module in (status_builder, kept_out):
+    for module in (status_builder, run_memory):
         put(stack, module, "run_phase", lambda conditions, attempt, real=module.run_phase: real(conditions, 1))
 
 
@@ -185,7 +184,7 @@ def what_was_kept_out_is_never_tried_again(stack: contextlib.ExitStack) -> None:
 
 
 def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None:
-    real = corrections._lost_deployment
+    real = repairs._lost_deployment
 
     def lost(found: snapshot.RunSnapshot, in_hand: bool) -> list[Apply]:
         other = (
@@ -198,7 +197,7 @@ def another_release_renders_what_runs_again(stack: contextlib.ExitStack) -> None
         )
         return [Apply(made)] if made is not None else real(found, in_hand)
 
-    put(stack, corrections, "_lost_deployment", lost)
+    put(stack, repairs, "_lost_deployment", lost)
 
 
 def a_new_leader_believes_its_first_list(stack: contextlib.ExitStack) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from rlrun_operator.names import Role
-from rlrun_operator.queue.model import PodSet, QueueRules
+from rlrun_operator.queue.queue_model import PodSet, QueueRules
 from tests.sim.queue.world import GPU, Run, Settings, World
 
 RULES = QueueRules(pass_seconds=60.0, start_seconds=120.0, displaced_seconds=30.0, protect_seconds=120.0)

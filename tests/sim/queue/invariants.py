@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rlrun_operator.queue.admit import TRIES
-from rlrun_operator.queue.model import Plan
+from rlrun_operator.queue.queue_model import Plan
 from tests.sim.queue.promises import PROMISES, Pass, Promise
 from tests.sim.queue.world import GPU, LEAVE_SECONDS, LOOK_SECONDS, PODS_SECONDS, RECORD_SECONDS, Run, World
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from rlrun_operator.queue import admit, fit, holding, preempt, shares
+from rlrun_operator.queue import admit, packing, preemption, shares
 from tests.sim.planted.plant import Plant, put
 from tests.sim.queue.draw import contended_world, crowded_world, random_world, saturated_world
 from tests.sim.queue.invariants import BrokenError, Checks, at_the_end, fair
@@ -71,12 +71,12 @@ def hunt(plant: Plant, seeds: range, one: Callable[[int], str | None] = live) ->
 
 def ending_pods_hold_nothing(stack: contextlib.ExitStack) -> None:
     """Room is given away before the pods in it are gone."""
-    original = holding.bound_requests
+    original = preemption.bound_requests
 
     def bound(rooms: Any, run: Any, *, ending: bool) -> Any:
         return {} if ending else original(rooms, run, ending=False)
 
-    put(stack, holding, "bound_requests", bound)
+    put(stack, preemption, "bound_requests", bound)
 
 
 def an_admission_is_forgotten_until_it_is_recorded(stack: contextlib.ExitStack) -> None:
@@ -96,7 +96,7 @@ def room_that_is_kept_is_given_away(stack: contextlib.ExitStack) -> None:
 
 def victims_do_not_have_to_be_enough(stack: contextlib.ExitStack) -> None:
     """Runs are preempted and nothing begins for it."""
-    original = preempt.choose_victims
+    original = preemption.choose_victims
 
     def victims(rooms: Any, head: Any, held: Any, *rest: Any) -> Any:
         found = original(rooms, head, held, *rest)
@@ -112,7 +112,7 @@ def a_namespace_under_its_share_is_preempted(stack: contextlib.ExitStack) -> Non
     def may(run: Any, head: Any, *rest: Any) -> bool:
         return bool(run.priority == head.priority and run.namespace != head.namespace)
 
-    put(stack, preempt, "_may_preempt", may)
+    put(stack, preemption, "_may_preempt", may)
 
 
 def priority_does_not_count(stack: contextlib.ExitStack) -> None:
@@ -123,7 +123,7 @@ def priority_does_not_count(stack: contextlib.ExitStack) -> None:
 
 def what_finds_no_room_is_never_released(stack: contextlib.ExitStack) -> None:
     """Two runs that have half of their pods each wait for each other."""
-    put(stack, holding, "run_to_release", lambda *args: None)
+    put(stack, preemption, "run_to_release", lambda *args: None)
 
 
 def pods_are_not_packed(stack: contextlib.ExitStack) -> None:
@@ -131,9 +131,9 @@ def pods_are_not_packed(stack: contextlib.ExitStack) -> None:
 
     def place(rooms: Any, gang: Any) -> Any:
         room = next(iter(rooms.free), None)
-        return {room: {}} if room is not None and fit._has_enough(rooms, gang) else None
+        return {room: {}} if room is not None and packing._has_enough(rooms, gang) else None
 
-    for module in (admit, holding, preempt):
+    for module in (admit, preemption, preemption):
         put(stack, module, "place_gang", place)
 
 
@@ -141,23 +141,23 @@ def several_begin_at_once_in_the_dark(stack: contextlib.ExitStack) -> None:
     """Without capacity all begin, each gets a part, and none is released."""
     original = admit._Pass._room_for
     put(stack, admit._Pass, "_room_for", lambda self, run: {} if self.rooms is None else original(self, run))
-    put(stack, holding, "run_to_release", lambda *args: None)
+    put(stack, preemption, "run_to_release", lambda *args: None)
 
 
 def a_young_run_is_preempted_for_a_share(stack: contextlib.ExitStack) -> None:
-    original = preempt._may_preempt
+    original = preemption._may_preempt
 
     def may(run: Any, *rest: Any) -> bool:
         return original(replace(run, started=float("-inf")), *rest)
 
-    put(stack, preempt, "_may_preempt", may)
+    put(stack, preemption, "_may_preempt", may)
 
 
 def more_runs_are_preempted_than_needed(stack: contextlib.ExitStack) -> None:
     def needed(trial: Any, head: Any, chosen: Any, charges: Any) -> Any:
-        return chosen, fit.place_gang(trial, head.gang) or {}
+        return chosen, packing.place_gang(trial, head.gang) or {}
 
-    put(stack, preempt, "_spare_unneeded", needed)
+    put(stack, preemption, "_spare_unneeded", needed)
 
 
 def releases_do_not_move_a_run_to_the_end(stack: contextlib.ExitStack) -> None:
@@ -173,14 +173,14 @@ def an_admitted_run_without_room_holds_back_no_other(stack: contextlib.ExitStack
         def __contains__(self, uid: object) -> bool:
             return False
 
-    original = holding.charge_holdings
+    original = preemption.charge_holdings
 
     def hold(*args: Any) -> Any:
         held = original(*args)
         held.homeless = Blind(held.homeless)
         return held
 
-    put(stack, holding, "charge_holdings", hold)
+    put(stack, preemption, "charge_holdings", hold)
 
 
 def arrival_does_not_count(stack: contextlib.ExitStack) -> None:

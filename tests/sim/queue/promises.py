@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlrun_operator.queue.admit import TRIES
-from rlrun_operator.queue.model import Applicant, Plan, PodSet, QueueRules, QueueState
+from rlrun_operator.queue.queue_model import Applicant, Plan, PodSet, QueueRules, QueueState
 
 GPU = "nvidia.com/gpu"
 _CLOSE = 1e-6

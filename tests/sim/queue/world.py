@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from rlrun_operator.queue import admit as core
-from rlrun_operator.queue.model import (
+from rlrun_operator.queue.queue_model import (
     Applicant,
     Capacity,
     HeldPod,

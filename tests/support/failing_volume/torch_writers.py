@@ -16,22 +16,22 @@ from transformers.models.llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM  # here, not in each child that is forked
 
 from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, write_attempt
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART, complete_checkpoints, read_manifest, verify_files
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume
-from rlrun.trainer.checkpoints import dcp_reader
+from rlrun.trainer.checkpoints import dcp_files
+from rlrun.trainer.checkpoints.checkpoint_manager import Checkpoints
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
-from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
-from rlrun.trainer.checkpoints.manager import Checkpoints
+from rlrun.trainer.checkpoints.dcp_files import CheckpointReader
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling.model_files import ModelFiles
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.weights import hf_writer, retention
+from rlrun.trainer.weights import hf_writer, version_retention
 from tests.support.failing_volume.writers import Seen, Writer, until_taken
 
 _SHAPE = {
@@ -88,7 +88,7 @@ class VersionWriter:
             "publish the weights",
             lambda: hf_writer.publish_version(rank.model, path, files=files, dtype="bfloat16", group=rank.group),
         )
-        retention.delete_superfluous(
+        version_retention.delete_superfluous(
             paths, attempt=first_attempt(world_size=1, config_hash="h", attempt=attempt), max_async_level=1
         )
 
@@ -177,7 +177,7 @@ class CheckpointSaver:
                 if name.startswith(f"{POLICY}.model.") or name.endswith(("exp_avg", "exp_avg_sq"))
             }
             state = stored | {"progress.step": torch.tensor(0)}
-            dcp_reader.load_state(state, reader, alone=True)
+            dcp_files.load_state(state, reader, alone=True)
             assert int(state["progress.step"]) == checkpoint.step
             assert len(stored) == 9, sorted(stored)
             wanted = {name: torch.zeros_like(tensor) for name, tensor in stored.items()}

@@ -13,13 +13,12 @@ from typing import Literal, Protocol
 import numpy as np
 
 from rlrun.config.models.checkpoint import CheckpointConfig
-from rlrun.orchestrator.aio import best_effort_writer
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.aio.volume import retry_until_done
-from rlrun.orchestrator.checkpoint.state import Snapshot, read_snapshot, write_snapshot
-from rlrun.orchestrator.journal.format import DroppedEntry, read_segment
+from rlrun.orchestrator.aio import volume_access
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter, retry_until_done
+from rlrun.orchestrator.checkpoint import Snapshot, read_snapshot, write_snapshot
+from rlrun.orchestrator.journal.frames import DroppedEntry, read_segment
+from rlrun.orchestrator.journal.journal_writer import Journal, SegmentWriter
 from rlrun.orchestrator.journal.ledger import Ledger
-from rlrun.orchestrator.journal.writer import Journal, SegmentWriter
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 from rlrun.protocol.files import volume_faults
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
@@ -63,7 +62,7 @@ class Writer(Protocol):
 def without_pauses() -> None:
     """Let the roles of this process try again at once."""
     volume_faults.backoff = lambda tries, **_: 0.0  # type: ignore[assignment]
-    best_effort_writer.RETRY_SECONDS = 0.0  # type: ignore[misc]
+    volume_access.RETRY_SECONDS = 0.0  # type: ignore[misc]
     completion._LOOK_SECONDS = 0.001  # type: ignore[misc]
     unsaved.FIRST_RETRY_SECONDS = unsaved.LONGEST_RETRY_SECONDS = 0.0  # type: ignore[misc]
 

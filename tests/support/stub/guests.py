@@ -15,7 +15,7 @@ from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun.trainer.guests.requests import Guest, Guests
+from rlrun.trainer.guests.guest_requests import Guest, Guests
 from tests.support.stub.run import Run
 from tests.support.stub.script import Script
 

@@ -29,7 +29,7 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig
 from rlrun.diagnostics import stacks
-from rlrun.inference.from_config import settings_from_config
+from rlrun.inference.engine_settings import InferenceSettings, SettingsError, settings_from_config
 from rlrun.inference.guard import Guard
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.http.generate import (
@@ -43,15 +43,14 @@ from rlrun.inference.http.generate import (
     unless_gone,
 )
 from rlrun.inference.http.routes import Control, router
-from rlrun.inference.settings import InferenceSettings, SettingsError
 from rlrun.inference.weights.handover import Handover
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_model
 from rlrun.inference.weights.sleeping import DROP_WEIGHTS, KEEP_WEIGHTS, Sleeper, SleepGate
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE, ENGINE_HEALTH, ENGINE_METRICS
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS
-from rlrun.runtime import exit_codes, role_log
+from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS
+from rlrun.runtime import exit_codes, process_logs
 from tests.support.stub.engine import AdapterRequest, Choice, StubEngine
 from tests.support.stub.script import InferenceScript, load_script
 
@@ -175,7 +174,7 @@ def _document(index: int, choice: Choice) -> dict[str, Any]:
 
 
 def serve(settings: InferenceSettings, script: InferenceScript, run_folder: Path) -> int:
-    """Serve until SIGTERM or SIGINT; the exit codes are those of `rlrun.inference.server.serve_engine`.
+    """Serve until SIGTERM or SIGINT; the exit codes are those of `rlrun.inference.engine_server.serve_engine`.
 
     Raises:
         RoleError: the model folder or the address cannot be used.
@@ -282,7 +281,7 @@ async def _running(heartbeat: Heartbeat) -> AsyncIterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the command line and serve; returns the exit code."""
-    role_log.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | inference | {message}")
+    process_logs.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | inference | {message}")
     parser = argparse.ArgumentParser(
         prog="python -m tests.support.stub.inference", description="Serve a run without vLLM."
     )

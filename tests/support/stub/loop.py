@@ -10,7 +10,7 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import config_fingerprint
+from rlrun.config.models.run_config import config_fingerprint
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.config.models.model import TinyModelConfig
+from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError, storage_errors, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.modeling.character_tokenizer import CHARACTERS, CHAT_TEMPLATE, SPECIAL_TOKENS, character_tokenizer
-from rlrun.trainer.ranks.rank_arguments import read_config
+from rlrun.trainer.ranks.launch import read_config
 from tests.support.stub.policy import Policy, write_model
 from tests.support.stub.script import PolicyScript, load_script
 

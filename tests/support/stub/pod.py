@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# As in `rlrun.pod.main`: what takes time is imported once signals are handled.
+# As in `rlrun.pod.pod_command`: what takes time is imported once signals are handled.
 if TYPE_CHECKING:
-    from rlrun.config.models.run import RunConfig
-    from rlrun.pod.role.roles import Programs
-    from rlrun.pod.settings import PodSettings
+    from rlrun.config.models.run_config import RunConfig
+    from rlrun.pod.container_settings import PodSettings
+    from rlrun.pod.role_commands import Programs
     from rlrun.protocol.files.paths import Role
 
 PACKAGE = "tests.support.stub"
@@ -21,24 +21,24 @@ def role_command(role: Role, pod: PodSettings, config: RunConfig, config_file: P
     Raises:
         RoleError: the pod is no member of the trainer's group.
     """
-    from rlrun.pod.role import roles
+    from rlrun.pod import role_commands
 
     if role == "orchestrator":
-        return roles.role_command(role, pod, config, config_file)
+        return role_commands.role_command(role, pod, config, config_file)
     if role == "trainer":
-        roles.check_membership(pod, config)
-    return roles.config_command(f"{PACKAGE}.{role}", config_file)
+        role_commands.check_membership(pod, config)
+    return role_commands.config_command(f"{PACKAGE}.{role}", config_file)
 
 
 def model_command(config_file: Path) -> list[str]:
     """The command line that makes the model folder."""
-    from rlrun.pod.role import roles
+    from rlrun.pod import role_commands
 
-    return roles.config_command(f"{PACKAGE}.model", config_file)
+    return role_commands.config_command(f"{PACKAGE}.model", config_file)
 
 
 def programs() -> Programs:
     """Programs of the stub image's containers."""
-    from rlrun.pod.role.roles import Programs
+    from rlrun.pod.role_commands import Programs
 
     return Programs(role_command, model_command)

@@ -33,7 +33,7 @@ from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.checkpoints.completion import Completer
 from rlrun.trainer.checkpoints.unsaved import Refused, Retry
 from rlrun.trainer.engines_beside import EnginesBeside
-from rlrun.trainer.weights import retention
+from rlrun.trainer.weights import version_retention
 from tests.support.stub.metrics import step_metrics, validation_metrics
 from tests.support.stub.policy import (
     WEIGHTS,
@@ -213,7 +213,7 @@ class Run:
         self.volume.insist(f"publish the weights of step {self.policy.step}", write)
         self.channel.emit("published", self.policy.step, path=path)
         reach("weights.told")
-        retention.delete_superfluous(
+        version_retention.delete_superfluous(
             self.paths, attempt=self.attempt, max_async_level=self.config.algorithm.max_async_level
         )
 

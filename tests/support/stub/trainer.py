@@ -19,7 +19,7 @@ from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
 from rlrun.trainer.__main__ import configure_log
-from rlrun.trainer.ranks.rank_arguments import attempt_number, read_config
+from rlrun.trainer.ranks.launch import attempt_number, read_config
 from rlrun.trainer.ranks.stop import Stop
 
 

@@ -26,7 +26,7 @@ from rlrun.config.algorithm.names import (
     is_import_path,
 )
 from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.trainer.learning.objective import step_objective
+from rlrun.trainer.learning.run_objective import step_objective
 
 
 def test_functions_take_exactly_the_options_of_the_table() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from rlrun.algorithms import correct_mismatch
-from rlrun.api.manifest import parse_manifest
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import convert_settings
-from rlrun.convert.readers.setting import Setting
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import convert_settings
+from rlrun.convert.readers.hydra import Setting
 
 KEY = "algorithm.rollout_correction."
 BASE = {

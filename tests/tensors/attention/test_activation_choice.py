@@ -10,8 +10,8 @@ import torch
 from transformers import MambaConfig, PreTrainedConfig, Qwen3Config
 
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.trainer.modeling import activation_choice
-from rlrun.trainer.modeling.activation_choice import activation_mode, choose_for
+from rlrun.trainer.modeling import activation_checkpointing
+from rlrun.trainer.modeling.activation_checkpointing import activation_mode, choose_for
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group
 
@@ -56,7 +56,7 @@ def test_a_reference_is_counted() -> None:
 def test_a_rank_with_a_gpu_says_what_it_takes(
     solo: Group, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(activation_choice, "device_memory", lambda device: 80 * GIB)
+    monkeypatch.setattr(activation_checkpointing, "device_memory", lambda device: 80 * GIB)
     on_gpu = replace(solo, device=torch.device("cuda"))
     assert activation_mode("auto", run(), qwen(), on_gpu) == "selective"
     (line,) = log_lines

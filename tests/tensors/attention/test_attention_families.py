@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from rlrun.config.models.model import ModelConfig
-from rlrun.fit.kernel_choice import Machine, Needs
-from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.fit.attention_kernels import BACKENDS, Feature, Kernel, Machine, Needs
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning.forward import token_statistics
@@ -21,7 +20,7 @@ from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling import load_weights, packed_attention
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.load_weights import LoadOptions
-from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from tests.support.sets import few_in_gate

@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
-from rlrun.trainer.modeling.attention import blocks, flash, flex, operation_fa3, operation_fa4
+from rlrun.fit.attention_kernels import BACKENDS, Feature, Kernel
+from rlrun.trainer.modeling.attention import compute, flash, operation_fa3, operation_fa4
 from rlrun.trainer.modeling.attention.compute import FUNCTIONS, attend
-from rlrun.trainer.modeling.attention.layout import Segments, row_layout
-from rlrun.trainer.modeling.attention.scores import Scores, dense_attention
+from rlrun.trainer.modeling.attention.packed_layout import Scores, Segments, dense_attention, row_layout
 from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
@@ -94,7 +93,7 @@ def test_a_kernel_computes_what_the_table_promises(
     kernel: Kernel, scores: Scores, segments: Segments, kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kernel == "cudnn":  # the same call, by what a CPU has
-        monkeypatch.setattr(blocks, "SDPBackend", type("Any", (), {"CUDNN_ATTENTION": blocks.SDPBackend.MATH}))
+        monkeypatch.setattr(compute, "SDPBackend", type("Any", (), {"CUDNN_ATTENTION": compute.SDPBackend.MATH}))
     for found, expected in zip(results(kernel, segments, scores), results(None, segments, scores), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
     assert kernel not in FLASH or {kernel: 1} == stand_ins.CALLS
@@ -120,7 +119,7 @@ def test_flex_sees_what_the_definition_sees(
         auxiliary = type("Auxiliary", (), {"lse": found.logsumexp(-1)})
         return (output, auxiliary) if "return_aux" in given else output
 
-    monkeypatch.setattr(flex, "_compiled_function", lambda compiled: whole)
+    monkeypatch.setattr(compute, "_compiled_function", lambda compiled: whole)
     for found, expected in zip(results("flex", segments, scores), results(None, segments, scores), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 

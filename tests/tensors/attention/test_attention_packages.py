@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlrun.fit.kernel_table import FA3, FA4, FLASH2, Package
-from rlrun.trainer.modeling.attention import machine as machine_module
-from rlrun.trainer.modeling.attention.machine import problem_of, read_machine
+from rlrun.fit.attention_kernels import FA3, FA4, FLASH2, Package
+from rlrun.trainer.modeling.attention import select as machine_module
+from rlrun.trainer.modeling.attention.select import problem_of, read_machine
 from tests.tensors.attention.stand_ins import package
 
 

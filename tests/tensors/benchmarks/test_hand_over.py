@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.hand_over import tensors_of
-from rlrun.fit.known_models import KNOWN
+from rlrun.fit.architecture import KNOWN
 from rlrun.protocol.messages.buckets import plan_buckets
 
 

@@ -14,10 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rlrun.config.families import FAMILIES
-from rlrun.fit import trainer
-from rlrun.fit.activations import layer_activations, outside_layers
+from rlrun.fit import trainer_memory
 from rlrun.fit.architecture import from_config
-from rlrun.fit.sources import count_on_meta, read_shape
+from rlrun.fit.memory_parts import layer_activations, outside_layers
+from rlrun.fit.model_sources import count_on_meta, read_shape
 from rlrun.trainer.learning import lm_head
 
 SIZES: dict[str, Any] = {
@@ -108,7 +108,7 @@ def test_activations_are_those_that_autograd_saves(kind: str, dtype: torch.dtype
 
 
 def test_constants_are_those_of_the_trainer() -> None:
-    assert lm_head.CHUNK_BYTES["cuda"] == trainer.HEAD_CHUNK_BYTES
+    assert lm_head.CHUNK_BYTES["cuda"] == trainer_memory.HEAD_CHUNK_BYTES
     assert (
         "cuda" not in lm_head.KEPT_BYTES
     )  # residuals are kept in memory that nothing else needs, which no estimate counts

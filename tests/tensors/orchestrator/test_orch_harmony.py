@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlrun.environments.protocol import Message, Tool
+from rlrun.environments.environment_protocol import Message, Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation
-from rlrun.orchestrator.rollouts.harmony import HarmonyParser, parse_channels, speaks_harmony
-from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
+from rlrun.orchestrator.rollouts.message_forms import ReplyParts
+from rlrun.orchestrator.rollouts.player import HarmonyParser, parse_channels, speaks_harmony
 from tests.support.chat_templates import real_tokenizer
 
 ADD: Tool = {

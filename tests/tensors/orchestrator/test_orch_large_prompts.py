@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.protocol import Message
+from rlrun.environments.environment_protocol import Message
 from rlrun.inference.client.completions import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation, _count_characters
-from rlrun.runtime.compute import SMALL
+from rlrun.runtime.background_compute import SMALL
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 GROUP = 8

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.protocol import Message
+from rlrun.environments.environment_protocol import Message
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.sft.chat import ChatEncoder
-from rlrun.orchestrator.sft.conversation import Conversation as SftConversation
+from rlrun.orchestrator.sft.chat_rows import Conversation as SftConversation
+from rlrun.orchestrator.sft.chat_samples import ChatEncoder
 from tests.support.chat_templates import FAMILIES, IN_GATE, real_tokenizer
 from tests.support.family_conversations import ADD, CALL_AS_TEXT, chat_of, ids_of
 from tests.support.family_conversations import spell as spelled

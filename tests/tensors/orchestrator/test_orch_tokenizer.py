@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
-from rlrun.orchestrator.rollouts.tokenizer import load_tokenizer
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, load_tokenizer
 from rlrun.trainer.modeling.tiny_model import make_tokenizer
 
 MESSAGES = [{"role": "system", "content": "Reverse it."}, {"role": "user", "content": "<ab cd> 12\n~"}]

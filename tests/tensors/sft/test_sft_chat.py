@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rlrun.config.models.data import DataConfig
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
-from rlrun.orchestrator.sft.chat import ChatEncoder
-from rlrun.orchestrator.sft.conversation import Conversation, read_conversation
+from rlrun.orchestrator.sft.chat_rows import Conversation, read_conversation
+from rlrun.orchestrator.sft.chat_samples import ChatEncoder
 from tests.tensors.sft.conftest import TEMPLATES, make_tokenizer
 
 STOPS = {"chatml": "<|im_end|>", "llama3": "<|eot_id|>", "mistral": "</s>", "thinking": "<|im_end|>", "plain": ""}

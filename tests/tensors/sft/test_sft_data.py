@@ -15,10 +15,18 @@ import pytest
 
 from rlrun.config.models.data import DataConfig, DataSetConfig
 from rlrun.environments.dataset_rows import RowError, Rows
-from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
-from rlrun.orchestrator.sft.main import expected_steps, make_mixture, open_sources
-from rlrun.orchestrator.sft.samples import Encoder, Position, Reader, held_out, make_sample
-from rlrun.orchestrator.sft.state import Snapshot, base_position, write_snapshot
+from rlrun.orchestrator.sft.chat_samples import ChatEncoder, Encoded
+from rlrun.orchestrator.sft.samples import (
+    Encoder,
+    Position,
+    Reader,
+    Snapshot,
+    base_position,
+    held_out,
+    make_sample,
+    write_snapshot,
+)
+from rlrun.orchestrator.sft.sft_attempt import expected_steps, make_mixture, open_sources
 from rlrun.protocol.files.attempts import first_attempt, next_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths

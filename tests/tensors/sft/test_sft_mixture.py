@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.orchestrator.sft.mixture import Mixture
+from rlrun.orchestrator.sft.samples import Mixture
 
 MIXTURES = st.lists(st.tuples(st.integers(1, 9), st.sampled_from([0.1, 0.5, 1.0, 2.0, 3.0])), min_size=1, max_size=4)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.protocol import Message
+from rlrun.environments.environment_protocol import Message
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
-from rlrun.orchestrator.sft.chat import ChatEncoder
-from rlrun.orchestrator.sft.conversation import Conversation
+from rlrun.orchestrator.sft.chat_rows import Conversation
+from rlrun.orchestrator.sft.chat_samples import ChatEncoder
 from tests.support.chat_templates import FAMILIES, IN_GATE, real_tokenizer
 from tests.support.family_conversations import ADD, spell
 from tests.support.sets import few_in_gate

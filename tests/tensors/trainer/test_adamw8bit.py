@@ -15,10 +15,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerSpec
-from rlrun.fit import trainer as fit_trainer
-from rlrun.trainer.learning.optim import adamw8bit
-from rlrun.trainer.learning.optim.adamw8bit import AdamW8bit, dequantize, make_codebook, quantize
-from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.fit import trainer_memory as fit_trainer
+from rlrun.trainer.learning import optimizers
+from rlrun.trainer.learning.optimizers import AdamW8bit, dequantize, make_codebook, make_optimizer, quantize
 from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
 
@@ -108,7 +107,7 @@ def bits(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tensor]:
 def test_a_checkpoint_holds_its_state_bit_for_bit(
     sharded: bool, solo: Group, make_model: Callable[..., nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(adamw8bit, "SMALLEST", 1500)
+    monkeypatch.setattr(optimizers, "SMALLEST", 1500)
 
     def made() -> tuple[nn.Module, torch.optim.Optimizer]:
         model = shard_model(make_model(), solo) if sharded else make_model()

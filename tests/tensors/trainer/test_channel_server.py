@@ -12,11 +12,10 @@ import aiohttp
 import pytest
 
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.shared import channel_of
-from rlrun.protocol.messages import channel as protocol
-from rlrun.protocol.messages.api_key import guest_key, guest_proof, key_digest
-from rlrun.protocol.messages.endpoints import TRAINER_READY
-from rlrun.protocol.messages.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.files.shared_trainer_files import channel_of
+from rlrun.protocol.messages import trainer_channel as protocol
+from rlrun.protocol.messages.endpoints import TRAINER_READY, guest_key, guest_proof, key_digest
+from rlrun.protocol.messages.trainer_channel import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel import run_channel
 from rlrun.trainer.channel.run_channel import Channel

@@ -19,9 +19,9 @@ from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.batch_step import seed_step
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.seed import seed_step
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group

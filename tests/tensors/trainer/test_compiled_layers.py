@@ -16,19 +16,17 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.language_models import LoRAConfig
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.batch import Sample
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
-from rlrun.trainer.modeling import activation_choice, lora, packed_attention
+from rlrun.trainer.modeling import activation_checkpointing, compile_fallback, lora, packed_attention
 from rlrun.trainer.modeling import shard as model_module
-from rlrun.trainer.modeling.activation_choice import compiled_layers
-from rlrun.trainer.modeling.attention import packages
-from rlrun.trainer.modeling.compiled import fallback
+from rlrun.trainer.modeling.activation_checkpointing import compiled_layers
+from rlrun.trainer.modeling.attention import compute
 from rlrun.trainer.modeling.shard import Memory, local_part, shard_model
-from rlrun.trainer.ranks.dims import ParallelDims
-from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.ranks.group import Group, ParallelDims
 from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
@@ -58,7 +56,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], tuple[int,
         return graph.forward
 
     stand_ins.install(monkeypatch)
-    packages.load_package("fa3")
+    compute.load_package("fa3")
     packed_attention.register_attention()
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend=backend))
     torch._dynamo.reset()
@@ -140,7 +138,7 @@ def test_runs_with_scales_of_their_own_share_a_graph(counted: Callable[[], tuple
     for half in (adapter.lora_A, adapter.lora_B):
         nn.init.normal_(half)
     plain = layer.forward
-    fallback.compile_layer(layer, asked=True)
+    compile_fallback.compile_layer(layer, asked=True)
     for tokens, alpha in ((3, 4), (5, 6), (7, 9)):
         adapter.configure(LoRAConfig(rank=4, alpha=alpha))
         hidden = torch.randn(tokens, 8)
@@ -199,7 +197,7 @@ def test_the_log_says_what_was_chosen_and_why(
     make_model: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(activation_choice, "has_compiler", lambda: compiler)
+    monkeypatch.setattr(activation_checkpointing, "has_compiler", lambda: compiler)
     model = make_model(attn=packed_attention.implementation_name(kernel))
     lines: list[str] = []
     handler = logger.add(lambda message: lines.append(message.record["message"]), level="INFO")
@@ -221,9 +219,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
         return make_boxed_func(graph.forward)
 
     passes = {"fw_compiler": compiler, "bw_compiler": partial(compiler, is_backward=True)}
-    monkeypatch.setattr(fallback, "compile_operations", compiler)
-    monkeypatch.setattr(fallback, "_said", set())
-    monkeypatch.setattr(fallback.torch, "compile", partial(torch.compile, backend=aot_autograd(**passes)))
+    monkeypatch.setattr(compile_fallback, "compile_operations", compiler)
+    monkeypatch.setattr(compile_fallback, "_said", set())
+    monkeypatch.setattr(compile_fallback.torch, "compile", partial(torch.compile, backend=aot_autograd(**passes)))
     torch._dynamo.reset()
 
 
@@ -237,7 +235,7 @@ def test_a_layer_that_cannot_be_compiled_is_computed_as_it_is_written_unless_it_
     layer(hidden).sum().backward()
     wanted, hidden.grad = hidden.grad, None
     with torch._dynamo.config.patch(suppress_errors=False):
-        fallback.compile_layer(layer, asked=asked)
+        compile_fallback.compile_layer(layer, asked=asked)
         if asked:
             with pytest.raises((torch._dynamo.exc.BackendCompilerFailed, RuntimeError), match="ptxas"):
                 layer(hidden).sum().backward()

@@ -13,13 +13,11 @@ import torch
 
 from rlrun.algorithms import Objective
 from rlrun.config.models.checkpoint import CheckpointConfig
-from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.language_models import CriticConfig, ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.files.failures import RoleError
-from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import (
     Critic,
     GaeOptions,
@@ -30,8 +28,9 @@ from rlrun.trainer.learning.critic import (
     to_critic,
     token_rewards,
 )
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch, micro_batches
 from rlrun.trainer.modeling import load_weights
 from rlrun.trainer.modeling.shard import local_part, shard_model

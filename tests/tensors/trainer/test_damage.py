@@ -11,7 +11,7 @@ from torch import nn
 
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.orchestrator.checkpoint.state import Snapshot, write_snapshot
+from rlrun.orchestrator.checkpoint import Snapshot, write_snapshot
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from rlrun.config.models.model import DType, ModelConfig
+from rlrun.config.models.language_models import DType, ModelConfig
 from rlrun.inference.weights.delta_folders import Rebuilder
-from rlrun.inference.weights.staging import Staging
+from rlrun.inference.weights.receive import Staging
 from rlrun.protocol.files.attempts import first_attempt
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.paths import COMPLETE, Artifact, RunPaths
 from rlrun.protocol.files.volume_faults import RefusedError
-from rlrun.protocol.messages.delta_files import read_manifest
+from rlrun.protocol.messages.buckets import read_manifest
 from rlrun.trainer.learning.forward import token_logprobs
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling.model_files import model_files
@@ -26,7 +26,7 @@ from rlrun.trainer.modeling.shard import load_model, shard_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import delta_writer, hf_writer
 from rlrun.trainer.weights.delta_writer import Compared, DeltaWriter
-from rlrun.trainer.weights.retention import delete_superfluous
+from rlrun.trainer.weights.version_retention import delete_superfluous
 
 BUCKET_BYTES = 20_000
 STEPS = 5

@@ -17,8 +17,7 @@ from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.learner import combine_updates
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.run_objective import Update, bind_objective
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group

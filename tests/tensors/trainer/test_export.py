@@ -14,9 +14,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from rlrun.cli.main import main
 from rlrun.config.models.checkpoint import ExportConfig
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.checkpoints.async_saver import Saver
@@ -25,7 +24,7 @@ from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.shard import load_model, shard_model
-from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export
 from rlrun.trainer.weights.hf_writer import publish_version

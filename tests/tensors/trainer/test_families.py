@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, logging
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.learning import forward
@@ -26,7 +26,7 @@ from rlrun.trainer.modeling.shard import load_model
 from rlrun.trainer.modeling.tensor_names import file_tensors, remember_names, tensor_parts
 from rlrun.trainer.proof import architecture_check
 from rlrun.trainer.proof.architecture_check import find_fault
-from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from tests.support.sets import few_in_gate

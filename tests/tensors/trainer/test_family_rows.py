@@ -12,7 +12,7 @@ from rlrun.config.families import FAMILIES
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import packed_attention
-from rlrun.trainer.modeling.parallel.tensor import check_family
+from rlrun.trainer.modeling.parallel.tensor_parallel import check_family
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.proof.architecture_check import examine_model

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from rlrun.trainer.learning.head.eager import EagerKernel
-from rlrun.trainer.learning.head.fused import FusedHead, Plan
+from rlrun.trainer.learning.head.fused import EagerKernel, FusedHead, Plan
 from rlrun.trainer.learning.lm_head import KEPT_BYTES, head_statistics, weighted_logprobs
 from tests.support.heads import Found, computed, definition, inputs, near
 

@@ -14,23 +14,21 @@ import pytest
 import torch
 
 from rlrun.config.models.checkpoint import CheckpointConfig
-from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.language_models import CriticConfig, LoRAConfig, ModelConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.sharing import sharing_refusal
-from rlrun.protocol.files import shared
+from rlrun.config.models.run_config import sharing_refusal
+from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import Join, SharedState
-from rlrun.protocol.messages.api_key import guest_proof, key_digest
+from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.messages.endpoints import guest_proof, key_digest
 from rlrun.runtime import exit_codes
-from rlrun.trainer.guests import requests as module
-from rlrun.trainer.guests.isolation import tell_all, to_blame
-from rlrun.trainer.guests.requests import Change, Guests
+from rlrun.trainer.guests import guest_requests as module
+from rlrun.trainer.guests.guest_requests import Change, Guests
+from rlrun.trainer.guests.shared_runs import tell_all, to_blame
 from rlrun.trainer.loop import Loop
 from rlrun.trainer.runs import (
     CloseOrder,
@@ -121,13 +119,13 @@ class Bench:
         paths.root.mkdir(exist_ok=True)
         document = {"trainer": config(run, self.root, **options).model_dump(mode="json")}
         paths.run_json.write_text(json.dumps(document))
-        shared.write_request(
+        shared_trainer_files.write_request(
             self.host, Join(run=run, attempt=attempt, folder=str(folder or paths.root), key_digest=DIGEST)
         )
         return paths
 
     def state(self, run: str, attempt: int = 1) -> SharedState:
-        state = shared.read_state(self.host, run, attempt)
+        state = shared_trainer_files.read_state(self.host, run, attempt)
         assert state is not None
         return state
 
@@ -163,7 +161,7 @@ def test_a_run_joins_with_an_attempt_of_its_own(bench: Bench) -> None:
 def test_an_attempt_that_another_process_trained_has_to_ask_again(bench: Bench) -> None:
     paths = bench.ask("guest", 2)
     write_attempt(paths, first_attempt(world_size=1, config_hash="", attempt=2))
-    shared.write_answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
+    shared_trainer_files.write_answer(bench.host, SharedState(run="guest", attempt=2, slot=1, state="Joined"))
     bench.guests.look()
     assert bench.guests.next({}, free=True) is None
     left = bench.state("guest", 2)

@@ -17,12 +17,12 @@ from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning import learner as learner_module
 from rlrun.trainer.learning import train_step as step_module
-from rlrun.trainer.learning.auxiliary_logprobs import Signals
 from rlrun.trainer.learning.critic import Critic, critic_step, to_critic
-from rlrun.trainer.learning.minibatches import Update
+from rlrun.trainer.learning.forward import Signals
 from rlrun.trainer.learning.optim import update
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.reference_model import FrozenReference
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling import packed_attention

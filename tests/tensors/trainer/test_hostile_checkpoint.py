@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

@@ -11,14 +11,12 @@ import pytest
 import torch
 
 from rlrun.algorithms import KlReward, Mixture, Objective
-from rlrun.algorithms.mixture import RewardedKl
+from rlrun.algorithms.objective_mixture import RewardedKl
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.trainer.learning.critic import GaeOptions, estimate_values, to_critic
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.run_objective import KlInputs, Update, bind_objective, kl_advantages, kl_token_rewards
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batch
-from rlrun.trainer.learning.token_advantages import KlInputs, kl_advantages, kl_token_rewards
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (

@@ -12,16 +12,16 @@ from rlrun.algorithms import Objective, Regularizers
 from rlrun.trainer.checkpoints import dcp
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import Part, Progress
-from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
+from rlrun.trainer.learning.forward import logprobs_without_gradient
 from rlrun.trainer.learning.learner import Learner, combine_updates
-from rlrun.trainer.learning.minibatches import Update, mini_batches
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.reference_model import FrozenReference
+from rlrun.trainer.learning.run_objective import Update, mini_batches
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.run import trained_parts
+from rlrun.trainer.trained_run import trained_parts
 from tests.tensors.trainer.companions import (
     GAE,
     ROWS,

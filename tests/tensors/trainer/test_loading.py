@@ -30,8 +30,8 @@ from transformers import (
 )
 from transformers.models.gemma3.modeling_gemma3 import Gemma3PreTrainedModel
 
-from rlrun.config.models.model import ModelConfig
-from rlrun.hub.pickled import convert_command
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.hub.refused_models import convert_command
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import load_weights

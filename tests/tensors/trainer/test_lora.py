@@ -16,25 +16,24 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, LlamaConfig, Llam
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from rlrun.algorithms import Mixture, Objective
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.batch import Batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.trainer.checkpoints.async_saver import Saver
 from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.adapter_sets import Adapters
 from rlrun.trainer.modeling.model_files import model_files
 from rlrun.trainer.modeling.shard import local_part, shard_model
+from rlrun.trainer.modeling.shared_model import Adapters
 from rlrun.trainer.modeling.tensor_names import remember_names
-from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import export, hf_writer
 from tests.tensors.trainer.companions import SMOOTH

@@ -11,22 +11,20 @@ import torch
 from loguru import logger
 from torch import Tensor, nn
 
-from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.language_models import LoRAConfig
 from rlrun.config.models.parallel import GPU_KERNELS
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.batch import Sample
 from rlrun.protocol.files.failures import RoleError
-from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.forward import token_statistics
+from rlrun.trainer.learning.forward import logprobs_without_gradient, token_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
-from rlrun.trainer.modeling import activation_choice, gradient_accumulation, packed_attention
+from rlrun.trainer.modeling import activation_checkpointing, gradient_accumulation, packed_attention
 from rlrun.trainer.modeling import shard as model_module
 from rlrun.trainer.modeling.activation_checkpointing import keep_activations
-from rlrun.trainer.modeling.attention import packages
+from rlrun.trainer.modeling.attention import compute
 from rlrun.trainer.modeling.gradient_accumulation import check_memory
 from rlrun.trainer.modeling.shard import Memory, decoder_layers, fsdp_modules, local_part, shard_model
-from rlrun.trainer.ranks.dims import ParallelDims
-from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.ranks.group import Group, ParallelDims
 from tests.tensors.attention import stand_ins
 
 CPU = torch.device("cpu")
@@ -131,7 +129,7 @@ def test_a_layer_is_one_graph_with_its_checkpoint_and_its_attention(
 ) -> None:
     """All layers and rows share it, nothing breaks it, and attention is computed once."""
     stand_ins.install(monkeypatch)
-    packages.load_package(kernel)
+    compute.load_package(kernel)
     monkeypatch.setattr(model_module.torch, "compile", partial(torch.compile, backend="eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -184,7 +182,7 @@ def test_compiling_needs_a_compiler(
     make_model: Callable[..., nn.Module], solo: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
-    monkeypatch.setattr(activation_choice.shutil, "which", lambda name: None)
+    monkeypatch.setattr(activation_checkpointing.shutil, "which", lambda name: None)
     with pytest.raises(RoleError, match=r"trainer\.compile \(true\) needs a C\+\+ compiler"):
         shard_model(make_model(), solo, memory=Memory(compile=True))
 

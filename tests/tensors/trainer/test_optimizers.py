@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from rlrun.algorithms import Mixture, Objective
 from rlrun.config.models.learning import OptimizerConfig
 from rlrun.protocol.files.batch import Batch
-from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optim import muon as muon_module
 from rlrun.trainer.learning.optim.muon import Muon, orthogonalize, orthogonalized_all
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.shard import local_part, shard_model
 from rlrun.trainer.ranks.group import Group

@@ -11,8 +11,8 @@ from rlrun.config.models.parallel import ParallelismConfig
 from rlrun.config.models.roles import TrainerSpec
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer.modeling.packed_attention import row_layout
-from rlrun.trainer.modeling.parallel.rows import _target_runs
-from rlrun.trainer.ranks.dims import ParallelDims
+from rlrun.trainer.modeling.parallel.sharded_rows import _target_runs
+from rlrun.trainer.ranks.group import ParallelDims
 
 SIZES = st.integers(1, 4)
 

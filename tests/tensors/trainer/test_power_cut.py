@@ -9,19 +9,17 @@ import pytest
 from torch import nn
 
 from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
-from rlrun.orchestrator.checkpoint.state import Snapshot, write_snapshot
+from rlrun.orchestrator.checkpoint import Snapshot, write_snapshot
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.protocol.files.attempts import first_attempt
 from rlrun.protocol.files.checkpoint_manifest import MANIFEST
 from rlrun.protocol.files.paths import COMPLETE, RunPaths
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.trainer.checkpoints.async_saver import Saver
-from rlrun.trainer.checkpoints.collective_write import Together
 from rlrun.trainer.checkpoints.completion import Completer
-from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress
+from rlrun.trainer.checkpoints.dcp import POLICY, Part, Progress, Together
 from rlrun.trainer.learning.optimizers import make_optimizer
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files

@@ -13,7 +13,7 @@ from safetensors.torch import load, load_file
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from rlrun.config.models.model import DType, ModelConfig
+from rlrun.config.models.language_models import DType, ModelConfig
 from rlrun.protocol.files.attempts import first_attempt, next_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import Artifact, RunPaths
@@ -21,12 +21,12 @@ from rlrun.protocol.messages.buckets import Bucket, plan_buckets
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.model_files import ModelFiles, model_files
 from rlrun.trainer.modeling.shard import load_model, shard_model
-from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.small_models import small_model
 from rlrun.trainer.proof.start_check import load_checked
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights import hf_writer
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
-from rlrun.trainer.weights.retention import versions_to_delete
+from rlrun.trainer.weights.version_retention import versions_to_delete
 from tests.support.sets import few_in_gate
 
 IDS = torch.arange(12)[None]

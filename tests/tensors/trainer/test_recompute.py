@@ -17,29 +17,25 @@ from torch import Tensor, nn
 from rlrun.algorithms import LOSSES, LossBatch, Mixture, Objective
 from rlrun.config.algorithm.names import LOSS_ENTRIES
 from rlrun.config.models.checkpoint import CheckpointConfig
-from rlrun.config.models.companions import CriticConfig
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.language_models import CriticConfig, LoRAConfig, ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, LossConfig, OptimizerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import config_fingerprint
+from rlrun.config.models.run_config import config_fingerprint
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, read_batch, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.replay.again import replay_step
+from rlrun.replay.step_replay import replay_step
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.objective import bind_objective
+from rlrun.trainer.learning.run_objective import Update, bind_objective
 from rlrun.trainer.modeling.shared_model import load_policy
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.recompute.job import Job
-from rlrun.trainer.recompute.program import Recomputation
-from rlrun.trainer.recompute.sample import Keeping, explain_sample
-from rlrun.trainer.run import Run
+from rlrun.trainer.ranks.launch import Job
+from rlrun.trainer.recompute import Keeping, Recomputation, explain_sample
+from rlrun.trainer.trained_run import Run
 from tests.support.sets import few_in_gate
 
 STEPS = 4

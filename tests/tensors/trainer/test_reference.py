@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from rlrun.algorithms import Objective, Regularizers
-from rlrun.config.models.companions import ReferenceConfig
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig, ReferenceConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.reference import FrozenReference, round_parameters
+from rlrun.trainer.learning.forward import logprobs_without_gradient
+from rlrun.trainer.learning.reference_model import FrozenReference, round_parameters
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
 from rlrun.trainer.modeling import load_weights

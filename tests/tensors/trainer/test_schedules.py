@@ -10,9 +10,8 @@ from torch import nn
 from torch.distributed.pipelining.schedules import _ComputationType as Kind
 
 from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
-from rlrun.fit.stages import idle_share, kept_passes
-from rlrun.trainer.modeling.parallel.later_weights import later_weights_of, postpone_products
-from rlrun.trainer.modeling.parallel.schedules import Action, schedule_actions
+from rlrun.fit.layout import idle_share, kept_passes
+from rlrun.trainer.modeling.parallel.pipeline import Action, later_weights_of, postpone_products, schedule_actions
 
 UNITS = {Kind.FORWARD: 1, Kind.FULL_BACKWARD: 2, Kind.BACKWARD_INPUT: 1, Kind.BACKWARD_WEIGHT: 1}
 SCHEDULES: tuple[tuple[PipelineSchedule, int], ...] = (

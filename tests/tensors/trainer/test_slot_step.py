@@ -16,24 +16,24 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, write_batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.trainer import run as run_module
+from rlrun.trainer import trained_run as run_module
 from rlrun.trainer.checkpoints.dcp import POLICY, Part
 from rlrun.trainer.checkpoints.dcp import load_parts as load_checkpoint
-from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import bind_objective
 from rlrun.trainer.modeling.shard import local_part
 from rlrun.trainer.modeling.shared_model import load_policy
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.proof.start_check import check_model
 from rlrun.trainer.ranks.group import Group
-from rlrun.trainer.run import Run
+from rlrun.trainer.trained_run import Run
 from rlrun.trainer.weights import hf_writer, publisher
 from rlrun.trainer.weights.publisher import Publisher
 from tests.support.process_groups import count_groups

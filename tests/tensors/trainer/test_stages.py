@@ -13,10 +13,8 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlrun.config.models.checkpoint import CheckpointConfig
-from rlrun.config.models.companions import CriticConfig
+from rlrun.config.models.language_models import CriticConfig, LoRAConfig, ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Sample
@@ -25,9 +23,9 @@ from rlrun.trainer.learning.critic import check_layout
 from rlrun.trainer.learning.forward import token_statistics
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.parallel.stages import keep_stage, second_copy, stage_of
+from rlrun.trainer.modeling.parallel.pipeline_stages import keep_stage, second_copy, stage_of
 from rlrun.trainer.modeling.shard import decoder_layers
-from rlrun.trainer.proof.stage_check import fault_of_stages
+from rlrun.trainer.proof.start_check import fault_of_stages
 
 SIZES = {
     "vocab_size": 96,

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from rlrun.algorithms import Objective, Regularizers, kl_estimate
 from rlrun.protocol.files.batch import Batch
-from rlrun.trainer.learning.auxiliary_logprobs import logprobs_without_gradient
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.batch_step import validate_batch
+from rlrun.trainer.learning.forward import logprobs_without_gradient
+from rlrun.trainer.learning.reference_model import FrozenReference
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import micro_batch
-from rlrun.trainer.learning.validation import validate_batch
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 from tests.tensors.trainer.companions import (

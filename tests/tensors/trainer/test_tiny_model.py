@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.cli.main import main as rlrun
-from rlrun.config.models.model import TinyModelConfig
-from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
+from rlrun.config.models.language_models import TinyModelConfig
+from rlrun.environments.bundled.small_tasks import ReverseText, ReverseTextArgs
 from rlrun.environments.demonstrations import WARMUP_BATCH, collect_demonstrations, write_demonstrations
 from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, RoleError, read_error
 from rlrun.protocol.files.paths import RunPaths

@@ -19,10 +19,9 @@ from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import Row
 from rlrun.trainer.learning.forward import token_statistics
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.objective import log_band_warnings, step_objective
 from rlrun.trainer.learning.optim.update import apply_gradient, squared_norm
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update, log_band_warnings, step_objective
 from rlrun.trainer.learning.step_buffer import micro_batch
 from rlrun.trainer.learning.train_step import parameter_checksum, train_step
 from rlrun.trainer.modeling.shard import local_part, shard_model

@@ -16,10 +16,10 @@ from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.trainer import bench as bench_module
 from rlrun.trainer.bench import Measurement, _make_measurement, fake_batch, markdown_table, run_bench
-from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.modeling.flops import Cost
 from rlrun.trainer.modeling.packed_attention import implementation_name
 from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.ranks.launch import BenchOptions
 
 CPU = torch.device("cpu")
 

@@ -10,14 +10,13 @@ from types import SimpleNamespace
 import pytest
 
 from rlrun.config.models.checkpoint import CheckpointConfig
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.diagnostics.symptoms import lost_peer
 from rlrun.protocol.files.failures import ERROR_DIR_VARIABLE, RoleError, read_error, storage_errors, write_error
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.shard import check_source, load_model
 from rlrun.trainer.ranks.group import device_for
-from rlrun.trainer.ranks.launch import torchrun_command
-from rlrun.trainer.ranks.rank_arguments import attempt_number, read_config
+from rlrun.trainer.ranks.launch import attempt_number, read_config, torchrun_command
 
 
 def test_the_first_error_stays(tmp_path: Path) -> None:

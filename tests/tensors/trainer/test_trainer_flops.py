@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, Qwen3Config
 
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
-from rlrun.trainer.proof.small_model import small_model
+from rlrun.trainer.proof.small_models import small_model
 
 
 def test_qwen3_06b_check_value() -> None:

@@ -13,12 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlrun.inference.weights.incoming import DamagedError, Fetching, Incoming
-from rlrun.inference.weights.receive import Groups
-from rlrun.inference.weights.staging import Staging
+from rlrun.inference.weights.receive import Groups, Staging
 from rlrun.protocol.messages.buckets import Bucket, TensorInfo, plan_buckets
-from rlrun.protocol.messages.transfer import NotHeldError, TransferOffer, TransferRequest
+from rlrun.protocol.messages.trainer_channel import NotHeldError, TransferOffer, TransferRequest
 from rlrun.trainer.weights.senders import Order
-from rlrun.trainer.weights.transfer import IDLE_VERSIONS, Follower, Outbox
+from rlrun.trainer.weights.weight_transfer import IDLE_VERSIONS, Follower, Outbox
 from rlrun.transport import links
 
 BUCKET_BYTES = 40

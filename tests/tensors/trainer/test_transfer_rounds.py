@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlrun.trainer.weights.rounds import Round, Rounds
+from rlrun.trainer.weights.senders import Round, Rounds
 
 WINDOW = 2.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.trainer.turns import next_turn
+from rlrun.trainer.loop import next_turn
 
 RUNS = ["a", "b", "c", "d"]
 

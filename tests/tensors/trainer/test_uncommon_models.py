@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from rlrun.algorithms import Mixture, Objective
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import OptimizerConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.protocol.files.batch import Batch
-from rlrun.trainer.learning.minibatches import Update
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.train_step import train_step
 from rlrun.trainer.modeling.flops import model_cost
 from rlrun.trainer.modeling.model_files import ModelFiles

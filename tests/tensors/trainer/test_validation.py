@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from rlrun.protocol.files.batch import Batch, Sample
+from rlrun.trainer.learning.batch_step import validate_batch
 from rlrun.trainer.learning.train_step import parameter_checksum
-from rlrun.trainer.learning.validation import validate_batch
 from rlrun.trainer.modeling.shard import shard_model
 from rlrun.trainer.ranks.group import Group
 

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.advantages import ADVANTAGES, RewardGroups, advantages, token_advantages
-from rlrun.config.algorithm.options import Option
-from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES
+from rlrun.config.algorithm.tables import ADVANTAGE_ENTRIES, Option
 from rlrun.environments.bounds import MAX_REWARD
 
 REWARDS = [1.0, 0.0, 0.5, 0.0, 1.0, 1.0]

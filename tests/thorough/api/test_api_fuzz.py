@@ -12,8 +12,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRun
+from rlrun.api.run_manifest import parse_manifest
 from rlrun.config.loading.loader import load_model
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import OrchestratorConfig

@@ -11,7 +11,7 @@ import pytest
 from orch_simulation import FakeEngine, Outcome, make_config, simulate
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.attempt import first_cause
 from rlrun.orchestrator.groups import groups
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

@@ -13,7 +13,7 @@ from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.environments import Episode, EpisodeError, Message, ModelClient, Reply, Score, Split, Task
 from rlrun.environments.stage import InProcessStage, TaskRef
 from rlrun.inference.client.engine_client import Completion
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import RolloutError

@@ -18,13 +18,12 @@ from orch_simulation import FakeEngine, FakeTrainer, eventually, make_config, si
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.inference.client.engine_client import EngineError
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines import gpu_turns as module
-from rlrun.orchestrator.engines.gpu_turns import GPUTurns
+from rlrun.orchestrator.aio.event_loop import Signal
+from rlrun.orchestrator.attempt import first_cause
+from rlrun.orchestrator.engines import weight_sync as module
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
-from rlrun.orchestrator.engines.weight_sync import WeightSync
-from rlrun.orchestrator.failures import first_cause
+from rlrun.orchestrator.engines.weight_sync import GPUTurns, WeightSync
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 

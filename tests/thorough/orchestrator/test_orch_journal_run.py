@@ -16,8 +16,8 @@ import pytest
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, eventually, make_config, simulate
 
 from rlrun.inference.client.engine_client import Completion, EngineUnavailableError
-from rlrun.orchestrator.journal.format import RolloutEntry, read_segment
-from rlrun.orchestrator.journal.writer import Journal
+from rlrun.orchestrator.journal.frames import RolloutEntry, read_segment
+from rlrun.orchestrator.journal.journal_writer import Journal
 from rlrun.orchestrator.rollouts import engine_session as sessions_module
 from rlrun.protocol.files.attempts import is_lost
 from rlrun.protocol.files.paths import RunPaths

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orch_journal_world import GROUP, STEPS, World, at_once, without_flushes
 
 from rlrun.config.models.rollout import CurriculumConfig
-from rlrun.orchestrator.journal.format import DroppedEntry
+from rlrun.orchestrator.journal.frames import DroppedEntry
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Found, readmit_entries
 from rlrun.orchestrator.tasks.sampler import Sampler, Source

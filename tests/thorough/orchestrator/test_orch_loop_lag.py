@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from orch_simulation import eventually, make_config, simulate
 
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.batches.assemble import choose_groups
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.evaluation import schedule
+from rlrun.orchestrator.evaluation import evaluation_schedule
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question
 from rlrun.orchestrator.groups.groups import Flight, Groups
 from rlrun.orchestrator.journal import recovery
-from rlrun.orchestrator.journal.format import Entry, RolloutEntry
-from rlrun.orchestrator.journal.group_commit import GroupCommit
+from rlrun.orchestrator.journal.frames import Entry, RolloutEntry
+from rlrun.orchestrator.journal.journal_writer import GroupCommit
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
@@ -29,7 +29,7 @@ from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import Recorded, Rollout
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
-from rlrun.runtime.compute import stepwise
+from rlrun.runtime.background_compute import stepwise
 
 MANY = 256
 A_TURN = 32
@@ -116,7 +116,7 @@ async def test_an_evaluation_is_measured_beside_the_loop(
 
         return do
 
-    monkeypatch.setattr(schedule, "trace_line", noted(schedule.trace_line))
+    monkeypatch.setattr(evaluation_schedule, "trace_line", noted(evaluation_schedule.trace_line))
     monkeypatch.setattr(Evaluator, "metrics", noted(Evaluator.metrics))
     evaluation = {"interval": 1, "num_tasks": 2}
     outcome = await simulate(make_config(tmp_path, tokenizer_folder, max_steps=1, evaluation=evaluation))

@@ -14,7 +14,7 @@ from orch_doors import Door, open_doors, truth
 from orch_simulation import API_KEY, FakeEngine, FakeTrainer, begin, eventually, in_process, make_config
 
 from rlrun.orchestrator.engines import weight_sync
-from rlrun.orchestrator.engines.health_monitor import MISSES, Pace
+from rlrun.orchestrator.engines.discovery import MISSES, Pace
 from rlrun.orchestrator.main import Outside, orchestrate_attempt
 from rlrun.protocol.files.paths import RunPaths
 

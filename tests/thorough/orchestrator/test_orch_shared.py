@@ -14,11 +14,11 @@ from orch_simulation import API_KEY, eventually, make_config
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator.trainer import shared_trainer as module
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.protocol.files import shared
+from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import Join, SharedState
-from rlrun.protocol.messages.api_key import calling_guest, guest_proof, key_digest
+from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.messages.endpoints import calling_guest, guest_proof, key_digest
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.run_channel import Channel
 
@@ -48,7 +48,9 @@ def guest_config(tmp_path: Path, tokenizer: Path, host: Channel) -> Orchestrator
 
 
 def answer(tmp_path: Path, state: Any, **about: Any) -> None:
-    shared.write_answer(RunPaths(tmp_path / "host"), SharedState(run="guest", attempt=2, state=state, **about))
+    shared_trainer_files.write_answer(
+        RunPaths(tmp_path / "host"), SharedState(run="guest", attempt=2, state=state, **about)
+    )
 
 
 async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
@@ -58,8 +60,8 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
     paths = RunPaths(tmp_path / "host")
     async with contextlib.AsyncExitStack() as stack:
         entering = asyncio.ensure_future(stack.enter_async_context(connection))
-        await eventually(lambda: bool(shared.read_requests(paths)))
-        assert shared.read_requests(paths) == [
+        await eventually(lambda: bool(shared_trainer_files.read_requests(paths)))
+        assert shared_trainer_files.read_requests(paths) == [
             Join(run="guest", attempt=2, folder=str(tmp_path / "guest"), key_digest=key_digest(OWN_KEY))
         ]
         answer(tmp_path, "Waiting", reason="all slots are taken: host, other")
@@ -85,7 +87,7 @@ async def test_it_waits_for_its_slot_and_gives_it_up_at_the_end(
         ) as lost:
             await client.batch_ready(6, str(tmp_path / "guest" / "6"))
         assert lost.value.code == exit_codes.DATA
-    assert shared.read_requests(paths) == []
+    assert shared_trainer_files.read_requests(paths) == []
 
 
 async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folder: Path, host: Channel) -> None:
@@ -94,7 +96,7 @@ async def test_a_refusal_ends_it_with_the_reason(tmp_path: Path, tokenizer_folde
     with pytest.raises(RoleError, match=r"has refused the run: trainer.lora.rank \(8\) is more") as refused:
         await connection.__aenter__()
     assert refused.value.code == exit_codes.CONFIGURATION
-    assert shared.read_requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"
+    assert shared_trainer_files.read_requests(RunPaths(tmp_path / "host")) == [], "it does not ask any more"
 
 
 async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
@@ -110,7 +112,7 @@ async def test_a_slot_is_not_waited_for_once_the_trainer_is_gone(
     await asyncio.to_thread(host.close)
     with pytest.raises(RoleError, match=r"the trainer of host has not answered for .* is run host still there?"):
         await asyncio.wait_for(entering, 60)
-    assert shared.read_requests(RunPaths(tmp_path / "host")) == []
+    assert shared_trainer_files.read_requests(RunPaths(tmp_path / "host")) == []
 
 
 async def test_a_trainer_that_has_ended_with_a_word_is_not_waited_for(tmp_path: Path, tokenizer_folder: Path) -> None:

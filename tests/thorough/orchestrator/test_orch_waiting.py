@@ -6,10 +6,10 @@ from pathlib import Path
 
 from orch_simulation import make_config
 
-from rlrun.orchestrator.progress.activity import Activity
+from rlrun.orchestrator.progress.run_snapshot import Activity
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.orchestrator.trainer.waiting import Since, Waiting, of_trainer
-from rlrun.protocol.messages.channel import RankState, TrainerState
+from rlrun.orchestrator.trainer.trainer_client import Since, Waiting, of_trainer
+from rlrun.protocol.messages.trainer_channel import RankState, TrainerState
 
 NOON = 1_700_000_000.0  # 22:13:20Z
 

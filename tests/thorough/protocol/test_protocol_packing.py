@@ -11,10 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rlrun.protocol.packing.balance import Load, balance, lower_bound
 from rlrun.protocol.packing.bin_packing import fewest_rows, first_fit_decreasing, packed
-from rlrun.protocol.packing.micro_batches import Plan, plan, work
-from rlrun.protocol.packing.pairs import divisions
+from rlrun.protocol.packing.micro_batches import Load, Plan, balance, divisions, lower_bound, plan, work
 
 lengths_of = st.lists(st.integers(1, 64), min_size=1, max_size=60)
 quadratics = st.sampled_from([0.0, 0.0001, 0.01, 0.1])

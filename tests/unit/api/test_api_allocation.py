@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.cli.sources.run_config import RlConfig
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.cli.run_layers import RlConfig
 from rlrun.config.loading.problems import ConfigError
 from rlrun.fit.advice import change_spec
-from rlrun.local.sizes import allocation_notice
+from rlrun.local.model_sizes import allocation_notice
 
 MANIFEST = """apiVersion: rlrun.io/v1alpha1
 kind: RLRun

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.local.sizes import autoscale_notice
+from rlrun.local.model_sizes import autoscale_notice
 
 ELASTIC = {"autoscale": {"min": 2, "max": 4}}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import parse_manifest
 from rlrun.config.loading.problems import ConfigError
 
 ROLE = """\

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.local.sizes import elastic_notice
+from rlrun.local.model_sizes import elastic_notice
 
 
 def spec(trainer: dict[str, Any], **blocks: Any) -> RLRunSpec:

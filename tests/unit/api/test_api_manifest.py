@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest, read_manifest
+from rlrun.api.run_manifest import parse_manifest, read_manifest
 from rlrun.config.loading.problems import ConfigError
 
 MANIFEST = """\

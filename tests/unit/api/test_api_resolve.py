@@ -8,8 +8,8 @@ from typing import Any
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.algorithm.names import complete_options
-from rlrun.config.models.run import RunConfig
-from rlrun.inference.from_config import settings_from_config
+from rlrun.config.models.run_config import RunConfig
+from rlrun.inference.engine_settings import settings_from_config
 
 
 def resolved(output_dir: str = "/data/a", uid: str = "u", **changes: Any) -> RunConfig:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest, read_manifest
 from rlrun.api.resolve import resolve_spec
+from rlrun.api.run_manifest import parse_manifest, read_manifest
 from rlrun.environments.registry import load_environment
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))

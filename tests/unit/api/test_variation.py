@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.variation import Variation, take_variation
+from rlrun.api.run_manifest import Variation, parse_manifest, take_variation
 from rlrun.config.loading.problems import ConfigError
 
 MANIFEST = """apiVersion: rlrun.io/v1alpha1

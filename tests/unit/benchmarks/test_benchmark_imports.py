@@ -82,11 +82,11 @@ def test_what_a_benchmark_imports_is_there(file: Path) -> None:
 def test_what_is_not_there_is_found() -> None:
     text = """
 import orch_gone
-from rlrun.fit.trainer import trainer_needs, trainer_wants
+from rlrun.fit.trainer_memory import trainer_needs, trainer_wants
 from rlrun.fit import layout
 from orch_simulation import simulate
 sys.path.insert(0, str(ROOT / "tests" / "unit" / "orchestrator" / "simulation"))
 """
     tree = ast.parse(text)
-    assert [*missing(tree)] == ["orch_gone", "rlrun.fit.trainer.trainer_wants"]
+    assert [*missing(tree)] == ["orch_gone", "rlrun.fit.trainer_memory.trainer_wants"]
     assert "tests/unit/orchestrator/simulation" in [*folders(tree)]

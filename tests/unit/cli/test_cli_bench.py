@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.bench import take_bench
-from rlrun.cli.sources.fake_data import fake_data
-from rlrun.cli.sources.run_config import SftConfig
-from rlrun.cli.sources.run_layers import read_layer
+from rlrun.cli.rl import take_bench
+from rlrun.cli.run_layers import SftConfig, fake_data, read_layer
 from rlrun.config.loading.problems import ConfigError
-from rlrun.trainer.bench_options import BenchOptions
+from rlrun.trainer.ranks.launch import BenchOptions
 
 
 def test_the_options_are_taken_out_and_reach_a_rank_as_they_are() -> None:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.cli.roles import MODELS, prepare
-from rlrun.cli.sources.role_layers import load_role
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.cli.role_commands import MODELS, load_role, prepare
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig

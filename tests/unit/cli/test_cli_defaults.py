@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rlrun.cli.checks import fit, render
-from rlrun.defaults.team import apply_defaults, read_defaults
+from rlrun.cli import validate
+from rlrun.defaults.team_defaults import apply_defaults, read_defaults
 
 SPEC = {
     "model": {"tiny": {}},
@@ -46,7 +46,7 @@ def manifest(folder: Path, namespace: str | None = "team-a", **spec: object) -> 
     ids=["ConfigMap", "values by namespace", "values for all", "content"],
 )
 def test_what_comes_from_defaults_is_named(given: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert render.run_render(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 0
+    assert validate.run_render(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 0
     out = capsys.readouterr().err
     assert "note: spec.failurePolicy.maxRestarts is 9, from the defaults in ConfigMap " in out
     assert "note: spec.trainer.image is team/trainer:1, from the defaults in ConfigMap " in out
@@ -56,38 +56,38 @@ def test_what_comes_from_defaults_is_named(given: object, tmp_path: Path, capsys
 def test_a_lock_refuses_in_the_operators_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = written(tmp_path, "d.yaml", CONFIG_MAP)
     run = manifest(tmp_path, trainer={"image": "mine:2"})
-    assert render.run_render(["--defaults", given, run]) == 78
+    assert validate.run_render(["--defaults", given, run]) == 78
     text = str(CONFIG_MAP["data"]["defaults.team-a.yaml"])  # type: ignore[index]
     team = read_defaults(text, "rlrun-system/team", "defaults.team-a.yaml")
     (words,) = apply_defaults(yaml.safe_load(Path(run).read_text()), team).refusals
     assert words in capsys.readouterr().err
-    for command, extra in ((render.run_render, []), (fit.run_fit, ["--gpu-memory", "80Gi"])):
+    for command, extra in ((validate.run_render, []), (validate.run_fit, ["--gpu-memory", "80Gi"])):
         assert command([run, "--defaults", given, *extra]) == 78
         assert words in capsys.readouterr().err
 
 
 def test_an_option_wins_over_a_default_and_not_over_a_lock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given, run = written(tmp_path, "d.yaml", CONFIG_MAP), manifest(tmp_path)
-    assert render.run_render(["--defaults", given, run, "--failure-policy.max-restarts", "2"]) == 0
+    assert validate.run_render(["--defaults", given, run, "--failure-policy.max-restarts", "2"]) == 0
     assert "maxRestarts" not in capsys.readouterr().err
-    assert render.run_render(["--defaults", given, run, "--trainer.image", "mine:2"]) == 78
+    assert validate.run_render(["--defaults", given, run, "--trainer.image", "mine:2"]) == 78
     assert "trainer.image (mine:2) is locked by ConfigMap rlrun-system/team; remove it" in capsys.readouterr().err
 
 
 def test_the_namespace_decides_which_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = written(tmp_path, "d.yaml", CONFIG_MAP)
-    assert render.run_render(["--defaults", given, manifest(tmp_path, None)]) == 0
+    assert validate.run_render(["--defaults", given, manifest(tmp_path, None)]) == 0
     assert "spec.placement.pool is other" in capsys.readouterr().err
-    assert render.run_render(["--defaults", given, "--namespace", "team-a", manifest(tmp_path, None)]) == 0
+    assert validate.run_render(["--defaults", given, "--namespace", "team-a", manifest(tmp_path, None)]) == 0
     assert "spec.trainer.image is team/trainer:1" in capsys.readouterr().err
     only = written(tmp_path, "d.yaml", {"runDefaults": {"namespaces": {"team-b": CONTENT}}})
-    assert render.run_render(["--defaults", only, manifest(tmp_path)]) == 0
+    assert validate.run_render(["--defaults", only, manifest(tmp_path)]) == 0
     assert "run.yaml: note: there are no defaults for its namespace" in capsys.readouterr().err
 
 
 def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     locks = {"spec": {"tracking": {"mlflow": {"uri": "http://mlflow.tools.svc"}}}}
-    assert render.run_render(["--defaults", written(tmp_path, "d.yaml", locks), manifest(tmp_path)]) == 0
+    assert validate.run_render(["--defaults", written(tmp_path, "d.yaml", locks), manifest(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["tracking"]["mlflow"]["uri"] == "http://mlflow.tools.svc"
     assert "note: spec.tracking.mlflow.uri is http://mlflow.tools.svc, from the defaults in" in err
@@ -110,5 +110,5 @@ def test_render_prints_what_the_run_gets(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_file_without_usable_defaults_says_what_to_give(
     given: object, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert render.run_render(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 78
+    assert validate.run_render(["--defaults", written(tmp_path, "d.yaml", given), manifest(tmp_path)]) == 78
     assert words in capsys.readouterr().err

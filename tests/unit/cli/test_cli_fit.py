@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.checks import fit
+from rlrun.cli import validate
 from rlrun.cli.main import main
-from rlrun.fit.gpu_products import GIB
+from rlrun.fit.memory_parts import GIB
 from rlrun.runtime import exit_codes
 
 MODELS = Path(__file__).parents[3] / "examples" / "models"
@@ -59,12 +59,12 @@ def test_what_the_trainer_would_refuse_is_refused(tmp_path: Path, capsys: pytest
 def test_memory_that_nobody_says_is_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "_local_memory", lambda: None)
+    monkeypatch.setattr(validate, "_local_memory", lambda: None)
     assert main(["fit", ONE_GPU]) == exit_codes.CONFIGURATION
     assert "--gpu-memory 80Gi" in capsys.readouterr().err
     assert main(["fit", ONE_GPU, "--gpu-product", "NVIDIA-X1"]) == exit_codes.CONFIGURATION
     assert "the memory of NVIDIA-X1 is unknown" in capsys.readouterr().err
-    monkeypatch.setattr(fit, "_local_memory", lambda: 24 * GIB)
+    monkeypatch.setattr(validate, "_local_memory", lambda: 24 * GIB)
     assert main(["fit", ONE_GPU]) == exit_codes.OK
 
 

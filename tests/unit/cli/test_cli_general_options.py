@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli import evaluation, rl, roles, sft
-from rlrun.cli.general_options import GENERAL_OPTIONS
+from rlrun.cli import evaluation, rl, role_commands, sft
+from rlrun.cli.command_options import GENERAL_OPTIONS
 from rlrun.cli.main import COMMANDS, main
 from rlrun.runtime import exit_codes
 from tests.unit.docs.documented_commands import ROOT
@@ -144,5 +144,5 @@ def test_an_evaluation_of_a_manifest_refuses_options_of_a_run(option: str, capsy
 
 def test_every_command_with_a_dry_run_is_tried_or_changes_a_run() -> None:
     changes = {"suspend", "resume", "restart", "scale", "set"}  # tests/unit/inspect/test_cluster_commands.py
-    tried = {"local", "sft", "rl", "eval", "synthesize", "tiny-model", *roles.MODELS}
+    tried = {"local", "sft", "rl", "eval", "synthesize", "tiny-model", *role_commands.MODELS}
     assert {*GENERAL_OPTIONS["--dry-run"]} == tried | changes

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from rlrun.api.manifest import examine_manifest
-from rlrun.cli.files import installation
+from rlrun.api.run_manifest import examine_manifest
+from rlrun.cli import installation
 from rlrun.cli.main import main
 from rlrun.config.algorithm.names import PRESETS
 from rlrun.runtime import exit_codes, extras
-from rlrun.runtime.shipped import shipped_folder
+from rlrun.runtime.bootstrap import shipped_folder
 
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -213,7 +213,7 @@ def test_no_text_installs_rlrun_from_an_index() -> None:
     modules = [path for folder in ("workloads", "operator", "tools") for path in (ROOT / folder).rglob("*.py")]
     named = re.compile(r"pip install[^`\n]*[ '\"]rlrun(?![\w/.-])|'rlrun\[")
     assert [str(path.relative_to(ROOT)) for path in (*pages, *modules) if named.search(path.read_text())] == []
-    assert f"'{EXTRAS['flash-attn'][0]}'" in (ROOT / "workloads/rlrun/fit/kernel_table.py").read_text()
+    assert f"'{EXTRAS['flash-attn'][0]}'" in (ROOT / "workloads/rlrun/fit/attention_kernels.py").read_text()
 
 
 def test_a_clone_in_the_working_directory_does_not_hide_the_package() -> None:

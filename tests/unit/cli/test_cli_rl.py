@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.cli.rl import main, read
-from rlrun.cli.sources.run_config import RlConfig
-from rlrun.cli.sources.run_layers import read_layer
+from rlrun.cli.run_layers import RlConfig, read_layer
 from rlrun.config.algorithm.tables import LOSS_ENTRIES
 from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.problems import ConfigError
@@ -196,7 +195,7 @@ def _nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_nothing_is_looked_at")
 def test_main_hands_the_specification_to_the_local_run(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    import rlrun.local.main as local
+    import rlrun.local.local_command as local
 
     called: dict[str, Any] = {}
 

@@ -9,12 +9,11 @@ import pytest
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.cli.roles import prepare
-from rlrun.cli.sources.role_layers import load_role
+from rlrun.cli.role_commands import load_role, prepare
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 
 KEY = {"RLRUN_API_KEY": "secret"}
 

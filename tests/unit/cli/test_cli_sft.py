@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.rl import read
+from rlrun.cli.run_layers import SftConfig
 from rlrun.cli.sft import main
-from rlrun.cli.sources.run_config import SftConfig
 from rlrun.config.loading.problems import ConfigError
 from rlrun.runtime import exit_codes
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.cli.sources.role_layers import load_role
-from rlrun.cli.sources.run_config import RlConfig
-from rlrun.cli.sources.run_layers import read_layer
+from rlrun.cli.role_commands import load_role
+from rlrun.cli.run_layers import RlConfig, read_layer
 from rlrun.config.loading.examine import validate_layer
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from rlrun.config.base import Config
-from rlrun.config.meaning import field_meaning
+from rlrun.config.loading.schema import field_meaning
 
 
 class Plain(Config):

@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from rlrun.api import kubernetes
+from rlrun.api import kubernetes_types
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.algorithm.names import (
     AGGREGATIONS,
@@ -17,11 +17,10 @@ from rlrun.config.algorithm.names import (
     PRESETS,
     PROXIMAL_METHODS,
 )
-from rlrun.config.loading.schema import describe_expected, field_shapes, find_field, shape_of
-from rlrun.config.meaning import field_meaning
+from rlrun.config.loading.schema import describe_expected, field_meaning, field_shapes, find_field, shape_of
 from rlrun.config.models.checkpoint import CheckpointConfig, ResumeConfig
-from rlrun.config.models.companions import ReferenceConfig
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.language_models import ModelConfig, ReferenceConfig, TinyModelConfig
 from rlrun.config.models.learning import (
     Aggregation,
     AlgorithmConfig,
@@ -32,7 +31,6 @@ from rlrun.config.models.learning import (
     Proximal,
     RegularizerConfig,
 )
-from rlrun.config.models.model import ModelConfig, TinyModelConfig
 from rlrun.config.models.roles import InferenceSpec, OrchestratorSpec, TrainerSpec
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 
@@ -147,7 +145,7 @@ def test_every_field_has_a_description() -> None:
                 missing.append(f"{model.__name__}.{name}")
             inner = shape.parts[0] if shape.kind == "list" else shape
             # Kubernetes documents its own types, and the CRD has no room for their descriptions.
-            if inner.model and inner.model.__module__ != kubernetes.__name__ and inner.model not in models:
+            if inner.model and inner.model.__module__ != kubernetes_types.__name__ and inner.model not in models:
                 models.append(inner.model)
     assert missing == []
 

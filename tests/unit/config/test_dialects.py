@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from rlrun.cli.sources.role_layers import load_role
-from rlrun.cli.sources.run_config import ALIASES, EvalConfig, RlConfig, SftConfig
-from rlrun.cli.sources.run_layers import file_layers, read_layer
-from rlrun.config.dialects.complete import complete_layer
+from rlrun.cli.role_commands import load_role
+from rlrun.cli.run_layers import ALIASES, EvalConfig, RlConfig, SftConfig, file_layers, read_layer
+from rlrun.config.dialects.completion import complete_layer
 from rlrun.config.dialects.prime_rl import PRIME_RL, PRIME_RL_EVAL
 from rlrun.config.dialects.rows import Dialect, Row
 from rlrun.config.dialects.translate import Translator, key_of, shape_at
 from rlrun.config.loading.examine import examine_layer, validate_layer
+from rlrun.config.loading.files import toml_lines
 from rlrun.config.loading.layers import merge_layers
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import NAMES_MAX
-from rlrun.config.loading.toml_lines import toml_lines
 from rlrun.config.loading.yaml_text import Document
 from rlrun.config.models.roles import OrchestratorConfig, TrainerConfig
 from tools.docs_prime_rl import judge

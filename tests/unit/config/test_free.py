@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rlrun.config.free import CHARACTERS_MAX, LEVELS_MAX, FreeMapping, count_levels
+from rlrun.config.base import CHARACTERS_MAX, LEVELS_MAX, FreeMapping, count_levels
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.yaml_text import examine_yaml
 

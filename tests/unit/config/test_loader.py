@@ -13,7 +13,7 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.arguments import parse_environment
 from rlrun.config.loading.loader import ConfigError, load_file, load_model
-from rlrun.config.loading.variables import PROCESS_VARIABLES
+from rlrun.config.loading.options import PROCESS_VARIABLES
 from rlrun.config.models.roles import TrainerConfig
 
 BASE = ["--model.path", "m", "--environments.0.id", "arithmetic"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rlrun.config.trainable import (
+from rlrun.config.families import (
     quantization_method,
     quantization_note,
     refusal_by_name,

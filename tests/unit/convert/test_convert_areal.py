@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.allocation import Allocation, Part, parse_allocation
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert_settings, read_settings
-from rlrun.convert.readers.setting import Setting
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.config.layout_rules import Allocation, Part, parse_allocation
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import Converted, convert_settings, read_settings
+from rlrun.convert.readers.hydra import Setting
 
 BASE: dict[str, Any] = {
     "allocation_mode": "vllm:d4+fsdp:d4",

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from rlrun.api.manifest import examine_manifest
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import DIALECTS, Converted, convert_settings
+from rlrun.api.run_manifest import examine_manifest
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import DIALECTS, Converted, convert_settings
 from rlrun.convert.draft import KINDS
-from rlrun.convert.readers.setting import Setting
+from rlrun.convert.readers.hydra import Setting
 from rlrun.convert.tables.row import row_of
 from tools.convert_corpus import CORPUS, converted, corpus
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import AREAL, AREAL_SFT, VERL, VERL_SFT, Dialect, canonical_key, convert_settings
-from rlrun.convert.readers.setting import Setting
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import AREAL, AREAL_SFT, VERL, VERL_SFT, Dialect, canonical_key, convert_settings
+from rlrun.convert.readers.hydra import Setting
 from rlrun.convert.tables.row import row_of
 
 KEYS = Path(__file__).parent / "keys"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert_settings
-from rlrun.convert.readers.setting import Setting
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import Converted, convert_settings
+from rlrun.convert.readers.hydra import Setting
 
 OPTIM = "actor_rollout_ref.actor.optim."
 VERL: dict[str, Any] = {

@@ -8,9 +8,9 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import convert_settings, read_settings
-from rlrun.convert.tables.others import OtherTrainer, other_trainers
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import convert_settings, read_settings
+from rlrun.convert.tables.other_trainers import OtherTrainer, other_trainers
 
 SCHEMA = RLRunSpec.model_json_schema(by_alias=True)
 FILES = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlrun.cli.files.convert import read_sources
+from rlrun.cli.convert import read_sources
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert_settings, read_settings
-from rlrun.convert.readers.setting import Setting
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import Converted, convert_settings, read_settings
+from rlrun.convert.readers.hydra import Setting
 
 KEYS = "data.train_files=/d/train.parquet actor_rollout_ref.model.path=Qwen/Qwen3-8B algorithm.adv_estimator=grpo"
 SFT: dict[str, Any] = {"data.train_files": "/d/train.parquet", "model.path": "Qwen/Qwen3-8B"}

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.convert import read_settings
+from rlrun.convert.conversion import read_settings
 from rlrun.convert.readers.hydra import read_override, read_scalar, read_yaml, resolve_references, without_deleted
-from rlrun.convert.readers.shell import read_script
+from rlrun.convert.readers.shell_scripts import read_script
 
 START = "\npython3 -m verl.trainer.main_ppo "
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.api.manifest import parse_manifest
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert_settings, read_settings
-from rlrun.convert.readers.setting import Setting
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import Converted, convert_settings, read_settings
+from rlrun.convert.readers.hydra import Setting
 
 VERL = """
 torchrun --standalone --nproc_per_node=4 --nnodes=1 -m verl.trainer.fsdp_sft_trainer \\

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resolve import resolve_spec
-from rlrun.cli.files.convert import run
-from rlrun.cli.files.convert_toml import convert_toml
-from rlrun.cli.sources.run_layers import read_layer
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.cli.convert import run
+from rlrun.cli.convert_toml import convert_toml
+from rlrun.cli.run_layers import read_layer
 from rlrun.config.loading.examine import examine_layer
 from rlrun.config.loading.problems import ConfigError
 from rlrun.local.judge import judge_manifest

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import parse_manifest
 from rlrun.config.loading.problems import ConfigError
-from rlrun.convert.compose.shared import Context
-from rlrun.convert.convert import Converted, convert_settings, read_settings
-from rlrun.convert.readers.hydra import read_override
-from rlrun.convert.readers.setting import Setting
+from rlrun.convert.compose.shared_parts import Context
+from rlrun.convert.conversion import Converted, convert_settings, read_settings
+from rlrun.convert.readers.hydra import Setting, read_override
 
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 BASE = {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.crd.definition import KEYS_KEY, RULES_KEY, spec_schema
-from rlrun.api.manifest import parse_manifest
+from rlrun.api.run_manifest import parse_manifest
 from rlrun.config.loading.problems import ConfigError
 from tests.controlplane.corpus import MALFORMED, Malformed
 

@@ -13,14 +13,13 @@ from pydantic import BaseModel
 
 from rlrun.api.crd.admission_policy import validating_policy
 from rlrun.api.crd.definition import KEYS_KEY, RULES_KEY, spec_schema
-from rlrun.api.crd.frozen import TRANSITION_RULES
-from rlrun.api.crd.unset import reading_defaults
-from rlrun.api.manifest import parse_manifest
-from rlrun.api.pods import TrainerBlock
+from rlrun.api.crd.frozen_fields import TRANSITION_RULES, reading_defaults
+from rlrun.api.pod_fields import TrainerBlock
 from rlrun.api.resource import IDENTITY_FIELDS, LIVE_FIELDS, RLRun, RLRunSpec
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.config.base import Rule, compact_cel, quote_cel
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.loading.schema import field_shapes, walk_model
-from rlrun.config.rule import Rule, compact_cel, quote_cel
 from tests.controlplane.corpus import MALFORMED
 
 

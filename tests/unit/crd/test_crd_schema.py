@@ -13,11 +13,10 @@ import yaml
 from pydantic import BaseModel
 
 from rlrun.api.crd.definition import RULES_KEY, build_crd, spec_schema, status_schema
-from rlrun.api.crd.unset import default_of
+from rlrun.api.crd.frozen_fields import default_of
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import UNSERVED, RLRunStatus
-from rlrun.config.loading.schema import walk_model
-from rlrun.config.meaning import field_meaning
+from rlrun.api.run_status import UNSERVED, RLRunStatus
+from rlrun.config.loading.schema import field_meaning, walk_model
 from tools.crd import compact_size, crd_files
 
 DEFAULTS = Path(__file__).parent / "golden" / "defaults.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlrun.diagnostics.symptoms import LOOKED_AT, symptom_of, tag_message, tag_of
-from rlrun.pod.role.termination_message import MAX_BYTES, failure_text
+from rlrun.pod.container import MAX_BYTES, failure_text
 from rlrun.protocol.files.failures import telling_lines
 from tests.unit.inspect.explained import ENGINE
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.status import RLRunStatus
+from rlrun.api.run_status import RLRunStatus
 from rlrun.config.algorithm.names import ADVANTAGE_ENTRIES, LOSS_ENTRIES, PRESETS
-from rlrun.config.loading.schema import walk_model
-from rlrun.config.meaning import field_meaning
+from rlrun.config.loading.schema import field_meaning, walk_model
 from tools.docs import generated_files, pages, run
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlrun.tracking.names import DERIVED, NAMES, PATTERNS
+from rlrun.tracking.tracker_records import DERIVED, NAMES, PATTERNS
 
 PAGE = Path(__file__).parents[3] / "docs" / "tracking.md"
 

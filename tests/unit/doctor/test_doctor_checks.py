@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.doctor.checks import list_abilities, list_checks
-from rlrun.doctor.facts import Facts, Torch
-from rlrun.fit.gpu_products import GIB
+from rlrun.fit.memory_parts import GIB
+from rlrun.local.doctor import Facts, Torch, list_abilities, list_checks
 
 PACKAGES = {
     "torch": "2.13.0",

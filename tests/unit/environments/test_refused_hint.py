@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.environments.process.containment import private_folder
-from rlrun.environments.process.containment.private_folder import refused_hint
+from rlrun.environments.process.containment import enclosure
+from rlrun.environments.process.containment.enclosure import refused_hint
 
 WRITES = "can write only in its home folder and TMPDIR"
 
@@ -18,7 +18,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
     """Paths that owner and mode refuse. Tests may run as root, whom no mode refuses anything."""
     paths: set[Path] = set()
     access = os.access
-    monkeypatch.setattr(private_folder.os, "access", lambda path, mode: Path(path) not in paths and access(path, mode))
+    monkeypatch.setattr(enclosure.os, "access", lambda path, mode: Path(path) not in paths and access(path, mode))
     return paths
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.environments.process import user_code_check
 from rlrun.environments.process.life import Command, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import Ready, StartError
 
 

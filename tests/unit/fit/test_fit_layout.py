@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.fit.architecture import Architecture, from_config
-from rlrun.fit.known_models import KNOWN
+from rlrun.fit.architecture import KNOWN, Architecture, from_config
 from rlrun.fit.layout import layout_problems
-from rlrun.local.sizes import size_findings
+from rlrun.local.model_sizes import size_findings
 
 QWEN3, QWEN2, MIXTURE = KNOWN["Qwen/Qwen3-0.6B"], KNOWN["Qwen/Qwen2.5-7B"], KNOWN["Qwen/Qwen3-30B-A3B"]
 

@@ -13,11 +13,10 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.fit import advice
 from rlrun.fit.advice import advise_roles, change_spec
-from rlrun.fit.gpu_products import GIB
-from rlrun.fit.known_models import KNOWN
-from rlrun.fit.parts import Needs
+from rlrun.fit.architecture import KNOWN
+from rlrun.fit.memory_parts import GIB, Needs
 from rlrun.fit.report import Surroundings, needs_of, refusals_of, report_document, report_lines
-from rlrun.fit.trainer import FRAGMENTS, RESERVE
+from rlrun.fit.trainer_memory import FRAGMENTS, RESERVE
 
 ROOT = Path(__file__).parents[3]
 SMALL, LARGE, MIXTURE = "Qwen/Qwen3-0.6B", "Qwen/Qwen3-8B", "Qwen/Qwen3-30B-A3B"

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.models.model import ModelConfig, TinyModelConfig
-from rlrun.fit.activations import layer_activations
-from rlrun.fit.architecture import ShapeError, from_config
-from rlrun.fit.gpu_products import GIB, MIB, memory_of, parse_size
-from rlrun.fit.known_models import KNOWN, known_model
-from rlrun.fit.sources import UnknownModelError, shape_of
+from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
+from rlrun.fit.architecture import KNOWN, ShapeError, from_config, known_model
+from rlrun.fit.memory_parts import GIB, MIB, layer_activations, memory_of, parse_size
+from rlrun.fit.model_sources import UnknownModelError, shape_of
 
 PUBLISHED = {
     "Qwen/Qwen3-0.6B": 596_049_920,

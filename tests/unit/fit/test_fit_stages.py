@@ -8,11 +8,10 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.parallel import ParallelismConfig, PipelineSchedule
-from rlrun.fit.gpu_products import GIB
-from rlrun.fit.known_models import KNOWN
-from rlrun.fit.parts import Needs
+from rlrun.fit.architecture import KNOWN
+from rlrun.fit.layout import cut_layers, stages_of
+from rlrun.fit.memory_parts import GIB, Needs
 from rlrun.fit.report import Surroundings, needs_of
-from rlrun.fit.stages import cut_layers, stages_of
 
 LARGE, MIXTURE = KNOWN["Qwen/Qwen3-8B"], KNOWN["Qwen/Qwen3-30B-A3B"]
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.config.models.companions import ReferenceConfig
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig, ReferenceConfig
 from rlrun.hub import fetch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

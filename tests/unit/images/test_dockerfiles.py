@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.tracking.backends.missing import PACKAGES
+from rlrun.tracking.backends.tracker_packages import PACKAGES
 from tests.cluster.images import IMAGES
 from tests.cluster.images.builder import ROOT
 from tests.cluster.images.inputs import Ignore, arguments, copied, files, parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from rlrun.fit.kernel_table import BACKENDS
+from rlrun.fit.attention_kernels import BACKENDS
 from tests.cluster.images import IMAGES
 from tests.cluster.images.builder import ROOT
 from tests.cluster.images.inputs import Ignore, arguments, copied, files, parse

@@ -14,16 +14,14 @@ from safetensors.numpy import save_file
 from starlette.testclient import TestClient
 
 from rlrun.inference.client.completions import Adapter, EngineError, parse_stock
-from rlrun.inference.command import vllm_arguments
+from rlrun.inference.engine_settings import InferenceSettings, SettingsError, vllm_arguments
 from rlrun.inference.guard import Guard
 from rlrun.inference.http.routes import Control, router
-from rlrun.inference.settings import InferenceSettings, SettingsError
 from rlrun.inference.weights import lora_adapters as module
 from rlrun.inference.weights.handover import HandoverError, Served
 from rlrun.inference.weights.lora_adapters import AdapterHandover, AdapterServer
 from rlrun.inference.weights.preflight import FolderError, check_adapter
-from rlrun.protocol.messages.api_key import guest_key, guest_proof, key_digest
-from rlrun.protocol.messages.endpoints import ENGINE_UPDATE_WEIGHTS
+from rlrun.protocol.messages.endpoints import ENGINE_UPDATE_WEIGHTS, guest_key, guest_proof, key_digest
 
 EXPECTED = {"model.q_proj.weight": (3, 5), "lm_head.weight": (7, 5)}
 A, B = "base_model.model.model.q_proj.lora_A.weight", "base_model.model.model.q_proj.lora_B.weight"

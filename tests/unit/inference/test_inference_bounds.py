@@ -20,7 +20,7 @@ from rlrun.protocol.messages.endpoints import (
     ENGINE_PARSE,
     ENGINE_STATUS,
 )
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, pack_document
+from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, pack_document
 
 BLOCK = b" " * (1 << 16)
 BLOCKS = 4096

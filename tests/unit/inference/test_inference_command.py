@@ -10,8 +10,14 @@ import pytest
 
 from rlrun.config.models.engine_arguments import is_owned
 from rlrun.inference.__main__ import main
-from rlrun.inference.command import vllm_arguments, vllm_environment
-from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file, settings_from_mapping
+from rlrun.inference.engine_settings import (
+    InferenceSettings,
+    SettingsError,
+    settings_from_file,
+    settings_from_mapping,
+    vllm_arguments,
+    vllm_environment,
+)
 
 
 def settings(**overrides: Any) -> InferenceSettings:

@@ -10,16 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rlrun.inference.weights import staging as staging_module
-from rlrun.inference.weights.delta_folders import Rebuilder
+from rlrun.inference.weights import receive as staging_module
+from rlrun.inference.weights.delta_folders import Rebuilder, StoredTensors
 from rlrun.inference.weights.preflight import INDEX, FolderError
-from rlrun.inference.weights.receive import RefusedError
-from rlrun.inference.weights.staging import NoRoomError, Staging
-from rlrun.inference.weights.stored import StoredTensors
+from rlrun.inference.weights.receive import NoRoomError, RefusedError, Staging
 from rlrun.protocol.files.paths import COMPLETE, RunPaths
-from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets, version_checksum
-from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
-from rlrun.protocol.messages.sparse import Bytes, encode_difference
+from rlrun.protocol.messages.buckets import MANIFEST, DeltaFiles, TensorInfo, plan_buckets, root_file, version_checksum
+from rlrun.protocol.messages.packed_columns import Bytes, encode_difference
 
 NAMES = ("a", "b", "c", "d")
 TENSORS = [TensorInfo(name=name, dtype="bfloat16", shape=[500]) for name in NAMES]

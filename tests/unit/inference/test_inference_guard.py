@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.inference.guard import GUEST, GUESTS, KEYED, PUBLIC, Guard
-from rlrun.protocol.messages.api_key import guest_key, guest_proof, key_digest
+from rlrun.protocol.messages.endpoints import guest_key, guest_proof, key_digest
 
 KEY = b"the-key-of-this-run"
 

@@ -18,7 +18,7 @@ from rlrun.inference.http.routes import Control, router
 from rlrun.inference.weights import handover as module
 from rlrun.inference.weights.handover import Handover, HandoverError, Served
 from rlrun.inference.weights.receive import RefusedError
-from rlrun.protocol.messages.delta_files import MANIFEST
+from rlrun.protocol.messages.buckets import MANIFEST
 
 
 class FakeEngine:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.engine_settings import InferenceSettings
 from rlrun.inference.weights.preflight import (
     INDEX,
     FolderError,

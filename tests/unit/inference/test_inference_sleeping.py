@@ -13,7 +13,7 @@ from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.engine_settings import InferenceSettings
 from rlrun.inference.weights.handover import Handover, HandoverError
 from rlrun.inference.weights.sleeping import COMPUTING, DROP_WEIGHTS, Sleeper, SleepGate
 
@@ -171,7 +171,7 @@ def test_the_gate_refuses_what_needs_memory_and_nothing_else() -> None:
 
 @pytest.mark.parametrize(("device", "colocated"), [("cuda", True), ("cuda", False), ("cpu", True)])
 def test_only_an_engine_on_gpus_is_started_for_sleep(device: Any, colocated: bool) -> None:
-    from rlrun.inference.command import vllm_arguments, vllm_environment
+    from rlrun.inference.engine_settings import vllm_arguments, vllm_environment
 
     settings = InferenceSettings(
         model_path="m", served_model_name="m", weights_dir="w", api_key="k" * 8, device=device, colocated=colocated

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.inference.weights import staging as module
+from rlrun.inference.weights import receive as module
 from rlrun.inference.weights.preflight import tensor_shapes
-from rlrun.inference.weights.staging import NoRoomError, Staging, file_name, make_file
+from rlrun.inference.weights.receive import NoRoomError, Staging, file_name, make_file
 from rlrun.protocol.messages.buckets import TensorInfo, plan_buckets
 
 BUCKETS = plan_buckets([TensorInfo(name=name, dtype="float32", shape=[4]) for name in "ab"], bucket_bytes=16)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlrun.cli.files import put
-from rlrun.cli.runs import change, common, compare, debug, logs, look, plot, pull, rollouts
+from rlrun.cli import change_runs, copies, data_files, logs, plots, run_options, show_runs
 from rlrun.inspect.kubectl import Kubectl
 from tests.unit.inspect.recorded import Recorded, Use
 
@@ -18,10 +17,10 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Use:
 
     def record(cluster: Recorded) -> Recorded:
         def api(options: object) -> Kubectl:
-            flags: Sequence[str] = common.flags(options)  # type: ignore[arg-type]
+            flags: Sequence[str] = run_options.flags(options)  # type: ignore[arg-type]
             return cluster.kubectl(flags)
 
-        for module in (change, compare, debug, logs, look, plot, pull, put, rollouts):
+        for module in (change_runs, plots, copies, logs, show_runs, plots, copies, data_files, copies):
             monkeypatch.setattr(module, "api", api)
         return cluster
 

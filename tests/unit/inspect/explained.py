@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from rlrun.inspect.cluster import run_snapshot
-from rlrun.inspect.folder.reader import read_folder
+from rlrun.inspect.cluster_reader import run_snapshot
+from rlrun.inspect.folder_reader import read_folder
 from rlrun.inspect.screen import explanation_text
 from rlrun.inspect.why import explain_run
-from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
+from rlrun.orchestrator.rollouts.dispatcher import ErrorBudget
 from rlrun.runtime import exit_codes
 from tests.unit.inspect.broken import BROKEN, NOW
 from tests.unit.inspect.test_folder_commands import PROGRESS, Folder
@@ -32,7 +32,7 @@ ENGINE = f"""\
 (MainProcess pid=4711) ERROR 11-26 03:14:24 [async_llm.py:906] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered \
 an issue. See stack trace (above) for the root cause.
 Traceback (most recent call last):
-  File "{SITE}/rlrun/inference/server.py", line 261, in _warm_up
+  File "{SITE}/rlrun/inference/engine_server.py", line 261, in _warm_up
     async for _ in engine.generate(prompt, sampling, "rlrun-warm-up"):
 vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.
 """

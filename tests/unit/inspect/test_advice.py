@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from rlrun.api.lifecycle import FailureReason
-from rlrun.api.status import Phase
+from rlrun.api.run_status import Phase
 from rlrun.inspect.advice import ADVICE, ON_THIS_MACHINE, find_advice
 from rlrun_operator.status import failure_reasons, reasons
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from rlrun.cli import run_options
 from rlrun.cli.main import main
-from rlrun.cli.runs import plugin
 from rlrun.inspect.kubectl import Answer
 from rlrun.runtime import exit_codes
 from tests.unit.inspect.broken import BROKEN, condition, failure, restarting, run
@@ -406,10 +406,10 @@ def test_the_plugin_has_the_commands_on_runs_alone(
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").write_text("{}")
     cluster = use(of_run(run("Running")))
-    assert plugin.main(["-n", "team", "--context=lab", "why", "a"]) == 0
+    assert run_options.main(["-n", "team", "--context=lab", "why", "a"]) == 0
     assert cluster.asked[0][1:3] == ["--namespace=team", "--context=lab"], "a folder of the name is not meant"
-    assert plugin.main(["local", "run.yaml"]) == exit_codes.USAGE
-    assert plugin.main(["--help"]) == 0
+    assert run_options.main(["local", "run.yaml"]) == exit_codes.USAGE
+    assert run_options.main(["--help"]) == 0
     told = capsys.readouterr()
     assert "usage: kubectl rlrun COMMAND" in told.out
     assert "unknown command 'local'" in told.err

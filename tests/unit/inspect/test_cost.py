@@ -12,17 +12,16 @@ from typing import Any
 
 import pytest
 
+from rlrun.cli import run_options, show_runs
 from rlrun.cli.main import main
-from rlrun.cli.runs import common, look
-from rlrun.inspect.cost.account import of_folder, of_snapshot, sum_uses
-from rlrun.inspect.cost.text import NO_GPUS, cost_table
-from rlrun.inspect.folder.reader import read_folder
+from rlrun.inspect.folder_reader import read_folder
+from rlrun.inspect.gpu_cost import NO_GPUS, cost_table, of_folder, of_snapshot, sum_uses
 from rlrun.inspect.kubectl import Answer
 from rlrun.inspect.snapshot import CostRow
-from rlrun.protocol.files.forked import ForkedFrom, fork_document
-from rlrun.protocol.files.launcher import new_record, write_record
+from rlrun.protocol.files.launcher_record import new_record, write_record
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import ForkedFrom, fork_document
 from tests.unit.inspect.recorded import Recorded
 
 HOUR = 3600
@@ -52,7 +51,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recorded:
         ("get leases", {}),
         ("get rlruns.rlrun.io", {"items": runs}),
     )
-    monkeypatch.setattr(common, "Kubectl", recorded.kubectl)
+    monkeypatch.setattr(run_options, "Kubectl", recorded.kubectl)
     monkeypatch.chdir(tmp_path)
     return recorded
 
@@ -182,7 +181,7 @@ def test_a_name_that_is_mistyped_is_told_the_right_one(
     missing = 'Error from server (NotFound): rlruns.rlrun.io "quickstar" not found'
     listed = {"items": [{"metadata": {"name": "quickstart", "namespace": "one"}}]}
     gone = Answer(1, "", missing)
-    for module in (look, common):
+    for module in (show_runs, run_options):
         cluster = Recorded(("get rlruns.rlrun.io quickst", gone), ("get rlruns.rlrun.io -o", listed))
         monkeypatch.setattr(module, "api", lambda _options, at=cluster: at.kubectl())
     monkeypatch.chdir(tmp_path)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.inspect import logs
-from rlrun.inspect.folder.reader import read_folder
+from rlrun.inspect import role_logs
+from rlrun.inspect.folder_reader import read_folder
 from rlrun.inspect.screen import explanation_text
 from rlrun.inspect.source import NotFoundError
 from rlrun.inspect.why import explain_run
-from rlrun.protocol.files.forked import ForkedFrom, fork_document
-from rlrun.protocol.files.launcher import LauncherRecord, new_record, read_record, write_record
+from rlrun.protocol.files.launcher_record import LauncherRecord, new_record, read_record, write_record
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import ForkedFrom, fork_document
 from rlrun.runtime import exit_codes
 from tests.unit.inspect.recorded import Recorded, Use
 
@@ -314,7 +314,7 @@ def test_a_log_is_followed_to_the_last_line_of_a_run_that_ends(tmp_path: Path) -
                 file.write(step)
 
     looks = iter([True, True, True, True, False])
-    found = logs.follow_lines([logs.LogFile(path, "trainer")], lambda: next(looks), pause)
+    found = role_logs.follow_lines([role_logs.LogFile(path, "trainer")], lambda: next(looks), pause)
     assert [line for _, line in found] == ["one", "two", "last"]
 
 
@@ -484,8 +484,8 @@ def test_rank_beyond_the_ranks_is_refused(tmp_path: Path) -> None:
     folder.config |= {"replicas": 2, "processes_per_replica": 2}
     folder.write("run.json", {"trainer": folder.config})
     folder.write("logs/attempt_0001/trainer/trainer.log", "[rank3]: done\n")
-    assert logs.list_log_files(folder.root, logs.Wanted(("trainer",), 3, None, 10))
+    assert role_logs.list_log_files(folder.root, role_logs.Wanted(("trainer",), 3, None, 10))
     with pytest.raises(NotFoundError, match="got 4, but trainer has ranks 0 to 3 in attempt 1; write --rank 3"):
-        logs.list_log_files(folder.root, logs.Wanted(("trainer",), 4, None, 10))
+        role_logs.list_log_files(folder.root, role_logs.Wanted(("trainer",), 4, None, 10))
     with pytest.raises(NotFoundError, match="got 9, but inference has ranks 0 to 1 in attempt 1; write --rank 1"):
-        logs.list_log_files(folder.root, logs.Wanted(("inference",), 9, None, 10))
+        role_logs.list_log_files(folder.root, role_logs.Wanted(("inference",), 9, None, 10))

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from rlrun.cli.main import main
-from rlrun.inspect.cost.use import NVML_SECONDS, PODS_PER_ROLE
+from rlrun.inspect.gpu_use import NVML_SECONDS, PODS_PER_ROLE
 from rlrun.inspect.kubectl import Answer
-from rlrun.local.shared.gpu_meter import GpuMeter
-from rlrun.protocol.files.launcher import LauncherRecord, new_record, write_record
+from rlrun.local.gpus import GpuMeter
+from rlrun.protocol.files.launcher_record import LauncherRecord, new_record, write_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime.nvml import Sample
 from tests.unit.inspect.recorded import Recorded, Use, of_run, pod

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.inspect.advice import ADVICE
-from rlrun.inspect.cluster import run_snapshot
+from rlrun.inspect.cluster_reader import run_snapshot
 from rlrun.inspect.why import explain_run
 from tests.unit.inspect.broken import NOW, condition, run
 

@@ -10,16 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.inspect.compare import Curve, curves_table, last_step, mean_between
-from rlrun.inspect.cost.account import Account, of_folder
-from rlrun.inspect.curves import metric_curve, metric_names
-from rlrun.inspect.folder.metric_columns import MetricColumns
+from rlrun.inspect.comparison import Curve, curves_table, last_step, mean_between
+from rlrun.inspect.curves import MetricColumns, metric_curve, metric_names
+from rlrun.inspect.gpu_cost import Account, of_folder
 from rlrun.inspect.kubectl import Kubectl
 from rlrun.inspect.source import FolderRun
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.metrics_line import FURTHEST
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runs import reading
+from rlrun.runs import volume_reader
 
 METRICS = 40
 MIB = 1 << 20
@@ -68,12 +67,12 @@ def test_account_of_long_run_needs_the_memory_of_one_line(tmp_path: Path, steps:
 def test_curve_of_long_run_needs_few_bytes_for_each_value(tmp_path: Path, steps: int) -> None:
     paths = RunPaths(tmp_path)
     write_metrics(paths, steps)
-    found, memory = measure(lambda: reading.read_curve(FolderRun(tmp_path), Kubectl(), "a"))
+    found, memory = measure(lambda: volume_reader.read_curve(FolderRun(tmp_path), Kubectl(), "a"))
     assert isinstance(found, Curve)
     assert last_step(found.lines) == steps
     assert mean_between(found.lines, "reward/mean", 1, steps) == pytest.approx(0.5 + 0.5 / steps)
     assert memory < 15 * (METRICS + 8) * steps / MIB + 4, f"{memory:.1f} MiB"
-    rows, memory = measure(lambda: sum(1 for _ in reading.metric_lines(FolderRun(tmp_path), Kubectl())))
+    rows, memory = measure(lambda: sum(1 for _ in volume_reader.metric_lines(FolderRun(tmp_path), Kubectl())))
     assert rows == steps
     assert memory < 4, f"{memory:.1f} MiB"
 
@@ -105,7 +104,7 @@ def test_pictures_and_tables_of_columns_are_those_of_lines() -> None:
     columns = MetricColumns(lines)
     assert metric_names(columns) == metric_names(lines)
     assert metric_curve("a", columns, "loss", 3) == metric_curve("a", lines, "loss", 3)
-    fields = reading.RunFields({})
+    fields = volume_reader.RunFields({})
     assert curves_table([Curve("a", columns, fields)]) == curves_table([Curve("a", lines, fields)])
 
 
@@ -114,5 +113,5 @@ def test_damaged_metrics_are_left_out_of_accounts_and_curves(tmp_path: Path) -> 
     write_metrics(paths, 3)
     whole = paths.metrics.read_bytes()
     paths.metrics.write_bytes(whole + b"[" * 100_000 + b"\n\x00\xff\n[1]\n" + whole[:100])
-    assert len(reading.read_curve(FolderRun(tmp_path), Kubectl(), "a").lines) == 3
+    assert len(volume_reader.read_curve(FolderRun(tmp_path), Kubectl(), "a").lines) == 3
     assert of_folder(tmp_path, time.time()).tokens == 30

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from rlrun.inspect.past.configurations import Change, attempts_kept, changed_fields, describe_changes, list_edits
-from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.inspect.configurations import Change, attempts_kept, changed_fields, describe_changes, list_edits
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import ForkedFrom
 
 Json = dict[str, Any]
 

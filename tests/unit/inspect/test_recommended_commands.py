@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.variation import is_field
+from rlrun.api.run_manifest import is_field
 from rlrun.cli.main import COMMANDS, main
 from rlrun.inspect.advice import ADVICE, ON_THIS_MACHINE
 from tests.unit.docs.documented_commands import ROOT

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from rlrun.local.record import Recorder
-from rlrun.protocol.files.launcher import BEAT_SECONDS, read_record
+from rlrun.local.launcher import Recorder
+from rlrun.protocol.files.launcher_record import BEAT_SECONDS, read_record
 from rlrun.protocol.files.paths import RunPaths
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.inspect.cluster import run_snapshot
+from rlrun.inspect.cluster_reader import run_snapshot
 from rlrun.inspect.screen import explanation_text, status_screen
 from rlrun.inspect.why import explain_run
-from rlrun.protocol.messages import annotations as said
+from rlrun.protocol.messages import lease_annotations as said
 from tests.unit.inspect.broken import BROKEN, MINUTE_AGO, NOW, condition, failure, over, restarting, run
 
 

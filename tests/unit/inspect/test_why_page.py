@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.runs.completion import ON_RUNS
-from rlrun.inspect.cluster import run_snapshot
+from rlrun.cli.doctor import ON_RUNS
+from rlrun.inspect.cluster_reader import run_snapshot
 from rlrun.inspect.screen import explanation_text
 from rlrun.inspect.why import explain_run
 from tests.unit.inspect.broken import BROKEN, NOW
@@ -44,4 +44,4 @@ def test_the_plugin_of_krew_is_the_script_that_is_there() -> None:
     script = ROOT / "tools" / "krew" / "kubectl-rlrun"
     assert "bin: kubectl-rlrun" in manifest
     assert script.stat().st_mode & 0o111
-    assert "-m rlrun.cli.runs.plugin" in script.read_text()
+    assert "-m rlrun.cli.run_options" in script.read_text()

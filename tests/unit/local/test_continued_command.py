@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import parse_manifest
-from rlrun.local import main as launcher
+from rlrun.api.run_manifest import parse_manifest
+from rlrun.local import local_command as launcher
 from rlrun.local.judge import Judged
-from rlrun.local.launcher.call import without_folder
+from rlrun.local.launcher import without_folder
 from rlrun.local.summary import continue_advice
 from rlrun.runtime import exit_codes
 

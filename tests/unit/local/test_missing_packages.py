@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlrun.config.models.data import DataConfig
-from rlrun.local.inputs import check_data
+from rlrun.local.read_inputs import check_data
 
 
 @pytest.mark.parametrize(("here", "notice"), [(False, True), (True, False)])

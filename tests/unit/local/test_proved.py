@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.model import ModelConfig
-from rlrun.local import judge
-from rlrun.local.checks import architecture
-from rlrun.local.shared import proved
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.local import judge, proved_models
 from rlrun.local.user_code import Finding
 
 KEY = ("model", "path")
@@ -43,7 +41,7 @@ def spec_of(folder: Path) -> RLRunSpec:
 
 
 def name_of(folder: Path, *, seq_len: int = 64) -> str:
-    name = proved.proof_name(folder, seq_len=seq_len)
+    name = proved_models.proof_name(folder, seq_len=seq_len)
     assert name is not None
     return name
 
@@ -69,9 +67,9 @@ def test_another_model_is_another_proof(folder: Path, change: Callable[[Path], N
 
 def test_other_packages_code_or_lengths_are_another_proof(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {name_of(folder), name_of(folder, seq_len=128)}
-    monkeypatch.setattr(proved, "version", lambda package: f"another {package}")
+    monkeypatch.setattr(proved_models, "version", lambda package: f"another {package}")
     names.add(name_of(folder))
-    monkeypatch.setattr(proved, "_OWN", ("trainer",))
+    monkeypatch.setattr(proved_models, "_OWN", ("trainer",))
     assert len(names | {name_of(folder)}) == 4
 
 
@@ -83,10 +81,10 @@ def test_the_values_of_weights_and_the_place_of_the_folder_are_not_in_it(folder:
 
 def test_weights_that_cannot_be_looked_into_are_proved_each_time(folder: Path) -> None:
     (folder / "pytorch_model.bin").touch()
-    assert proved.proof_name(folder, seq_len=64) is None
+    assert proved_models.proof_name(folder, seq_len=64) is None
     (folder / "pytorch_model.bin").unlink()
     (folder / "model.safetensors").write_bytes(b"\xff" * 20)
-    assert proved.proof_name(folder, seq_len=64) is None
+    assert proved_models.proof_name(folder, seq_len=64) is None
 
 
 def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,12 +110,12 @@ def test_a_proof_is_made_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_models_with_code_of_their_own_are_proved_each_time(folder: Path) -> None:
     model = ModelConfig(path=str(folder), trust_remote_code=True)
-    [proof] = architecture.list_proofs({KEY: model}, (), seq_len=64)
-    architecture.keep_proofs([proof], ())
-    assert len(architecture.list_proofs({KEY: model}, (), seq_len=64)) == 1
+    [proof] = proved_models.list_proofs({KEY: model}, (), seq_len=64)
+    proved_models.keep_proofs([proof], ())
+    assert len(proved_models.list_proofs({KEY: model}, (), seq_len=64)) == 1
 
 
 def test_a_cache_that_cannot_be_written_stops_nobody(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "config.json"))
-    proved.keep_proof("name")
-    assert not proved.is_proved("name")
+    proved_models.keep_proof("name")
+    assert not proved_models.is_proved("name")

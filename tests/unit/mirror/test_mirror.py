@@ -11,8 +11,8 @@ import fsspec
 import pytest
 
 from rlrun.config.models.checkpoint import MirrorConfig
-from rlrun.mirror import main, remote
-from rlrun.mirror.main import Mirror
+from rlrun.mirror import copy_process
+from rlrun.mirror.copy_process import Mirror
 from rlrun.protocol.files.checkpoint_manifest import (
     MANIFEST,
     Manifest,
@@ -22,7 +22,7 @@ from rlrun.protocol.files.checkpoint_manifest import (
     write_manifest,
 )
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runtime.ending import Ending
+from rlrun.runtime.processes import Ending
 
 URL = "memory://bucket/runs"
 
@@ -168,7 +168,7 @@ def test_a_storage_that_refuses_is_asked_again_and_holds_nobody(
     over = Clock()
     monkeypatch.setattr(type(store), "put_file", refuses)
     assert mirror(paths).follow(over)
-    assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0, main.LOOK_SECONDS]
+    assert waits == [5.0, 10.0, 20.0, 40.0, 80.0, 120.0, 120.0, copy_process.LOOK_SECONDS]
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_an_address_that_cannot_be_used_says_what_to_do(url: str, error: str, mo
         def missing(*args: object, **options: object) -> None:
             raise ImportError("Install s3fs to access S3", name="s3fs")
 
-        monkeypatch.setattr(remote.fsspec.core, "url_to_fs", missing)
-    with pytest.raises(remote.UnusableError, match=error):
-        remote.Remote(url)
+        monkeypatch.setattr(copy_process.fsspec.core, "url_to_fs", missing)
+    with pytest.raises(copy_process.UnusableError, match=error):
+        copy_process.Remote(url)
 
 
 @pytest.mark.parametrize("url", ["bucket/x", "s3://key:secret@bucket/x", "s3://b/x?token=1", "S3://b"])

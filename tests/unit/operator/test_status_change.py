@@ -7,8 +7,8 @@ from dataclasses import fields
 
 import pytest
 
-from rlrun.api.status import RLRunStatus, StorageStatus
-from rlrun_operator.status.change import NO_CHANGE, UNSET, StatusChange, Unset
+from rlrun.api.run_status import RLRunStatus, StorageStatus
+from rlrun_operator.status.conditions import NO_CHANGE, UNSET, StatusChange, Unset
 
 
 def test_a_change_has_every_field_of_the_status_with_its_type() -> None:

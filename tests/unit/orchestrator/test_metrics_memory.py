@@ -7,7 +7,7 @@ import threading
 import tracemalloc
 from pathlib import Path
 
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter
 from rlrun.orchestrator.progress.metrics_file import MetricsFile
 
 STEPS = 1000

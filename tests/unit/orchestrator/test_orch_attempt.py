@@ -12,11 +12,10 @@ from orch_simulation import API_KEY, make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.orchestrator import attempt as attempt_module
-from rlrun.orchestrator.attempt import feed_trainer, open_attempt
+from rlrun.orchestrator.attempt import TERMINATED, Stop, feed_trainer, open_attempt
 from rlrun.orchestrator.progress.exposition import Measures
-from rlrun.orchestrator.progress.server import Progress, starting_progress
-from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.orchestrator.trainer.waiting import Since, Waiting
+from rlrun.orchestrator.progress.progress_server import Progress, starting_progress
+from rlrun.orchestrator.trainer.trainer_client import Since, Waiting
 from rlrun.protocol.files.volume_faults import Volume
 from rlrun.runtime import exit_codes
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from rlrun.orchestrator.aio import best_effort_writer as module
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
+from rlrun.orchestrator.aio import volume_access as module
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter
 
 
 def test_what_was_refused_is_tried_once_more_at_the_end() -> None:

@@ -6,8 +6,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from rlrun.inference.client.engine_metrics import EngineMetrics
-from rlrun.orchestrator.engines.load_control import Concurrency
+from rlrun.inference.client.completions import EngineMetrics
+from rlrun.orchestrator.engines.replica import Concurrency
 
 GROUP = 4
 PLACES = 32

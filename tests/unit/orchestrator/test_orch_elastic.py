@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
 from rlrun.config.models.rollout import SamplingConfig
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.draining import Drain
 from rlrun.orchestrator.engines.load_meter import LoadMeter
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.rollouts.engine_session import Session
-from rlrun.protocol.messages.spot_wish import SpotWish
+from rlrun.protocol.messages.lease_annotations import SpotWish
 
 
 @dataclass

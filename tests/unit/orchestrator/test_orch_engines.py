@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
 from rlrun.config.models.rollout import SamplingConfig
+from rlrun.inference.client.completions import EngineMetrics
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
-from rlrun.inference.client.engine_metrics import EngineMetrics
-from rlrun.orchestrator.aio.condition import Signal, Turns
-from rlrun.orchestrator.engines.health_monitor import MISSES, Monitor, Pace
-from rlrun.orchestrator.engines.load_control import REST_LOOKS, Concurrency
+from rlrun.orchestrator.aio.event_loop import Signal, Turns
+from rlrun.orchestrator.engines.discovery import MISSES, Monitor, Pace
 from rlrun.orchestrator.engines.load_order import STICKY_SLACK
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.engines.replica import Replica
+from rlrun.orchestrator.engines.replica import REST_LOOKS, Concurrency, Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.rollouts.engine_session import Session, derived_seed
 

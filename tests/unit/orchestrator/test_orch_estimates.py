@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.orchestrator.pass_at_k import mean_pass_at_k, pass_at_k
+from rlrun.orchestrator.evaluation.evaluator import mean_pass_at_k, pass_at_k
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())

@@ -11,8 +11,7 @@ from orch_simulation import FakeEngine
 
 from rlrun.config.models.rollout import EvaluationConfig, SamplingConfig
 from rlrun.environments.episode import EpisodeError
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.aio.deadline import pausable_timeout
+from rlrun.orchestrator.aio.event_loop import Signal, pausable_timeout
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.evaluation.evaluator import MAX_TRIES, Answer, Evaluator, Question

@@ -13,7 +13,7 @@ from orch_journal_world import a_rollout
 from orch_simulation import make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.groups.filters import rules_of
 from rlrun.orchestrator.groups.groups import Flight, Groups
 from rlrun.orchestrator.journal.ledger import Ledger

@@ -20,11 +20,10 @@ from orch_simulation import begin, make_config
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.orchestrator.journal import group_commit
-from rlrun.orchestrator.journal import writer as journal_module
-from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
-from rlrun.orchestrator.journal.recovery import read_journal
-from rlrun.orchestrator.journal.writer import (
+from rlrun.orchestrator.journal import journal_writer
+from rlrun.orchestrator.journal import journal_writer as journal_module
+from rlrun.orchestrator.journal.frames import DroppedEntry, Entry, RolloutEntry, groups_of, read_segment
+from rlrun.orchestrator.journal.journal_writer import (
     OF_A_ROLLOUT,
     OF_AN_ENVIRONMENT,
     Journal,
@@ -32,6 +31,7 @@ from rlrun.orchestrator.journal.writer import (
     remove_settled,
     rollout_fingerprint,
 )
+from rlrun.orchestrator.journal.recovery import read_journal
 from rlrun.protocol.files.attempts import first_attempt, write_attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import SLOW_SECONDS, RefusedError, Volume
@@ -248,7 +248,7 @@ async def test_the_end_does_not_wait_for_a_full_volume(
 
 
 async def test_the_end_does_not_wait_for_a_volume_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_commit, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setattr(journal_writer, "CLOSE_SECONDS", 0.1)
     writer = Held(tmp_path)
     now = [0.0]
     volume = Volume(tmp_path, clock=lambda: now[0])

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from orch_simulation import FakeEngine, eventually
 
-from rlrun.inference.client.engine_metrics import EngineMetrics
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.inference.client.completions import EngineMetrics
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.load_order import SLOWNESS_STEP, STICKY_SLACK
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.environments.bounds import MAX_METRICS
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter
 from rlrun.orchestrator.batches.assemble import assemble_batch, choose_first, choose_groups
 from rlrun.orchestrator.evaluation.evaluator import Answer, evaluation_metrics, is_due
 from rlrun.orchestrator.groups.filters import Rules
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerError
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces, is_trace_old, version_spans
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics, batch_metrics, counter_metrics, group_metrics
-from rlrun.orchestrator.rollouts.error_budget import ErrorBudget
+from rlrun.orchestrator.rollouts.dispatcher import ErrorBudget
 from rlrun.orchestrator.staleness import accepted_at_step, dispatch_capacity, oldest_version, split_by_age, too_old
-from rlrun.orchestrator.tasks.permutation import permute_position, share_out
+from rlrun.orchestrator.tasks.curriculum import permute_position, share_out
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.failures import RoleError

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from orch_journal_world import a_rollout
 
-from rlrun.orchestrator.journal.format import DroppedEntry, Entry, RolloutEntry
+from rlrun.orchestrator.journal.frames import DroppedEntry, Entry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Found, Readmitted, readmit_entries
 from rlrun.orchestrator.tasks.sampler import Draw

@@ -9,13 +9,13 @@ import pytest
 from orch_simulation import FakeEngine, eventually
 
 from rlrun.inference.client.engine_client import EngineError
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines import weight_sync as weights
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.messages.engine_protocol import OWN, PROTOCOL, REFUSED, of_header
+from rlrun.protocol.messages.endpoints import OWN, PROTOCOL, REFUSED, of_header
 from rlrun.runtime import exit_codes
 
 OTHER = {"protocol": PROTOCOL + 1, "release": "9.9.9"}

@@ -11,7 +11,7 @@ from orch_simulation import FakeEngine, eventually, make_config
 
 from rlrun.config.models.rollout import SamplingConfig
 from rlrun.inference.client.completions import Completion
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Affinity, Replica
 from rlrun.orchestrator.groups.filters import rules_of

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from loguru import logger
 
-from rlrun.orchestrator.checkpoint.state import (
+from rlrun.orchestrator.checkpoint import (
     Snapshot,
     TaskSet,
     base_snapshot,
@@ -19,7 +19,7 @@ from rlrun.orchestrator.checkpoint.state import (
     report_changed_tasks,
     write_snapshot,
 )
-from rlrun.orchestrator.journal.format import Entry, RolloutEntry
+from rlrun.orchestrator.journal.frames import Entry, RolloutEntry
 from rlrun.orchestrator.journal.ledger import Ledger, LedgerState
 from rlrun.orchestrator.journal.recovery import Found, readmit_entries
 from rlrun.orchestrator.tasks.sampler import Sampler, Source

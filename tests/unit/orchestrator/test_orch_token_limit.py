@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.orchestrator.rollouts.tokenizer import read_vocabulary_size
+from rlrun.orchestrator.rollouts.chat_tokens import read_vocabulary_size
 
 
 @pytest.mark.parametrize(

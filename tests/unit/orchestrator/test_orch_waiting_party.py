@@ -9,10 +9,10 @@ import pytest
 
 from rlrun.inspect.snapshot import Progress, Snapshot, Wait
 from rlrun.inspect.why import explain_run
-from rlrun.orchestrator.progress.snapshot import Standing
-from rlrun.orchestrator.sft.pipeline import DataPipeline
-from rlrun.orchestrator.trainer.waiting import Since
-from rlrun.protocol.messages.channel import TrainerState
+from rlrun.orchestrator.progress.run_snapshot import Standing
+from rlrun.orchestrator.sft.sft_pipeline import DataPipeline
+from rlrun.orchestrator.trainer.trainer_client import Since
+from rlrun.protocol.messages.trainer_channel import TrainerState
 
 
 def state(phase: str, step: int) -> TrainerState:

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Episode, EpisodeError, Message, Score, Split, Task, UnplayableTaskError, run_episode
-from rlrun.environments.protocol import Reply, SingleTurnEnvironment
-from rlrun.environments.rewards.entries import RewardEntry
-from rlrun.environments.rewards.functions import RewardFunctionError, call_here
+from rlrun.environments.environment_protocol import Reply, SingleTurnEnvironment
+from rlrun.environments.rewards.reward_functions import RewardEntry, RewardFunctionError, call_here
 from rlrun.environments.stage import InProcessStage, TaskRef
-from rlrun.orchestrator.rollouts.unplayable import UnplayableTasks
+from rlrun.orchestrator.rollouts.playable_tasks import UnplayableTasks
 from tests.support.waiting import UNREACHED_SECONDS
 
 DEADLINES = {"timeout_seconds": UNREACHED_SECONDS, "reward_seconds": UNREACHED_SECONDS}
@@ -95,7 +94,7 @@ def fail(completion: str) -> float:
 def test_reward_function_in_its_process_refuses_a_row(
     function: Any, is_unplayable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlrun.environments.rewards.functions.imported", lambda kind, path: function)
+    monkeypatch.setattr("rlrun.environments.rewards.reward_functions.imported", lambda kind, path: function)
     entry = RewardEntry(name="mine:score")
     scores, problem, found = call_here(entry.name, {"completion": "x"}, None)
     assert scores == []

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlrun.protocol.messages.api_key import calling_guest, guest_key, guest_proof, holds_key, key_digest
+from rlrun.protocol.messages.endpoints import calling_guest, guest_key, guest_proof, holds_key, key_digest
 
 KEY, OWN = "the-key-of-the-host", "the-key-of-the-guest"
 

@@ -6,7 +6,7 @@ import gc
 import json
 import tracemalloc
 
-from rlrun.protocol.messages.channel import EventList
+from rlrun.protocol.messages.trainer_channel import EventList
 
 STEPS = 2000
 BYTES_PER_STEP = 8

@@ -4,53 +4,53 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlrun.protocol.files import shared
+from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import Join, SharedState
-from rlrun.protocol.messages.api_key import key_digest
+from rlrun.protocol.files.shared_trainer_files import Join, SharedState
+from rlrun.protocol.messages.endpoints import key_digest
 
 DIGEST = key_digest("the-guests-key")
 
 
 def test_a_request_is_read_until_it_is_taken_back(tmp_path: Path) -> None:
-    host = shared.host_paths(tmp_path / "guest", "host")
+    host = shared_trainer_files.host_paths(tmp_path / "guest", "host")
     assert host.root == tmp_path / "host"
-    assert shared.read_requests(host) == []
+    assert shared_trainer_files.read_requests(host) == []
     for attempt in (1, 2):
         join = Join(run="guest", attempt=attempt, folder=str(tmp_path / "guest"), key_digest=DIGEST)
-        shared.write_request(host, join)
-        assert shared.read_requests(host) == [join]
+        shared_trainer_files.write_request(host, join)
+        assert shared_trainer_files.read_requests(host) == [join]
     assert [path.relative_to(host.shared) for path in host.shared.rglob("*.*")] == [Path("guest/join.json")]
-    shared.take_back(host, "guest")
-    shared.take_back(host, "guest")
-    assert shared.read_requests(host) == []
+    shared_trainer_files.take_back(host, "guest")
+    shared_trainer_files.take_back(host, "guest")
+    assert shared_trainer_files.read_requests(host) == []
 
 
 def test_what_is_no_request_is_left_out(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
     good = Join(run="b", attempt=1, folder="/runs/b", key_digest=DIGEST)
-    shared.write_request(host, good)
+    shared_trainer_files.write_request(host, good)
     for guest, text in (
         ("half", '{"run": "ha'),
         ("other", good.model_dump_json()),
         ("without", good.model_dump_json(exclude={"key_digest"}).replace('"b"', '"without"')),
     ):
-        shared.join_file(host, guest).parent.mkdir()
-        shared.join_file(host, guest).write_text(text)
-    assert shared.read_requests(host) == [good]
+        shared_trainer_files.join_file(host, guest).parent.mkdir()
+        shared_trainer_files.join_file(host, guest).write_text(text)
+    assert shared_trainer_files.read_requests(host) == [good]
 
 
 def test_an_answer_is_to_one_attempt(tmp_path: Path) -> None:
     host = RunPaths(tmp_path)
-    assert shared.read_state(host, "guest", 2) is None
+    assert shared_trainer_files.read_state(host, "guest", 2) is None
     state = SharedState(run="guest", attempt=2, slot=1, state="Joined", step=4)
-    shared.write_answer(host, state)
-    assert shared.read_state(host, "guest", 2) == state
-    assert shared.read_state(host, "guest", 3) is None
-    shared.state_file(host, "guest").write_text("{")
-    assert shared.read_state(host, "guest", 2) is None
+    shared_trainer_files.write_answer(host, state)
+    assert shared_trainer_files.read_state(host, "guest", 2) == state
+    assert shared_trainer_files.read_state(host, "guest", 3) is None
+    shared_trainer_files.state_file(host, "guest").write_text("{")
+    assert shared_trainer_files.read_state(host, "guest", 2) is None
 
 
 def test_the_tiny_model_is_the_hosts() -> None:
-    assert shared.model_folder(Path("/runs/guest"), "host") == Path("/runs/host/model")
-    assert shared.model_folder(Path("/runs/guest"), None) == Path("/runs/guest/model")
+    assert shared_trainer_files.model_folder(Path("/runs/guest"), "host") == Path("/runs/host/model")
+    assert shared_trainer_files.model_folder(Path("/runs/guest"), None) == Path("/runs/guest/model")

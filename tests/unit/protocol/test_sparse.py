@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlrun.protocol.messages import sparse
-from rlrun.protocol.messages.sparse import Bytes, DeltaError, apply_difference, encode_difference
+from rlrun.protocol.messages import packed_columns
+from rlrun.protocol.messages.packed_columns import Bytes, DeltaError, apply_difference, encode_difference
 
 
 def body(size: int) -> Bytes:
@@ -27,7 +27,7 @@ def rebuilt(delta: Bytes, base: Bytes) -> Bytes:
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "BLOCK_WORDS", 70_000)
+    monkeypatch.setattr(packed_columns, "BLOCK_WORDS", 70_000)
 
 
 @pytest.mark.parametrize(

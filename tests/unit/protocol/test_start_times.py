@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun.protocol.messages.start_times import MEASURED, PREFIX, parse_start, start_text, start_times
+from rlrun.protocol.messages.lease_annotations import MEASURED, PREFIX, parse_start, start_text, start_times
 
 METRICS = {PREFIX + name: float(at) for at, name in enumerate(MEASURED)}
 

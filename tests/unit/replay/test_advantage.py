@@ -14,8 +14,8 @@ from rlrun.orchestrator.batches.assemble import assemble_batch
 from rlrun.orchestrator.groups.filters import Rules
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout
 from rlrun.protocol.files.batch import Batch
-from rlrun.replay.advantage import ESTIMATORS, OFF, explain_advantage, outcomes_of
-from rlrun.replay.sample import report_sample, report_text
+from rlrun.replay.advantage_explanation import ESTIMATORS, OFF, explain_advantage, outcomes_of
+from rlrun.replay.sample_explanation import report_sample, report_text
 
 REWARDS = ((1.0, 0.0, 0.0, 0.25), (0.5, 2.0), (0.125, 0.375, 0.75))
 CHANGES: dict[str, Any] = {

@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 
 from rlrun.config.models.checkpoint import CheckpointConfig
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
-from rlrun.config.models.run import config_fingerprint
+from rlrun.config.models.run_config import config_fingerprint
 from rlrun.protocol.files.attempts import first_attempt, next_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.replay.compare import compare_quantities, rows_table, weights_verdict
-from rlrun.replay.find import ReplayError, find_step, read_run, show_spans
-from rlrun.replay.sample import index_of
+from rlrun.replay.sample_explanation import index_of
+from rlrun.replay.step_files import ReplayError, find_step, read_run, show_spans
+from rlrun.replay.step_replay import compare_quantities, rows_table, weights_verdict
 from rlrun.runtime import exit_codes
 
 

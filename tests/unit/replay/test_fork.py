@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
-from rlrun.api.manifest import manifest_text, parse_manifest
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.variation import Variation
+from rlrun.api.run_manifest import Variation, manifest_text, parse_manifest
 from rlrun.cli.main import main
 from rlrun.protocol.files.attempts import first_attempt
 from rlrun.protocol.files.checkpoint_manifest import Manifest, describe_part, write_manifest
-from rlrun.protocol.files.forked import ForkedFrom, fork_document, read_fork
 from rlrun.protocol.files.paths import Artifact, RunPaths
-from rlrun.replay import fork
-from rlrun.replay.find import Recorded, ReplayError
+from rlrun.protocol.files.run_folder import ForkedFrom, fork_document, read_fork
+from rlrun.replay import fork_run
+from rlrun.replay.step_files import Recorded, ReplayError
 from rlrun.runtime import exit_codes
 from tests.unit.replay.test_find import config
 
@@ -49,14 +48,14 @@ def test_variables_of_pods_are_not_kept() -> None:
 def changed(*changes: str) -> tuple[dict[str, Any], RLRunSpec]:
     text = QUICKSTART.read_text()
     before = parse_manifest(text, "x")[0].spec
-    after = parse_manifest(text, "x", Variation(fork._read_options(changes)))[0].spec
-    return fork._changed_fields(before, after), after
+    after = parse_manifest(text, "x", Variation(fork_run._read_options(changes)))[0].spec
+    return fork_run._changed_fields(before, after), after
 
 
 def test_changes_are_named_with_both_values() -> None:
     found, after = changed("trainer.optimizer.lr=1e-3", "spec.maxSteps=200", "checkpoint.resume.policy=Never")
     assert found == {"maxSteps": (120, 200), "trainer.optimizer.lr": (1.5e-4, 1e-3)}
-    fork._refuse_fork(found, after, 20)
+    fork_run._refuse_fork(found, after, 20)
 
 
 @pytest.mark.parametrize(
@@ -71,13 +70,13 @@ def test_changes_are_named_with_both_values() -> None:
 def test_what_a_state_cannot_follow_is_refused(change: str, field: str) -> None:
     found, after = changed(change)
     with pytest.raises(ReplayError, match=f"{field} cannot be changed: the checkpoint") as error:
-        fork._refuse_fork(found, after, 20)
+        fork_run._refuse_fork(found, after, 20)
     assert error.value.code == exit_codes.CONFIGURATION
 
 
 def test_every_fixed_field_is_one_of_a_manifest() -> None:
     known = parse_manifest(QUICKSTART.read_text(), "x")[0].spec.model_dump(by_alias=True)
-    for path in fork.FIXED:
+    for path in fork_run.FIXED:
         value: Any = known
         for part in path.split("."):
             assert part in value, path
@@ -87,9 +86,9 @@ def test_every_fixed_field_is_one_of_a_manifest() -> None:
 def test_nothing_left_to_train_and_a_change_that_is_none() -> None:
     found, after = changed("maxSteps=20")
     with pytest.raises(ReplayError, match="maxSteps is 20, but the checkpoint is at step 20"):
-        fork._refuse_fork(found, after, 20)
+        fork_run._refuse_fork(found, after, 20)
     with pytest.raises(ReplayError, match="expected FIELD=VALUE"):
-        fork._read_options(["maxSteps"])
+        fork_run._read_options(["maxSteps"])
 
 
 @pytest.fixture
@@ -109,27 +108,27 @@ def recorded(tmp_path: Path) -> Recorded:
 
 
 def test_a_checkpoint_is_chosen_or_the_nearest_is_offered(recorded: Recorded) -> None:
-    assert fork._find_checkpoint(recorded, 4).step == 4
+    assert fork_run._find_checkpoint(recorded, 4).step == 4
     with pytest.raises(ReplayError, match=r"of steps 4, 8; use the nearest earlier one with --step 4;") as error:
-        fork._find_checkpoint(recorded, 6)
+        fork_run._find_checkpoint(recorded, 6)
     assert error.value.code == exit_codes.USAGE
     with pytest.raises(ReplayError, match=r"step_00000008.a0001 has no orchestrator part"):
-        fork._find_checkpoint(recorded, None)
+        fork_run._find_checkpoint(recorded, None)
     (recorded.paths.checkpoint(4, 1) / "trainer" / "file").write_text("y")
     with pytest.raises(ReplayError, match=r"is unusable: .*differs from the manifest"):
-        fork._find_checkpoint(recorded, 4)
+        fork_run._find_checkpoint(recorded, 4)
 
 
 def test_a_folder_without_a_manifest_says_what_to_do(recorded: Recorded) -> None:
     with pytest.raises(
         ReplayError, match=r"runs of older releases have no manifest in their folder, .* --manifest FILE"
     ):
-        fork._read_specs(recorded.paths, "a", (), None)
+        fork_run._read_specs(recorded.paths, "a", (), None)
 
 
 def test_names_fit(recorded: Recorded) -> None:
-    assert fork._default_name("run", 20) == "run-20"
-    assert len(fork._default_name("r" * 40, 12345)) == 40
+    assert fork_run._default_name("run", 20) == "run-20"
+    assert len(fork_run._default_name("r" * 40, 12345)) == 40
 
 
 def test_a_damaged_record_is_none(tmp_path: Path) -> None:

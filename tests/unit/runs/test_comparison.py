@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from rlrun import Run
-from rlrun.api.manifest import manifest_text
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import manifest_text
+from rlrun.cli import plots
 from rlrun.cli.main import main
-from rlrun.cli.runs import compare
-from rlrun.ui.registry import run_id
+from rlrun.ui.run_registry import run_id
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import client, made, page_files
 from tests.unit.docs.documented_commands import ROOT
@@ -96,7 +96,7 @@ def test_a_cluster_and_a_folder(
         ("cat /data/a/metrics.jsonl", (here / "runs/a/metrics.jsonl").read_text()),
         pods=PODS,
     )
-    monkeypatch.setattr(compare, "api", lambda _options: recorded.kubectl())
+    monkeypatch.setattr(plots, "api", lambda _options: recorded.kubectl())
     assert of_command(capsys, "a", "runs/b") == EXPECTED
 
 

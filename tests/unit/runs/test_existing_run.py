@@ -15,8 +15,8 @@ import pytest
 
 from rlrun import Run, RunError, RunFailedError, WaitTimeoutError
 from rlrun.cli.main import main
-from rlrun.runs import held
-from rlrun.runs.errors import ManifestError
+from rlrun.runs import run_process
+from rlrun.runs.spec_blocks import ManifestError
 from tests.unit.inspect.broken import BROKEN, NOW
 from tests.unit.inspect.recorded import PODS, Recorded, of_run
 from tests.unit.inspect.test_folder_commands import AGAIN, PROGRESS, Folder
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
 
 
 def cluster(monkeypatch: pytest.MonkeyPatch, recorded: Recorded) -> Recorded:
-    monkeypatch.setattr(held, "Kubectl", lambda flags=(): recorded.kubectl(flags))
+    monkeypatch.setattr(run_process, "Kubectl", lambda flags=(): recorded.kubectl(flags))
     return recorded
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from rlrun import Run
 from rlrun.inspect.source import FolderRun
-from rlrun.runs import held
+from rlrun.runs import run_process
 from tests.unit.inspect.recorded import Recorded, of_run
 from tests.unit.inspect.test_folder_commands import Folder
 from tests.unit.runs import typed_user
@@ -49,7 +49,7 @@ def test_the_code_of_the_page_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Run, "local", finished)
     recorded = answers()
-    monkeypatch.setattr(held, "Kubectl", lambda flags=(): recorded.kubectl(flags))
+    monkeypatch.setattr(run_process, "Kubectl", lambda flags=(): recorded.kubectl(flags))
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 6
     space: dict[str, Any] = {}

@@ -8,8 +8,8 @@ import pytest
 
 from rlrun.cli import main as program
 from rlrun.runtime.printable import printable_document, without_direction_controls
-from rlrun.tracking.outgoing import Outgoing
-from rlrun.tracking.record import Mark, Record, SampleRow
+from rlrun.tracking.tracker_records import Mark, Record, SampleRow
+from rlrun.tracking.worker import Outgoing
 from rlrun_operator.state import EventRecord
 
 TURNS = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"

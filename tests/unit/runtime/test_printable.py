@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loguru import logger
 
-from rlrun.api.status import RLRunStatus
+from rlrun.api.run_status import RLRunStatus
 from rlrun.config.loading.problems import Problem
-from rlrun.defaults.words import shorten_text
 from rlrun.environments.bounds import clip_text
-from rlrun.environments.process.log import Log
-from rlrun.pod.role.termination_message import failure_text
+from rlrun.environments.process.process_output import Log
+from rlrun.pod.container import failure_text
 from rlrun.protocol.files.failures import telling_lines
-from rlrun.runtime import role_log
-from rlrun.runtime.printable import printable
+from rlrun.runtime import process_logs
+from rlrun.runtime.printable import printable, shorten_text
 from rlrun_operator.decide import status_builder
 from rlrun_operator.runtime import log_setup
 
@@ -61,7 +60,7 @@ def test_twice_is_once(text: str) -> None:
 
 def test_a_log_shows_it_and_no_line_can_be_forged() -> None:
     sink = io.StringIO()
-    role_log.configure_log(sink, "{level} | {message}")
+    process_logs.configure_log(sink, "{level} | {message}")
     try:
         logger.warning(f"an environment brought {HOSTILE}\nERROR | forged")
     finally:

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from rlrun.runtime import redact
-from rlrun.runtime.redaction.log_lines import LogLines
-from rlrun.runtime.redaction.secret_shapes import SHAPES
+from rlrun.runtime.redact import LogLines
+from rlrun.runtime.secret_shapes import SHAPES
 from tests.support.planted import BY_KIND, ORDINARY, PLANTED, Planted
 
 OVER_LINES = ("split", "split-backslash", "yaml-block", "json-next-line")

@@ -12,11 +12,10 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rlrun.pod.start.rendezvous import PodServer
-from rlrun.protocol.messages.api_key import holds_key
-from rlrun.protocol.messages.endpoints import POD_JOIN, POD_READY
-from rlrun.runtime import site as site_module
-from rlrun.runtime.site import ERRORS_PER_MINUTE, Few, Site
+from rlrun.pod.rendezvous import PodServer
+from rlrun.protocol.messages.endpoints import POD_JOIN, POD_READY, holds_key
+from rlrun.runtime import http_site as site_module
+from rlrun.runtime.http_site import ERRORS_PER_MINUTE, Few, Site
 from rlrun.trainer.channel.run_channel import Channel
 
 KEY = "sesame"
@@ -89,7 +88,7 @@ def test_the_trainers_channel_refuses_keys_of_any_bytes(
 def test_a_trainers_pod_refuses_keys_of_any_bytes(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rlrun.pod.start.rendezvous.POD_PORT", 0)
+    monkeypatch.setattr("rlrun.pod.rendezvous.POD_PORT", 0)
     server = PodServer("127.0.0.1", attempt=1, api_key=KEY, look=lambda: None)
     port = server._server.server_address[1]
     try:
@@ -106,9 +105,9 @@ def test_a_trainers_pod_refuses_keys_of_any_bytes(
 
 
 def test_connections_to_a_trainers_pod_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun.pod.start.rendezvous.POD_PORT", 0)
-    monkeypatch.setattr("rlrun.pod.start.rendezvous.MAX_CONNECTIONS", 8)
-    monkeypatch.setattr("rlrun.pod.start.rendezvous.REQUEST_SECONDS", 600.0)
+    monkeypatch.setattr("rlrun.pod.rendezvous.POD_PORT", 0)
+    monkeypatch.setattr("rlrun.pod.rendezvous.MAX_CONNECTIONS", 8)
+    monkeypatch.setattr("rlrun.pod.rendezvous.REQUEST_SECONDS", 600.0)
     server = PodServer("127.0.0.1", attempt=1, api_key=KEY, look=lambda: None)
     port = server._server.server_address[1]
     silent = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(30)]

@@ -16,8 +16,8 @@ from tools.source_measures import Measures, complexity, lines_of, measure, param
 FILES = {
     "workloads/rlrun/__init__.py": '"""Package."""\n',
     "workloads/rlrun/trainer/__init__.py": "",
-    "workloads/rlrun/trainer/loop.py": "from rlrun.trainer.weights.hf import write\nimport rlrun.trainer.run\n",
-    "workloads/rlrun/trainer/run.py": "from rlrun.trainer import weights\n",
+    "workloads/rlrun/trainer/loop.py": "from rlrun.trainer.weights.hf import write\nimport rlrun.trainer.trained_run\n",
+    "workloads/rlrun/trainer/trained_run.py": "from rlrun.trainer import weights\n",
     "workloads/rlrun/trainer/weights/__init__.py": "",
     "workloads/rlrun/trainer/weights/hf.py": "def write(): ...\n",
     "workloads/rlrun/trainer/weights/notes.md": "no module\n",

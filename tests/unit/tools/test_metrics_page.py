@@ -20,13 +20,12 @@ from rlrun.orchestrator.progress.exposition import (
     StepTotals,
     metrics_text,
 )
-from rlrun.orchestrator.progress.server import Progress
-from rlrun.pod.role.pod_metrics import POD, PodMetrics
+from rlrun.orchestrator.progress.progress_server import Progress
+from rlrun.pod.gpu_metrics import POD, PodMetrics
 from rlrun.runtime.metric_table import MetricSpec
 from rlrun.runtime.nvml import Sample, gpus_here
 from rlrun_operator.runtime.cache import Store
-from rlrun_operator.runtime.metric_names import OPERATOR
-from rlrun_operator.runtime.metrics import Metrics
+from rlrun_operator.runtime.metrics import OPERATOR, Metrics
 from tools.docs_metrics import TABLES, metrics_page, shared
 
 ROOT = Path(__file__).parents[3]

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 import pytest
 
-from rlrun.config.models.tracking import MlflowConfig
+from rlrun.config.models.trackers import MlflowConfig
 from rlrun.tracking.backends.mlflow_rest import MlflowTracker
-from rlrun.tracking.record import TrackedRun, TrackerError
+from rlrun.tracking.tracker_records import TrackedRun, TrackerError
 
 RUN = TrackedRun(uid="u", name="n", root=Path("/run"), config={}, max_steps=1)
 

@@ -9,10 +9,10 @@ import pytest
 
 from rlrun.cli.rl import read
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.models.tracking import TrackingConfig
+from rlrun.config.models.trackers import TrackingConfig
 from rlrun.local.judge import judge_manifest
 from rlrun.runtime.extras import install_extras
-from rlrun.tracking.backends import missing
+from rlrun.tracking.backends import tracker_packages
 from rlrun.tracking.enabled import enabled_trackers
 from rlrun.tracking.options import full_names, take_tracking, with_options
 
@@ -51,32 +51,32 @@ def test_rl_takes_trackers_from_files_and_options(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_cannot_work_here_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(missing, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracker_packages, "find_spec", lambda name: None)
     config = tracking(wandb={}, tensorboard={}, mlflow={}, trackio={})
     environ = {"WANDB_API_KEY": "k"}
-    assert dict(missing.missing_trackers(config, environ, in_image=True))["wandb"] == (
+    assert dict(tracker_packages.missing_trackers(config, environ, in_image=True))["wandb"] == (
         "needs the package wandb, which this image does not have; set orchestrator.image to one that has it, such as the trainer's image "
         "of a release, or remove tracking.wandb"
     )
-    assert dict(missing.missing_trackers(config, environ)) == {
+    assert dict(tracker_packages.missing_trackers(config, environ)) == {
         "wandb": f"needs the package wandb, which is not installed; install it: {install_extras('wandb')}",
         "tensorboard": f"needs the package tensorboard, which is not installed; install it: {install_extras('tensorboard')}",
         "trackio": f"needs the package trackio, which is not installed; install it: {install_extras('trackio')}",
-        "mlflow": missing.MLFLOW_ADDRESS,
+        "mlflow": tracker_packages.MLFLOW_ADDRESS,
     }
-    monkeypatch.setattr(missing, "find_spec", importlib.util.find_spec)
+    monkeypatch.setattr(tracker_packages, "find_spec", importlib.util.find_spec)
     keys = tmp_path / "netrc"
     only = tracking(wandb={})
-    monkeypatch.setitem(missing.PACKAGES, "wandb", "json")  # type: ignore[index]
-    assert [name for name, _ in missing.missing_trackers(only, {"NETRC": str(keys)})] == ["wandb"]
+    monkeypatch.setitem(tracker_packages.PACKAGES, "wandb", "json")  # type: ignore[index]
+    assert [name for name, _ in tracker_packages.missing_trackers(only, {"NETRC": str(keys)})] == ["wandb"]
     keys.write_text("machine api.wandb.ai login user password k\n")
     for fine in ({"NETRC": str(keys)}, environ, {"WANDB_MODE": "offline"}, {"WANDB_MODE": "disabled"}):
-        assert missing.missing_trackers(only, fine) == []
+        assert tracker_packages.missing_trackers(only, fine) == []
     assert enabled_trackers(only, {"WANDB_MODE": "disabled"}) == []
 
 
 def test_validate_says_so_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing, "find_spec", lambda name: None)
+    monkeypatch.setattr(tracker_packages, "find_spec", lambda name: None)
     text = (
         "apiVersion: rlrun.io/v1alpha1\nkind: RLRun\nmetadata: {name: run}\n"
         "spec:\n  model: {tiny: {}}\n  task: SFT\n  data: {sources: [{path: absent.jsonl}]}\n  tracking:\n    tensorboard: {}\n"
@@ -110,7 +110,9 @@ IN_CLUSTER: list[tuple[dict[str, object], dict[str, str | None], bool, list[str]
 def test_what_a_cluster_lacks_for_a_tracker_is_told(
     trackers: dict[str, object], variables: dict[str, str | None], opaque: bool, said: list[str]
 ) -> None:
-    found = [message for _, message in missing.problems_in_cluster(tracking(**trackers), variables, opaque=opaque)]
+    found = [
+        message for _, message in tracker_packages.problems_in_cluster(tracking(**trackers), variables, opaque=opaque)
+    ]
     assert len(found) == len(said)
     assert all(words in message for words, message in zip(said, found, strict=True))
 

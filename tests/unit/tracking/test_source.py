@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.tracking.names import DERIVED, NAMES, PATTERNS, Translator, tracked_name
-from rlrun.tracking.record import Mark
-from rlrun.tracking.sent import Sent, read_sent
-from rlrun.tracking.source import SYSTEM_FILE, Source
-from rlrun.tracking.system import gpu_measures
+from rlrun.tracking.record_source import SYSTEM_FILE, Source, gpu_measures
+from rlrun.tracking.tracker_records import DERIVED, NAMES, PATTERNS, Mark, Translator, tracked_name
+from rlrun.tracking.worker import Sent, read_sent
 from tests.support.tracked_run import TrackedFolder, loss
 
 

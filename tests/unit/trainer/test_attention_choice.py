@@ -9,8 +9,17 @@ from typing import Any, get_args
 import pytest
 
 from rlrun.config.models.parallel import GPU_KERNELS, AttentionKernel
-from rlrun.fit.kernel_choice import AttentionError, Machine, Needs, choose_kernel
-from rlrun.fit.kernel_table import BACKENDS, FEATURES, ORDER, Feature, Kernel
+from rlrun.fit.attention_kernels import (
+    BACKENDS,
+    FEATURES,
+    ORDER,
+    AttentionError,
+    Feature,
+    Kernel,
+    Machine,
+    Needs,
+    choose_kernel,
+)
 
 ALL: dict[Kernel, str] = {"fa3": "3.0.0", "fa4": "4.0.0b4", "flash2": "2.8.3"}
 CPU = Machine("a CPU", None)

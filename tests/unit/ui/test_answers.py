@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.inspect.cost.account import of_folder
-from rlrun.inspect.folder.reader import read_folder
+from rlrun.inspect.folder_reader import read_folder
+from rlrun.inspect.gpu_cost import of_folder
 from rlrun.inspect.why import explain_run
 from rlrun.runtime.printable import printable
 from rlrun.ui.static_files import StaticFiles

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.ui.curves import Scale, scale_of, unit_of, window_of
+from rlrun.ui.page_curves import Scale, scale_of, unit_of, window_of
 from rlrun.ui.static_files import StaticFiles
 from tests.support.made_runs import Client, Folder, client, made, metrics_line
 

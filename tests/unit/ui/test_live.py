@@ -10,7 +10,7 @@ import pytest
 
 from rlrun.ui import live
 from rlrun.ui.live import Feed
-from rlrun.ui.registry import Registry
+from rlrun.ui.run_registry import Registry
 from tests.support.made_runs import made, metrics_line
 
 

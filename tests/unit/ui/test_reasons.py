@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, SamplingConfig
 from rlrun.protocol.files.batch import Batch, Outcome, write_batch

@@ -11,13 +11,13 @@ import pytest
 from fastapi.routing import APIRoute
 
 from rlrun.protocol.files.batch import Batch, write_batch
+from rlrun.ui.guard import Redactor
 from rlrun.ui.live import Feed
-from rlrun.ui.secrets import Redactor
 from rlrun.ui.static_files import StaticFiles
 from rlrun.ui.team.callers import Caller, Rights, SignedOutError
 from rlrun.ui.team.cluster_runs import ClusterRuns, TeamRuns, Volumes
 from rlrun.ui.team.gate import Gate
-from rlrun.ui.team.server import Settings, make_team_app
+from rlrun.ui.team.team_server import Settings, make_team_app
 from tests.support.made_runs import SECRET, Client, Folder, Reply, made, sample
 from tests.support.team_cluster import ANN, BOB, ENDLESS, TeamCluster, place, query, rlrun, routes, two_teams
 

@@ -14,13 +14,12 @@ from loguru import logger
 
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.ui import live
-from rlrun.ui.secrets import Redactor
+from rlrun.ui.guard import Redactor
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.team.api_server import RefusedError
 from rlrun.ui.team.callers import ACCESS_REVIEWS, TOKEN_REVIEWS, Caller, Callers, Rights, SignedOutError, TooManyError
-from rlrun.ui.team.gate import Gate
-from rlrun.ui.team.peers import parse_networks, peer_of
-from rlrun.ui.team.server import Settings, make_team_app
+from rlrun.ui.team.cluster_api import RefusedError
+from rlrun.ui.team.gate import Gate, parse_networks, peer_of
+from rlrun.ui.team.team_server import Settings, make_team_app
 from tests.support.made_runs import Client, Reply
 from tests.support.team_cluster import ANN, API_SERVER, BOB, TeamCluster, two_teams
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.cli.runs.ui_team import run_ui_team
-from rlrun.ui.team.server import api_url, claims_of
+from rlrun.cli.web_pages import run_ui_team
+from rlrun.ui.team.team_server import api_url, claims_of
 
 
 def test_the_api_server_is_where_kubernetes_says() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlrun.protocol.files.batch import Batch, Sample, write_batch
+from rlrun.ui.rollout_tokens import HIDDEN, hide_secrets, token_pieces
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.tokens import HIDDEN, hide_secrets, token_pieces
 from tests.support.made_runs import SHAPED, Folder, byte_tokenizer, client, made, sample
 
 

@@ -52,7 +52,7 @@ def test_ten_thousand_rollouts_are_indexed_once_and_paged(
         made_indexes.append(TraceIndex(file))
         return made_indexes[-1]
 
-    monkeypatch.setattr("rlrun.ui.registry.TraceIndex", index_of)
+    monkeypatch.setattr("rlrun.ui.run_registry.TraceIndex", index_of)
     rows = [rollout(number // 8, number % 8, number / ROLLOUTS) for number in range(ROLLOUTS)]
     run.lines("traces/step_00000003.jsonl", rows)
     asked, _ = client(run.root.parent, static=static)

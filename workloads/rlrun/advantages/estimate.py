@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.advantages.estimators import ADVANTAGES, RewardGroups
-from rlrun.advantages.levels import STD_FLOOR, Floats, Integers, normalized
+from rlrun.advantages.estimators import ADVANTAGES, STD_FLOOR, Floats, Integers, RewardGroups, normalized
 from rlrun.config.algorithm.names import Options, is_import_path
 from rlrun.custom import bind
 

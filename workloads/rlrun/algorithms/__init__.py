@@ -5,21 +5,20 @@ computes advantages per token from a critic's values, and `policy_loss` a differ
 presets are data in `rlrun.config.algorithm.names`.
 """
 
-from rlrun.algorithms.aggregation import aggregation_count, aggregation_weights
-from rlrun.algorithms.correction import Corrected, correct_mismatch
-from rlrun.algorithms.group_advantages import advantages
-from rlrun.algorithms.inputs import LossBatch, LossInputs
-from rlrun.algorithms.kl import kl_estimate, mismatch_kl
-from rlrun.algorithms.kl_reward import KlReward
-from rlrun.algorithms.losses import TokenLoss
-from rlrun.algorithms.metrics import mean_metrics, merge_metrics
-from rlrun.algorithms.mixture import Mixture
-from rlrun.algorithms.objective import LOSSES, LossOutput, Objective
-from rlrun.algorithms.policy import denominator_count, policy_loss
-from rlrun.algorithms.proximal import proximal_logprobs
-from rlrun.algorithms.regularizers import Regularizers
-from rlrun.algorithms.returns import Estimate, Moments, gae, returns_to_go, whiten
-from rlrun.algorithms.values import ValueLoss, explained_variance, value_loss
+from rlrun.algorithms.correction import Corrected, correct_mismatch, proximal_logprobs
+from rlrun.algorithms.kl import KlReward, Regularizers, kl_estimate, mismatch_kl
+from rlrun.algorithms.loss_inputs import LossBatch, LossInputs
+from rlrun.algorithms.losses import (
+    TokenLoss,
+    ValueLoss,
+    aggregation_count,
+    aggregation_weights,
+    explained_variance,
+    value_loss,
+)
+from rlrun.algorithms.objective import LOSSES, LossOutput, Objective, denominator_count, policy_loss
+from rlrun.algorithms.objective_mixture import Mixture, mean_metrics, merge_metrics
+from rlrun.algorithms.returns import Estimate, Moments, advantages, gae, returns_to_go, whiten
 from rlrun.config.algorithm.names import AGGREGATIONS, DEFAULT_LOSS, PRESETS, Preset
 
 __all__ = [

@@ -1,11 +1,24 @@
-"""Estimates of the KL divergence between two policies per sampled token."""
+"""KL divergence as an estimate, a reward and a regularizer, and the entropy bonus.
+
+Estimates of the KL divergence between two policies per sampled token.
+
+KL penalty in the reward: a reward per token, whose return is added to the token's advantage.
+
+Terms added to any policy loss per token: an entropy bonus, and the KL divergence to a reference.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from rlrun.config.algorithm.names import KL_KINDS, check_known
+from rlrun.algorithms.loss_inputs import LossInputs
+from rlrun.algorithms.returns import returns_to_go
+from rlrun.config.algorithm.names import KL_KINDS, KL_REWARD_KINDS, check_known
 
 LARGEST_EXPONENT = 80.0
 """Limit of exponents. e^80 is far below the largest fp32 number, so sums and products of bounded ratios stay finite."""
@@ -75,3 +88,123 @@ def _difference(other_name: str, logprobs: Tensor, other: Tensor) -> Tensor:
         raise ValueError(f"{other_name} has shape {tuple(other.shape)}, logprobs has {tuple(logprobs.shape)}")
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
     return logprobs.to(dtype) - other.to(dtype)
+
+
+@dataclass(frozen=True)
+class KlReward:
+    """Reward -weight·k of each sampled token; k estimates KL(policy || reference) at the start of the step.
+
+    Its policy gradient is the gradient of the divergence of complete answers (Ziegler et al. 2019, eq. 2), without bias for `k1`. If the
+    advantages come from one reward per answer, the return of the KL rewards is added to the advantage of each token. With a critic, they
+    are rewards of GAE.
+
+    Raises:
+        ValueError: a value is out of range, or the estimate is unknown.
+    """
+
+    weight: float
+    """Factor of the estimate, at least 0."""
+    kind: str = "k1"
+    """Estimate, one of `KL_REWARD_KINDS`."""
+    gamma: float = 1.0
+    """Discount per loss token, in [0, 1]."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.weight) and self.weight >= 0):
+            raise ValueError(f"weight must be a finite number of at least 0, got {self.weight}")
+        check_known("kind", self.kind, KL_REWARD_KINDS)
+
+    def rewards(self, logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
+        """Return the rewards of the tokens, `[T]`, without a gradient and 0 outside the mask.
+
+        Args:
+            logprobs: log-probs of the policy at the start of the step, `[T]`.
+            reference_logprobs: log-probs of the reference, `[T]`.
+            mask: sampled tokens, `[T]` bool.
+
+        Raises:
+            ValueError: shapes differ.
+        """
+        estimate = kl_estimate(self.kind, logprobs.detach(), reference_logprobs)
+        return torch.where(mask.bool(), -self.weight * estimate, 0)
+
+    def returns(
+        self, logprobs: Tensor, reference_logprobs: Tensor, *, mask: Tensor, sequence_lengths: Sequence[int]
+    ) -> Tensor:
+        """Return the discounted sum of the rewards from each token to the end of its sequence, `[T]`, 0 outside the mask.
+
+        The arguments are those of `rewards`, and `sequence_lengths`: S positive lengths with sum T.
+
+        Raises:
+            ValueError: an argument is misaligned, not finite or out of range; the message contains its name.
+        """
+        rewards = self.rewards(logprobs, reference_logprobs, mask)
+        return returns_to_go(rewards, mask=mask, sequence_lengths=sequence_lengths, gamma=self.gamma)
+
+
+@dataclass(frozen=True)
+class Regularizers:
+    """Weights of the terms; 0 disables a term.
+
+    Raises:
+        ValueError: a weight is negative or not finite, or the estimate is unknown.
+    """
+
+    entropy: float = 0.0
+    """Weight of the entropy of the token's distribution, in nats, which is subtracted from the loss."""
+    kl: float = 0.0
+    """Weight of the estimate of KL(policy || reference), which is added to the loss."""
+    kl_kind: str = "k3"
+    """Key of `KL_KINDS`, see `kl_estimate`; `k1` is not allowed if `kl` is greater than 0."""
+
+    def __post_init__(self) -> None:
+        for name in ("entropy", "kl"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"regularizers: {name} must be a finite number of at least 0, got {value}")
+        check_known("regularizers: kl_kind", self.kl_kind, KL_KINDS)
+        if self.kl > 0 and self.kl_kind == "k1":
+            raise ValueError(
+                "regularizers: kl_kind k1 has an expected gradient of 0 as a loss; use k2, or subtract it from the reward (KlReward)"
+            )
+
+    def add(
+        self, loss: Tensor, inputs: LossInputs, entropy: Tensor | None, *, checked: bool = False
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Add the terms to `loss` `[T]`, and return the sum and the metrics of the terms.
+
+        Raises:
+            ValueError: differentiable `entropy` `[T]` or reference log-probs are missing for an enabled term.
+        """
+        metrics: dict[str, Tensor] = {}
+        if self.entropy > 0:
+            bonus = _entropy(inputs, entropy, checked)
+            loss = loss - self.entropy * bonus
+            metrics["entropy_bonus"] = self.entropy * bonus.detach()
+        if self.kl > 0:
+            if inputs.reference_logprobs is None:
+                raise ValueError(
+                    "reference_logprobs must be given if regularizers.kl > 0, which needs a reference model"
+                )
+            penalty = kl_estimate(
+                self.kl_kind,
+                inputs.logprobs,
+                inputs.reference_logprobs,
+                inference_logprobs=inputs.inference_logprobs,
+            )
+            loss = loss + self.kl * penalty
+            metrics["kl_penalty"] = self.kl * penalty.detach()
+        return loss, metrics
+
+
+def _entropy(inputs: LossInputs, entropy: Tensor | None, checked: bool) -> Tensor:
+    if entropy is None:
+        raise ValueError("entropy must be given with its gradient if regularizers.entropy > 0")
+    if entropy.shape != inputs.logprobs.shape:
+        raise ValueError(f"entropy must have shape {list(inputs.logprobs.shape)}, got {list(entropy.shape)}")
+    if inputs.logprobs.requires_grad and not entropy.requires_grad:
+        raise ValueError("entropy has no gradient: a bonus on it would do nothing")
+    kept = torch.where(inputs.mask, entropy, 0).to(inputs.logprobs.dtype)
+    if not checked and not bool(torch.isfinite(kept.detach().sum())):
+        raise ValueError("entropy is not finite inside the loss mask")
+    return kept

@@ -1,4 +1,9 @@
-"""Objective of a run: loss function with options, aggregation, regularizers, correction and proximal policy, bound once."""
+"""The objective of a policy, bound once as an object or by each call as plain functions.
+
+Objective of a run: loss function with options, aggregation, regularizers, correction and proximal policy, bound once.
+
+An objective as plain functions for scripts and notebooks. Each call binds the objective again; the trainer binds an `Objective` once.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,11 @@ import torch
 from torch import Tensor
 
 from rlrun.algorithms import losses
-from rlrun.algorithms.aggregation import aggregation_count, check_aggregation, divided, token_weights
 from rlrun.algorithms.correction import corrected
-from rlrun.algorithms.inputs import LossBatch, LossInputs, prepare
-from rlrun.algorithms.kl import kl_estimate, mismatch_kl
-from rlrun.algorithms.losses import TokenLoss
-from rlrun.algorithms.proximal import proximal_logprobs as make_proximal
-from rlrun.algorithms.regularizers import Regularizers
+from rlrun.algorithms.correction import proximal_logprobs as make_proximal
+from rlrun.algorithms.kl import Regularizers, kl_estimate, mismatch_kl
+from rlrun.algorithms.loss_inputs import LossBatch, LossInputs, prepare
+from rlrun.algorithms.losses import TokenLoss, aggregation_count, check_aggregation, divided, token_weights
 from rlrun.config.algorithm.names import (
     DEFAULT_LOSS,
     LOSS_ENTRIES,
@@ -222,3 +225,56 @@ def _reduced(name: str, values: Tensor, mask: Tensor) -> Tensor:
     if name.endswith("_max"):
         return kept.amax() if kept.numel() else kept.sum()
     return kept.sum()
+
+
+NO_REGULARIZERS = Regularizers()
+
+
+def policy_loss(
+    name: str,
+    logprobs: Tensor,
+    batch: LossBatch,
+    *,
+    aggregation: str | None = None,
+    aggregation_length: float | None = None,
+    regularizers: Regularizers = NO_REGULARIZERS,
+    correction: Mapping[str, object] | None = None,
+    **options: object,
+) -> LossOutput:
+    """Return the sum of a per-token loss over the loss mask, divided by the denominator.
+
+    Args:
+        name: loss of an `Objective`.
+        logprobs: log-probs of the packed tokens under the current policy, `[T]`; with `batch.entropy` the only input with a gradient.
+        batch: all other tensors.
+        aggregation, aggregation_length, regularizers, correction, options: see `Objective`.
+
+    Returns:
+        Result of a call of the `Objective`.
+
+    Raises:
+        ValueError: an argument is misaligned, not finite, unknown or out of range; the message contains its name.
+    """
+    objective = Objective(
+        name,
+        options,
+        aggregation=aggregation,
+        aggregation_length=aggregation_length,
+        regularizers=regularizers,
+        correction=correction,
+    )
+    return objective(logprobs, batch)
+
+
+def denominator_count(
+    name: str,
+    mask: Tensor,
+    sequence_lengths: Sequence[int],
+    *,
+    aggregation: str | None = None,
+    aggregation_length: float | None = None,
+    **options: object,
+) -> Tensor:
+    """Return this batch's contribution to the denominator of `policy_loss`, a scalar; see `Objective.count`."""
+    objective = Objective(name, options, aggregation=aggregation, aggregation_length=aggregation_length)
+    return objective.count(mask, sequence_lengths)

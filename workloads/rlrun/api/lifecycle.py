@@ -6,10 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.config.base import Config
+from rlrun.config.base import Config, FreeMapping, Rule
 from rlrun.config.formats import PRINTABLE
-from rlrun.config.free import FreeMapping
-from rlrun.config.rule import Rule
 
 
 class BackoffSpec(Config):

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlrun.api.field_rules import SFT_ALGORITHM_FIELDS
 from rlrun.api.resource import RLRunSpec
-from rlrun.api.task_parts import SFT_ALGORITHM_FIELDS
 from rlrun.config.base import Config, Fields
 from rlrun.config.loading.schema import Shape, field_shapes, find_field, spell_name
 from rlrun.config.models.learning import AlgorithmConfig
@@ -26,7 +26,7 @@ from rlrun.config.models.roles import (
     micro_batch_tokens,
 )
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.runtime.json_types import Json
 
 ROLES = ("trainer", "inference", "orchestrator")

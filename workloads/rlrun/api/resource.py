@@ -10,11 +10,10 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rlrun.api import API_VERSION as API_VERSION
-from rlrun.api import colocation, lengths, task_parts
-from rlrun.api.pods import InferenceBlock, PodFields
+from rlrun.api import field_rules
+from rlrun.api.pod_fields import InferenceBlock, PodFields
 from rlrun.api.run_fields import RunFields
-from rlrun.config.base import Config
-from rlrun.config.rule import Rule
+from rlrun.config.base import Config, Rule
 
 KIND = "RLRun"
 NAME_MAX = 40
@@ -55,7 +54,7 @@ class RLRunSpec(RunFields):
 
     EXAMPLES: ClassVar[Mapping[str, object]] = {"model": {"name": "Qwen/Qwen3-8B"}}
     CEL_RULES: ClassVar[tuple[Rule, ...]] = (
-        *colocation.COLOCATION_RULES,
+        *field_rules.COLOCATION_RULES,
         Rule(
             "self.weightSync.transport == 'Filesystem' || !has(self.trainer.lora)",
             "weightSync.transport (NCCL) does not transfer adapters; set transport: Filesystem or remove trainer.lora",
@@ -68,7 +67,7 @@ class RLRunSpec(RunFields):
             "set transport: Filesystem or change one of them",
             ".weightSync",
         ),
-        *task_parts.TASK_RULES,
+        *field_rules.TASK_RULES,
         Rule(
             "!has(self.trainer.elastic) || self.checkpoint.enabled",
             "trainer.elastic continues from checkpoints, but checkpoint.enabled is false; remove one of them",
@@ -106,7 +105,7 @@ class RLRunSpec(RunFields):
             "give each environment its own environments[].name",
             ".environments",
         ),
-        *lengths.LENGTH_RULES,
+        *field_rules.LENGTH_RULES,
     )
 
     @model_validator(mode="after")
@@ -183,12 +182,12 @@ class RLRunSpec(RunFields):
 
     @model_validator(mode="after")
     def _same_gpus(self) -> Self:
-        colocation.check_colocation(self)
+        field_rules.check_colocation(self)
         return self
 
     @model_validator(mode="after")
     def _parts_of_the_task(self) -> Self:
-        task_parts.check_task_parts(self)
+        field_rules.check_task_parts(self)
         return self
 
     @model_validator(mode="after")
@@ -208,7 +207,7 @@ class RLRunSpec(RunFields):
                 raise ValueError(
                     f"several environments have the name {label!r}; give each environment its own environments[].name"
                 )
-        lengths.check_samples(self)
+        field_rules.check_samples(self)
         return self
 
     @model_validator(mode="after")
@@ -222,7 +221,7 @@ class RLRunSpec(RunFields):
 
     @model_validator(mode="after")
     def _lengths(self) -> Self:
-        lengths.check_replies(self)
+        field_rules.check_replies(self)
         return self
 
 

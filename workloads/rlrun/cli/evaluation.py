@@ -15,23 +15,21 @@ from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
-from rlrun.api.variation import Variation, take_variation
-from rlrun.cli.common import arguments, piped, report
-from rlrun.cli.general_options import call_with_own_options
+from rlrun.api.run_manifest import Variation, take_variation
+from rlrun.cli.command_options import arguments, call_with_own_options, piped, report
 from rlrun.config.loading.files import FORMATS
-from rlrun.config.loading.option_values import parse_value
+from rlrun.config.loading.options import parse_value
 from rlrun.config.loading.parser import Parser, finite_number, own_options, whole_number, whole_numbers
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.loading.schema import Shape, describe_expected, field_shapes
-from rlrun.config.meaning import field_meaning
+from rlrun.config.loading.schema import Shape, describe_expected, field_meaning, field_shapes
 from rlrun.config.models.rollout import EvaluationSamplingConfig
-from rlrun.protocol.files.recorded_code import FLAG, HELP
+from rlrun.protocol.files.run_folder import FLAG, HELP
 from rlrun.runtime import exit_codes
 
 if TYPE_CHECKING:
-    from rlrun.cli.served import Served
-    from rlrun.evaluate.job import Request
-    from rlrun.evaluate.served.job import ServedRequest
+    from rlrun.cli.served_evaluation import Served
+    from rlrun.evaluate.evaluation_job import Request
+    from rlrun.evaluate.served.served_play import ServedRequest
 
 
 def eval_parser() -> Parser:
@@ -179,13 +177,13 @@ def run_eval(argv: Sequence[str]) -> int:
     if (served := _served(argv, eval_parser())) is not None:
         if isinstance(served, int):
             return served
-        from rlrun.evaluate.main import run_evaluation
+        from rlrun.evaluate.commands import run_evaluation
 
         asked = _served_request(served, work=served.options.output, split="eval", training_sampling=False)
         return run_evaluation(asked, command=shlex.join(["rlrun", "eval", *argv]))
     if "@" in argv or _describes(argv):
         from rlrun.cli.rl import start
-        from rlrun.cli.sources.run_config import EvalConfig
+        from rlrun.cli.run_layers import EvalConfig
 
         return start(argv, EvalConfig, prog="eval", usage="eval RUN.yaml | eval @ FILE")
     p = eval_parser()
@@ -193,7 +191,7 @@ def run_eval(argv: Sequence[str]) -> int:
     options = p.parse_args(rest)
     options.varied = varied
 
-    from rlrun.evaluate.main import preview_command, run_evaluation
+    from rlrun.evaluate.commands import preview_command, run_evaluation
 
     request = _request(options, work=options.output, steps=options.steps, newest=False, split="eval")
     if options.dry_run:
@@ -225,7 +223,7 @@ def run_synthesize(argv: Sequence[str]) -> int:
     if options.base and options.step is not None:
         p.error("--base and --step name two policies; remove one of them")
 
-    from rlrun.evaluate.main import preview_command, run_synthesis
+    from rlrun.evaluate.commands import preview_command, run_synthesis
 
     output: Path = options.output.absolute()
     work = output.with_name(f"{output.name}.parts")
@@ -242,7 +240,7 @@ def _synthesize_command(argv: Sequence[str]) -> str:
 
 def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
     """Parse a command line for OpenAI-style servers. Returns an exit code if the command ends here, None without a server."""
-    from rlrun.cli.served import asks_servers, read_served
+    from rlrun.cli.served_evaluation import asks_servers, read_served
 
     if "--help" in argv or "-h" in argv or not asks_servers(argv, os.environ):
         return None
@@ -261,7 +259,7 @@ def _served(argv: Sequence[str], parser: Parser) -> Served | int | None:
 
 
 def _synthesize_served(served: Served, argv: Sequence[str]) -> int:
-    from rlrun.evaluate.main import run_synthesis
+    from rlrun.evaluate.commands import run_synthesis
 
     options = served.options
     output: Path = options.output.absolute()
@@ -271,7 +269,7 @@ def _synthesize_served(served: Served, argv: Sequence[str]) -> int:
 
 
 def _served_request(served: Served, *, work: Path | None, split: str, training_sampling: bool) -> ServedRequest:
-    from rlrun.evaluate.served.job import ServedRequest
+    from rlrun.evaluate.served.served_play import ServedRequest
 
     folder = served.run.output_dir
     return ServedRequest(
@@ -288,7 +286,7 @@ def _served_request(served: Served, *, work: Path | None, split: str, training_s
 def _request(
     options: argparse.Namespace, *, work: Path | None, steps: Sequence[int] | None, newest: bool, split: str
 ) -> Request:
-    from rlrun.evaluate.job import Request
+    from rlrun.evaluate.evaluation_job import Request
 
     return Request(
         manifest=options.manifest,
@@ -331,7 +329,7 @@ def _split_words(text: str) -> list[str]:
 
 
 def _gpus(text: str) -> list[int | str]:
-    from rlrun.local.shared.gpus import gpu_ids
+    from rlrun.local.gpus import gpu_ids
 
     return gpu_ids(text)
 

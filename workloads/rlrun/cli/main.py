@@ -7,8 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from rlrun.cli.common import arguments, piped
-from rlrun.cli.general_options import call_with_own_options
+from rlrun.cli.command_options import arguments, call_with_own_options, piped
 from rlrun.config.suggest import did_you_mean
 from rlrun.diagnostics import heap
 from rlrun.runtime import exit_codes
@@ -45,57 +44,55 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "init": Command("write a manifest to start from", _Later("files.installation:run_init")),
-    "validate": Command("check manifests and report every problem", _Later("checks.validate:run")),
-    "render": Command("print the configuration that each role gets from a manifest", _Later("checks.render:run")),
-    "convert": Command(
-        "make a manifest from configuration files of PRIME-RL, verl or AReaL", _Later("files.convert:run")
-    ),
-    "fit": Command("check a run against the memory of its GPUs, and suggest changes", _Later("checks.fit:run")),
-    "local": Command("run all roles of a manifest on this machine", _Later("local:run")),
-    "rl": Command("run reinforcement learning from files and options on this machine", _Later("rl:run")),
+    "init": Command("write a manifest to start from", _Later("installation:run_init")),
+    "validate": Command("check manifests and report every problem", _Later("validate:run_validate")),
+    "render": Command("print the configuration that each role gets from a manifest", _Later("validate:run_render")),
+    "convert": Command("make a manifest from configuration files of PRIME-RL, verl or AReaL", _Later("convert:run")),
+    "fit": Command("check a run against the memory of its GPUs, and suggest changes", _Later("validate:run_fit")),
+    "local": Command("run all roles of a manifest on this machine", _Later("rl:run_local")),
+    "rl": Command("run reinforcement learning from files and options on this machine", _Later("rl:run_rl")),
     "sft": Command("run supervised fine-tuning on this machine", _Later("sft:run")),
-    "trainer": Command("run only the trainer", _Later("roles:trainer")),
-    "orchestrator": Command("run only the orchestrator", _Later("roles:orchestrator")),
-    "inference": Command("run only one engine", _Later("roles:inference")),
+    "trainer": Command("run only the trainer", _Later("role_commands:trainer")),
+    "orchestrator": Command("run only the orchestrator", _Later("role_commands:orchestrator")),
+    "inference": Command("run only one engine", _Later("role_commands:inference")),
     "eval": Command("measure the policies of a run on held-out tasks", _Later("evaluation:run_eval")),
     "synthesize": Command("write a policy's rollouts as a data set for sft", _Later("evaluation:run_synthesize")),
     "rows": Command(
-        "turn a set of problems into rows for the dataset environment, each with a uid", _Later("files.rows:run")
+        "turn a set of problems into rows for the dataset environment, each with a uid", _Later("data_files:run_rows")
     ),
-    "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("files.export:run")),
-    "mirror": Command("copy complete checkpoints and exports of a run to object storage", _Later("files.mirror:run")),
-    "track": Command("send a run to its trackers or to other trackers", _Later("track:run")),
-    "tiny-model": Command("make a tiny model for tests and first steps", _Later("files.tiny_model:run")),
-    "env": Command("list environments, play one episode, or install an environment", _Later("checks.env:run")),
+    "export": Command("write a Hugging Face model folder from a run's checkpoint", _Later("export:run_export")),
+    "mirror": Command("copy complete checkpoints and exports of a run to object storage", _Later("export:run_mirror")),
+    "track": Command("send a run to its trackers or to other trackers", _Later("export:run_track")),
+    "tiny-model": Command("make a tiny model for tests and first steps", _Later("data_files:run_tiny_model")),
+    "env": Command("list environments, play one episode, or install an environment", _Later("env:run")),
     "get": Command(
-        "list runs in the cluster and in folders, with the reason why each run waits", _Later("runs.look:run_get")
+        "list runs in the cluster and in folders, with the reason why each run waits", _Later("show_runs:run_get")
     ),
-    "status": Command("show a run on one screen", _Later("runs.look:run_status")),
-    "why": Command("explain why a run waits, restarted or failed, and what to do", _Later("runs.look:run_why")),
-    "watch": Command("follow a run until it is over", _Later("runs.look:run_watch")),
-    "logs": Command("print the logs of a run's roles", _Later("runs.logs:run_logs")),
-    "rollouts": Command("print rollouts of a step, such as the worst", _Later("runs.rollouts:run_rollouts")),
-    "debug": Command("write a bundle for a bug report, without secrets", _Later("runs.debug:run_debug")),
-    "compare": Command("show runs side by side", _Later("runs.compare:run_compare")),
-    "cost": Command("show the GPU-hours of runs and what they were spent on", _Later("runs.cost:run_cost")),
-    "plot": Command("draw a metric of runs", _Later("runs.plot:run_plot")),
-    "replay": Command("compute a step of a run again, and explain a sample", _Later("runs.replay:run_replay")),
-    "fork": Command("start a new run from a checkpoint of another run", _Later("runs.fork:run_fork")),
-    "ui": Command("serve a web page of runs in folders", _Later("runs.ui:run_ui")),
-    "ui-team": Command("serve the web page of a team, in a pod of its cluster", _Later("runs.ui_team:run_ui_team")),
-    "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("runs.pull:run_pull")),
-    "put": Command("copy files onto the volume of a run in a cluster", _Later("files.put:run_put")),
-    "suspend": Command("save a run and free its GPUs", _Later("runs.change:run_suspend")),
-    "resume": Command("continue a suspended run", _Later("runs.change:run_resume")),
-    "restart": Command("start the next attempt of a run from its last checkpoint", _Later("runs.change:run_restart")),
-    "scale": Command("change the number of a run's engines", _Later("runs.change:run_scale")),
-    "set": Command("change fields of a run in a cluster", _Later("runs.change:run_set")),
-    "doctor": Command("report what this machine can run, and how to repair the rest", _Later("checks.doctor:run")),
-    "crd": Command("print the RLRun resource, for kubectl", _Later("files.installation:run_crd")),
-    "charts": Command("print the folder of the Helm charts", _Later("files.installation:run_charts")),
-    "completion": Command("print the completion of a shell", _Later("runs.completion:run_completion")),
-    "version": Command("print the version", _Later("version:run")),
+    "status": Command("show a run on one screen", _Later("show_runs:run_status")),
+    "why": Command("explain why a run waits, restarted or failed, and what to do", _Later("show_runs:run_why")),
+    "watch": Command("follow a run until it is over", _Later("show_runs:run_watch")),
+    "logs": Command("print the logs of a run's roles", _Later("logs:run_logs")),
+    "rollouts": Command("print rollouts of a step, such as the worst", _Later("copies:run_rollouts")),
+    "debug": Command("write a bundle for a bug report, without secrets", _Later("copies:run_debug")),
+    "compare": Command("show runs side by side", _Later("plots:run_compare")),
+    "cost": Command("show the GPU-hours of runs and what they were spent on", _Later("plots:run_cost")),
+    "plot": Command("draw a metric of runs", _Later("plots:run_plot")),
+    "replay": Command("compute a step of a run again, and explain a sample", _Later("replay_runs:run_replay")),
+    "fork": Command("start a new run from a checkpoint of another run", _Later("replay_runs:run_fork")),
+    "ui": Command("serve a web page of runs in folders", _Later("web_pages:run_ui")),
+    "ui-team": Command("serve the web page of a team, in a pod of its cluster", _Later("web_pages:run_ui_team")),
+    "pull": Command("copy a model, checkpoint, traces, metrics or logs out of a cluster", _Later("copies:run_pull")),
+    "put": Command("copy files onto the volume of a run in a cluster", _Later("data_files:run_put")),
+    "suspend": Command("save a run and free its GPUs", _Later("change_runs:run_suspend")),
+    "resume": Command("continue a suspended run", _Later("change_runs:run_resume")),
+    "restart": Command("start the next attempt of a run from its last checkpoint", _Later("change_runs:run_restart")),
+    "scale": Command("change the number of a run's engines", _Later("change_runs:run_scale")),
+    "set": Command("change fields of a run in a cluster", _Later("change_runs:run_set")),
+    "doctor": Command("report what this machine can run, and how to repair the rest", _Later("doctor:run_doctor")),
+    "crd": Command("print the RLRun resource, for kubectl", _Later("installation:run_crd")),
+    "charts": Command("print the folder of the Helm charts", _Later("installation:run_charts")),
+    "completion": Command("print the completion of a shell", _Later("doctor:run_completion")),
+    "version": Command("print the version", _Later("doctor:run_version")),
 }
 
 

@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.api.resolve import resolve_spec
-from rlrun.api.variation import Variation, take_variation
-from rlrun.cli.bench import not_benched, run_bench, take_bench
-from rlrun.cli.common import arguments, piped, report
-from rlrun.cli.general_options import call_with_own_options
-from rlrun.cli.rl import start
-from rlrun.cli.sources.run_config import SftConfig
+from rlrun.api.run_manifest import Variation, take_variation
+from rlrun.cli.command_options import arguments, call_with_own_options, piped, report
+from rlrun.cli.rl import not_benched, run_bench, start, take_bench
+from rlrun.cli.run_layers import SftConfig
 from rlrun.config.loading.files import read_text
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.local.judge import judge_manifest, report_and_stop
@@ -33,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     if words and not words[0].startswith("-") and words[0].endswith(_MANIFESTS):
         if "--bench" in words:
             return _bench(Path(words[0]), words[1:])
-        from rlrun.local.main import main as local
+        from rlrun.local.local_command import main as local
 
         return local(words, task="SFT")
     return start(words, SftConfig, prog="sft", usage="sft RUN.yaml | sft @ RUN.toml")

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from rlrun.config.algorithm.names import is_import_path
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AlgorithmConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.roles import InferenceConfig, InferenceSpec, TrainerConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 
 
 @dataclass(frozen=True, order=True)

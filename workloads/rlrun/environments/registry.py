@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from rlrun.config.suggest import did_you_mean
 from rlrun.custom import add_code_folder
-from rlrun.environments.adapters.verifiers_errors import VerifiersLoadError
 from rlrun.environments.bounds import describe_exception
-from rlrun.environments.protocol import SPLITS, Environment
+from rlrun.environments.environment_protocol import SPLITS, Environment, VerifiersLoadError
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import install_extras
@@ -65,19 +64,19 @@ class _Shipped(Generic[ArgsT]):
 
 
 def _reverse_text() -> _Bundled:
-    from rlrun.environments.bundled.reverse_text import ReverseText, ReverseTextArgs
+    from rlrun.environments.bundled.small_tasks import ReverseText, ReverseTextArgs
 
     return _Shipped[ReverseTextArgs](ReverseTextArgs, ReverseText)
 
 
 def _make_arithmetic() -> _Bundled:
-    from rlrun.environments.bundled.arithmetic import Arithmetic, ArithmeticArgs
+    from rlrun.environments.bundled.small_tasks import Arithmetic, ArithmeticArgs
 
     return _Shipped[ArithmeticArgs](ArithmeticArgs, Arithmetic)
 
 
 def _make_calculator() -> _Bundled:
-    from rlrun.environments.bundled.calculator import Calculator, CalculatorArgs
+    from rlrun.environments.bundled.small_tasks import Calculator, CalculatorArgs
 
     return _Shipped[CalculatorArgs](CalculatorArgs, Calculator)
 

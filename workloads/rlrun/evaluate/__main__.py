@@ -2,7 +2,7 @@
 
 import sys
 
-from rlrun.evaluate.role import main
+from rlrun.evaluate.evaluation_role import main
 
 if __name__ == "__main__":
     sys.exit(main())

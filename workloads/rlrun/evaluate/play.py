@@ -14,20 +14,19 @@ from typing import Protocol
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.evaluate.answers import ANSWERS, AnswerFile, Entry, Line, answer_fingerprint, keep_answers
-from rlrun.evaluate.engines import Engines, check_given, given_engines, own_engines
-from rlrun.evaluate.job import Job
+from rlrun.evaluate.evaluated_engines import Engines, check_given, given_engines, own_engines
+from rlrun.evaluate.evaluation_job import Job
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Staging
 from rlrun.inference.client.engine_client import EngineClient
-from rlrun.orchestrator.aio.background import background_tasks
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
+from rlrun.orchestrator.aio.event_loop import Signal, background_tasks
+from rlrun.orchestrator.engines.discovery import REGULAR, Monitor, Pace
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
 from rlrun.orchestrator.engines.weight_sync import WeightSync
 from rlrun.orchestrator.evaluation.evaluator import Answer, Evaluator, Question, list_questions
-from rlrun.orchestrator.journal.group_commit import GroupCommit
+from rlrun.orchestrator.journal.journal_writer import GroupCommit
 from rlrun.orchestrator.main import load_chat
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
 from rlrun.orchestrator.rollouts.player import Player

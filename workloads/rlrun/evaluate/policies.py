@@ -11,7 +11,7 @@ from typing import Literal
 
 from loguru import logger
 
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.protocol.files.checkpoint_manifest import complete_checkpoints, newest_attempt
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import ADAPTER_WEIGHTS, COMPLETE, Artifact, RunPaths, artifacts_in_steps

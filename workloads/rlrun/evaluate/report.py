@@ -8,7 +8,7 @@ from pathlib import Path
 from rlrun.config.models.rollout import solved_rewards
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.play import Part
-from rlrun.local.measures import RESULTS, Measure, Measures
+from rlrun.local.summary import RESULTS, Measure, Measures
 from rlrun.orchestrator.evaluation.evaluator import evaluation_metrics
 
 _MISSING = {"errors": "failed", "timeouts": "late"}

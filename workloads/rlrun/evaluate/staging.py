@@ -12,8 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig
 from rlrun.evaluate.policies import Policy
 from rlrun.protocol.files.durable import link_files, new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.families import find_family
 from rlrun.fit.architecture import Architecture
-from rlrun.fit.parts import Needs
+from rlrun.fit.memory_parts import Needs
 from rlrun.fit.report import Change, Surroundings, needs_of, refusals_of
 
 Fields = dict[str, object]

@@ -11,9 +11,14 @@ from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import InferenceConfig
 from rlrun.diagnostics import stacks
-from rlrun.inference.from_config import settings_from_config, with_local_model
-from rlrun.inference.server import serve_engine
-from rlrun.inference.settings import InferenceSettings, SettingsError, settings_from_file
+from rlrun.inference.engine_server import serve_engine
+from rlrun.inference.engine_settings import (
+    InferenceSettings,
+    SettingsError,
+    settings_from_config,
+    settings_from_file,
+    with_local_model,
+)
 from rlrun.protocol.files.failures import RoleError, write_error
 from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.runtime import exit_codes

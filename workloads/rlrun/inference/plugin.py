@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from rlrun.inference.command import ENGINE_VARIABLE
+from rlrun.inference.engine_settings import ENGINE_VARIABLE
 
 
 def load() -> None:

@@ -15,7 +15,7 @@ from typing import IO, NamedTuple, NoReturn, Protocol
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 from rlrun.runtime.printable import printable
-from rlrun.runtime.redaction.log_lines import LogLines
+from rlrun.runtime.redact import LogLines
 
 RUNS = "rlruns.rlrun.io"
 _END_SECONDS = 5.0

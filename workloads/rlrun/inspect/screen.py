@@ -6,8 +6,7 @@ import math
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from rlrun.inspect.snapshot import MACHINE, Failure, Progress, Snapshot
-from rlrun.inspect.times import show_ago, show_span
+from rlrun.inspect.snapshot import MACHINE, Failure, Progress, Snapshot, show_ago, show_span
 from rlrun.inspect.why import STALE_SECONDS, Explanation, Finding
 from rlrun.protocol.files.volume_faults import show_size
 

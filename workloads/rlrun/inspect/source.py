@@ -1,4 +1,9 @@
-"""Location of a run, a folder on this machine or a name in a cluster, and reading both into snapshots."""
+"""Place of a run, a folder or a name in a cluster, and the small files of its volume.
+
+Location of a run, a folder on this machine or a name in a cluster, and reading both into snapshots.
+
+Small files of a run by their path in its folder: read locally, or through the orchestrator's pod in a cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,16 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol
 
 from rlrun.config.suggest import did_you_mean
-from rlrun.inspect import cluster
-from rlrun.inspect.folder import reader
+from rlrun.inspect import cluster_reader, folder_reader
 from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
 from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.why import not_there
 from rlrun.runtime import exit_codes
 from rlrun.runtime.json_types import Json
 
@@ -56,17 +62,17 @@ def find_run(word: str, *, cluster_only: bool = False) -> Run:
     if not cluster_only and root.is_file():
         raise NotFoundError(_of_a_file(root, word))
     is_path = os.sep in word or word in (".", "..", "~")
-    if not cluster_only and (is_path or reader.is_run(root)):
-        if reader.is_run(root):
+    if not cluster_only and (is_path or folder_reader.is_run(root)):
+        if folder_reader.is_run(root):
             return FolderRun(root)
-        below = reader.runs_below(root)
+        below = folder_reader.runs_below(root)
         hint = (
             f"; it contains {len(below)} runs, such as {below[0]}"
             if below
             else "; `rlrun get` lists the runs of the cluster"
         )
         why = f"{root} is not the folder of a run" if root.is_dir() else f"there is no folder {root}"
-        near = did_you_mean(str(root), [str(one) for one in reader.runs_below(root.parent)]) if not below else ""
+        near = did_you_mean(str(root), [str(one) for one in folder_reader.runs_below(root.parent)]) if not below else ""
         raise NotFoundError(f"{why}{near}; name a folder that `rlrun local` created{hint}")
     if is_path:
         raise NotFoundError(f"{word} is not a valid name of a run in a cluster")
@@ -98,7 +104,7 @@ def read_run(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot
         ClusterError: the run itself cannot be read. Other unreadable parts are listed in `unread`.
     """
     if isinstance(run, FolderRun):
-        return reader.read_folder(run.root, now)
+        return folder_reader.read_folder(run.root, now)
     try:
         found = ask_json(api, ["get", RUNS, run.name])
     except ClusterError as error:
@@ -108,7 +114,7 @@ def read_run(run: Run, api: Api, now: float, *, events: bool = True) -> Snapshot
 
 def _near_run_hint(name: str, api: Api, error: ClusterError) -> str:
     """Return a hint at similar names, or at a local run with this name, if the cluster has no such run or is unreachable."""
-    if reader.is_run(here := Path("runs") / name):
+    if folder_reader.is_run(here := Path("runs") / name):
         return f"; a run with this name is in {here}"
     empty = f"; the folder {name} is not the folder of a run (no run.json)" if Path(name).is_dir() else ""
     if error.code != exit_codes.USAGE:
@@ -186,7 +192,7 @@ def with_parts(run: Json, parts: Parts, now: float, *, events: bool = True) -> S
     got, unread = _answer_all(wanted)
     if run.get("status", {}).get("phase") in (None, "Unserved", "Pending", "Complete", "Failed", "Suspended"):
         unread = [line for line in unread if not (line.startswith("its progress Lease") and "ot found" in line)]
-    seen = cluster.run_snapshot(
+    seen = cluster_reader.run_snapshot(
         run,
         pods=got.get("pods", {}).get("items") or (),
         events=got.get("events", {}).get("items") or (),
@@ -212,10 +218,104 @@ def _answer_all(wanted: dict[str, Callable[[], Json]]) -> tuple[dict[str, Json],
 def read_cluster(api: Api, now: float, *, everywhere: bool = False) -> list[Snapshot]:
     """Return snapshots of all runs of a namespace, or of all namespaces, by namespace and name, without pods, events and Leases."""
     listed = ask_json(api, ["get", RUNS, *(["--all-namespaces"] if everywhere else [])])
-    found = [cluster.run_snapshot(one, now=now) for one in listed.get("items") or ()]
+    found = [cluster_reader.run_snapshot(one, now=now) for one in listed.get("items") or ()]
     return sorted(found, key=lambda one: (one.where, one.name))
 
 
 def read_folders(roots: Sequence[Path], now: float) -> list[Snapshot]:
     """Return snapshots of all runs in folders, and in their direct subfolders."""
-    return [reader.read_folder(root, now) for above in roots for root in reader.runs_below(above)]
+    return [folder_reader.read_folder(root, now) for above in roots for root in folder_reader.runs_below(above)]
+
+
+_SECONDS = 60.0
+
+
+class NoFileError(NotFoundError):
+    """Error for a file that does not exist in a run's folder."""
+
+
+class Volume:
+    """Folder of a run.
+
+    Args:
+        run: location of the run.
+        seen: snapshot of the run; in a cluster with its pods.
+        api: access to the cluster.
+    """
+
+    def __init__(self, run: Run, seen: Snapshot, api: Api) -> None:
+        self._run, self._seen, self._api = run, seen, api
+
+    def text(self, path: PurePosixPath) -> str:
+        """Return the content of a file.
+
+        Raises:
+            NoFileError: the file does not exist.
+            NotFoundError: no pod can read it now.
+        """
+        if isinstance(self._run, FolderRun):
+            file = self._run.root / path
+            if not file.is_file():
+                raise NoFileError(f"there is no file {file}")
+            return file.read_text(errors="replace")
+        try:
+            return self._exec("cat", str(self._inside(path)))
+        except ClusterError as error:
+            if "No such file" in str(error):
+                raise NoFileError(f"the run's volume has no {path}") from None
+            raise
+
+    def names(self, path: PurePosixPath) -> list[str]:
+        """Return the sorted names in a folder; empty if the folder does not exist."""
+        if isinstance(self._run, FolderRun):
+            folder = self._run.root / path
+            return sorted(one.name for one in folder.iterdir()) if folder.is_dir() else []
+        try:
+            found = self._exec("ls", "-1", str(self._inside(path))).splitlines()
+        except ClusterError as error:
+            if "No such file" in str(error):
+                return []
+            raise
+        return sorted(
+            name for name in found if "/" not in name
+        )  # names from a pod become parts of local paths, so they are checked
+
+    def packed(self, path: PurePosixPath) -> AbstractContextManager[IO[bytes]]:
+        """Return a tar stream of a file or a folder of a run in a cluster, with `path` as the name of its root.
+
+        Raises:
+            NotFoundError: no pod can read it now.
+        """
+        folder = str(self._inside(PurePosixPath()))
+        return self._api.stream([*self._through(), "tar", "-C", folder, "-cf", "-", "--", str(path)])
+
+    def _inside(self, path: PurePosixPath) -> PurePosixPath:
+        if self._seen.folder is None:
+            raise NotFoundError(not_there(self._seen, "has no volume yet"))
+        return PurePosixPath(self._seen.folder) / path
+
+    def _through(self) -> list[str]:
+        """Return kubectl's words that run a command in the pod that mounts the volume."""
+        pod = next((p for p in self._seen.processes if p.role == "orchestrator" and p.ready), None)
+        if pod is None:
+            raise NotFoundError(no_reader(self._seen))
+        return ["exec", "--namespace", self._seen.where, pod.name, "-c", "orchestrator", "--"]
+
+    def _exec(self, *command: str) -> str:
+        return self._api.ask([*self._through(), *command], timeout=_SECONDS)
+
+
+def no_reader(seen: Snapshot) -> str:
+    """Return the message for a run whose volume cannot be read because its orchestrator does not run."""
+    pod = next((one for one in seen.processes if one.role == "orchestrator"), None)
+    lacks = "has no orchestrator pod now" if pod is None else f"has an orchestrator that is not ready ({pod.state})"
+    told = not_there(seen, lacks)
+    if not seen.attempt:
+        return told
+    claim = f"the claim {seen.storage}" if seen.storage else "its claim"
+    return f"its volume is read through the orchestrator's pod: {told}; alternatively mount {claim} in another pod"
+
+
+def traced_steps(names: list[str]) -> list[int]:
+    """Return the steps with a trace in ascending order."""
+    return sorted(int(found[1]) for name in names if (found := re.fullmatch(r"step_(\d{8})\.jsonl", name)))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlrun.inspect.advice import Advice, find_advice
-from rlrun.inspect.snapshot import Condition, Failure, Snapshot
-from rlrun.inspect.times import seconds_of, show_span
+from rlrun.inspect.snapshot import Condition, Failure, Snapshot, seconds_of, show_span
 
 _OVER = ("Complete", "Failed")
 _EVENTS = 5

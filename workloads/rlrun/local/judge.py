@@ -10,22 +10,21 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from rlrun.api.manifest import Lay, examine_manifest
 from rlrun.api.resource import RLRun, RLRunSpec
-from rlrun.api.variation import Variation
-from rlrun.config.loading.examine import Examined, examine_layer
-from rlrun.config.loading.explain import find_place
+from rlrun.api.run_manifest import Lay, Variation, examine_manifest
+from rlrun.config.loading.examine import Examined, examine_layer, find_place
 from rlrun.config.loading.layers import Layer
 from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.models.data import DataConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.learning import AdvantageConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.rollout import EnvironmentConfig
-from rlrun.fit.trainable import quantization_notes, trained_models, why_untrainable
-from rlrun.local.checks.architecture import keep_proofs, list_proofs, unproved_notices
-from rlrun.local.checks.contradictions import find_contradictions
-from rlrun.local.inputs import (
+from rlrun.fit.report import quantization_notes, trained_models, why_untrainable
+from rlrun.local.contradictions import find_contradictions
+from rlrun.local.model_sizes import allocation_notice, autoscale_notice, elastic_notice, size_findings, spot_notice
+from rlrun.local.proved_models import keep_proofs, list_proofs, unproved_notices
+from rlrun.local.read_inputs import (
     check_data,
     check_model_folder,
     check_model_weights,
@@ -33,10 +32,9 @@ from rlrun.local.inputs import (
     count_pieces,
     template_pieces,
 )
-from rlrun.local.sizes import allocation_notice, autoscale_notice, elastic_notice, size_findings, spot_notice
 from rlrun.local.user_code import Finding, check_user_code
 from rlrun.runtime import exit_codes
-from rlrun.tracking.backends.missing import missing_trackers, problems_in_cluster
+from rlrun.tracking.backends.tracker_packages import missing_trackers, problems_in_cluster
 
 GROUP_BASELINES = frozenset({"grpo", "dr_grpo", "opo", "max_rl", "reinforce_pp_baseline"})
 """Advantages that compare a rollout with its group. In a group of one rollout they are 0."""

@@ -13,17 +13,17 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rlrun.config.models.model import ModelConfig
-from rlrun.config.models.run import RunConfig
-from rlrun.config.models.tracking import TrackingConfig
-from rlrun.local.inputs import check_model_folder, check_model_weights
-from rlrun.local.plan import Ports
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.config.models.run_config import RunConfig
+from rlrun.config.models.trackers import TrackingConfig
+from rlrun.local.process_plan import Ports
+from rlrun.local.read_inputs import check_model_folder, check_model_weights
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.launcher import LAUNCH_LOG, LAUNCH_MANIFEST, read_record
+from rlrun.protocol.files.launcher_record import LAUNCH_LOG, LAUNCH_MANIFEST, read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import check_writable
 from rlrun.runtime import exit_codes, extras
-from rlrun.tracking.backends.missing import missing_trackers
+from rlrun.tracking.backends.tracker_packages import missing_trackers
 
 _PORTS = range(15_000, 29_000)
 """Ports below the kernel's range for outgoing connections. A port of that range could be taken before its process has started."""

@@ -1,17 +1,112 @@
-"""Summary of a finished run: the curve of its reward or loss, the held-out results, and the paths of its files."""
+"""The last messages of a run: results, paths, and how to continue.
+
+Last lines of a stopped or failed run: the saved state, the folders, and the command that continues it.
+
+Summary of a finished run: the curve of its reward or loss, the held-out results, and the paths of its files.
+
+Results of several policies side by side, as stored in `results.json`.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypedDict
 
 import plotext
 from rich.console import Console
 from rich.table import Table
 
+from rlrun.protocol.files.checkpoint_manifest import ManifestError, complete_checkpoints, read_manifest
+from rlrun.protocol.files.failures import volume_is_full
 from rlrun.protocol.files.metrics_line import MetricsLine, metrics_lines, missing_answers
-from rlrun.protocol.files.paths import ADAPTER_CONFIG, RunPaths
+from rlrun.protocol.files.paths import ADAPTER_CONFIG, Artifact, RunPaths
+from rlrun.protocol.files.volume_faults import show_size
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """A run that has stopped.
+
+    Args:
+        paths: paths of the run's folder.
+        folder: the folder as the user typed it.
+        command: command that continues the run.
+        trains: whether the run trains; False for an evaluation.
+        failed: whether a role has failed.
+    """
+
+    paths: RunPaths
+    folder: str
+    command: str
+    trains: bool
+    failed: bool = False
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print, one for each fact."""
+        checkpoint = max(complete_checkpoints(self.paths), key=lambda one: (one.step, one.attempt), default=None)
+        rows = [*self._saved_rows(checkpoint), *self._folder_rows(checkpoint)]
+        if volume_is_full(self.paths.root):
+            rows.append(("full", "the volume is full: you can delete traces/, exports/ and logs/ of the folder"))
+        if self.failed:
+            rows.append(("why", f"rlrun why {self.folder}"))
+        rows.append(("repair the cause, then continue" if self.failed else "continue", self.command))
+        yield from rows_text(rows).splitlines()
+
+    def _saved_rows(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
+        if not self.trains:
+            yield "saved", "finished answers are saved and will not be requested again"
+            return
+        last = _last_step(self.paths.metrics)
+        if checkpoint is None:
+            trained = f"; {_show_steps(1, last)} trained again" if last else ""
+            yield "saved", f"no checkpoint is complete, so the run starts again at step 1{trained}"
+            return
+        where = checkpoint.path.relative_to(self.paths.root)
+        yield "saved", f"step {checkpoint.step} in {self.folder}/{where}{_show_size(checkpoint.path)}"
+        if last > checkpoint.step:
+            yield "lost", f"{_show_steps(checkpoint.step + 1, last)} trained again"
+
+    def _folder_rows(self, checkpoint: Artifact | None) -> Iterator[tuple[str, str]]:
+        logs = self.paths.root / "logs"
+        newest = max((path.name for path in logs.glob("attempt_*")), default=None) if logs.is_dir() else None
+        if newest is not None:
+            yield "logs", f"{self.folder}/logs/{newest}"
+        if self.paths.traces.is_dir():
+            yield "traces", f"{self.folder}/{self.paths.traces.name}"
+        if self.paths.exports.is_dir():
+            yield "exports", f"{self.folder}/{self.paths.exports.name}"
+        if checkpoint is not None:
+            yield "model", f"rlrun export {self.folder} --output DIR"
+
+
+def rows_text(rows: Iterable[tuple[str, str]]) -> str:
+    """Return labels and texts as aligned lines."""
+    return "\n".join(f"  {label + ':':<9} {text}" for label, text in rows)
+
+
+def _show_size(checkpoint: Path) -> str:
+    try:
+        return f" ({show_size(sum(file.size for file in read_manifest(checkpoint).files))})"
+    except ManifestError:
+        return ""
+
+
+def _show_steps(first: int, last: int) -> str:
+    return f"step {first} is" if first == last else f"steps {first} to {last} are"
+
+
+def _last_step(metrics: Path) -> int:
+    """Last trained step in the metrics, or 0 if there is no such step or the file is damaged."""
+    try:
+        return max((int(line["step"]) for _, line in metrics_lines(metrics) if line is not None), default=0)
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
 
 _ROWS = 10
 _SHOWN = {"step", "reward/mean", "loss", "validation/loss", "mismatch_kl", "off_policy/mean", "time/step"}
@@ -180,3 +275,65 @@ def _print_places(console: Console, root: Path, *, elapsed_seconds: float, comma
             soft_wrap=True,
         )
     console.print(continue_advice(command, root), highlight=False, soft_wrap=True, markup=False)
+
+
+RESULTS = "results.json"
+"""File in the folder of the answers."""
+_WIDTH = 160
+"""Width of a table in a file or pipe, in characters."""
+
+
+def print_measures(console: Console, folder: Path) -> None:
+    """Print the table of a run's folder and the path of its file."""
+    path = folder / RESULTS
+    wide = console if console.is_terminal else Console(file=console.file, width=_WIDTH)
+    wide.print(measures_table(json.loads(path.read_text())))
+    console.print(f"all results: {path}", highlight=False, soft_wrap=True)
+
+
+class Measure(TypedDict):
+    """Results of one policy in one environment."""
+
+    environment: str
+    policy: str
+    step: int | None
+    tasks: int
+    answers: int
+    metrics: dict[str, float]
+    """Metrics by their names in `metrics.jsonl` after `eval/<env>/`."""
+    files: list[str]
+    """Files of the answers, relative to the document's folder."""
+
+
+class Measures(TypedDict):
+    """Content of `results.json`."""
+
+    run: str
+    split: str
+    num_tasks: int
+    samples_per_task: int
+    results: list[Measure]
+
+
+def measures_table(document: Measures) -> Table:
+    """Return a table of the results, ordered by environment and step."""
+    rows = document["results"]
+    names = [name for row in rows for name in row["metrics"]]
+    passes = sorted({name for name in names if name.startswith("pass@")}, key=lambda name: int(name[5:]))
+    drawn = Table(title=f"{document['run']}, {document['split']} tasks", title_justify="left")
+    drawn.add_column("environment")
+    drawn.add_column("policy")
+    average = f"avg@{document['samples_per_task']}"
+    for column in ("tasks", average, *passes, "tokens", "truncated", "errors"):
+        drawn.add_column(column, justify="right")
+    columns = {
+        "reward/mean": ".4f",
+        **dict.fromkeys(passes, ".4f"),
+        "completion_length/mean": ".1f",
+        "truncated": ".2f",
+    }
+    for row in sorted(rows, key=lambda row: str(row["environment"])):
+        metrics = row["metrics"]
+        shown = [f"{metrics[name]:{form}}" if name in metrics else "–" for name, form in columns.items()]
+        drawn.add_row(row["environment"], row["policy"], str(row["tasks"]), *shown, f"{metrics.get('errors', 0):.0f}")
+    return drawn

@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.diagnostics import stacks
-from rlrun.diagnostics.crash import describe_end
-from rlrun.local.plan import RoleProcess
+from rlrun.diagnostics.stacks import describe_end
+from rlrun.local.process_plan import RoleProcess
 from rlrun.protocol.files.failures import read_error, telling_lines, volume_is_full
 from rlrun.runtime import exit_codes
-from rlrun.runtime.bounded_log import cut_back
 from rlrun.runtime.printable import printable
+from rlrun.runtime.process_logs import cut_back
 from rlrun.runtime.processes import LAUNCH_VARIABLE, processes_with
 
 _PR_SET_PDEATHSIG = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from rlrun.mirror.main import main
+from rlrun.mirror.copy_process import main
 
 if __name__ == "__main__":
     sys.exit(main())

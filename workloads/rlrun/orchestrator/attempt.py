@@ -1,4 +1,10 @@
-"""Lifecycle of one attempt, common to the tasks RL, SFT and Eval.
+"""One attempt from its start to its end, with its signals and the error that it reports.
+
+SIGTERM and SIGINT in the role that feeds the trainer.
+
+Choice of the error to report if several tasks of the event loop failed.
+
+Lifecycle of one attempt, common to the tasks RL, SFT and Eval.
 
 Parts start in this order: volume, progress server, background tasks, Lease, parts of the task. They end in the reverse
 order. The last renewal of the Lease happens before the trainer or this process ends, so that the operator never sees an
@@ -16,25 +22,56 @@ from typing import Protocol
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.hub.revisions import keep_revisions
-from rlrun.orchestrator.aio.background import Background, background_tasks
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.engines.operator_requests import Wishes
+from rlrun.hub.repository import keep_revisions
+from rlrun.orchestrator.aio.event_loop import Background, Signal, background_tasks
+from rlrun.orchestrator.aio.volume_access import in_thread
+from rlrun.orchestrator.engines.draining import Wishes
 from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.lease import lease_from_environment, stall_of
-from rlrun.orchestrator.progress.server import Progress, ProgressServer, starting_progress
-from rlrun.orchestrator.stop import TERMINATED, Stop
-from rlrun.orchestrator.trainer.client import TrainerClient
+from rlrun.orchestrator.progress.progress_server import Progress, ProgressServer, starting_progress
 from rlrun.orchestrator.trainer.shared_trainer import Connection
-from rlrun.orchestrator.trainer.waiting import Since, Waiting
+from rlrun.orchestrator.trainer.trainer_client import Since, TrainerClient, Waiting
 from rlrun.protocol.files.attempts import Attempt, read_attempt
-from rlrun.protocol.files.failures import FULL_BYTES
+from rlrun.protocol.files.failures import FULL_BYTES, RoleError
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.run_folder import MIN_FREE_BYTES
-from rlrun.protocol.files.shared import host_paths
+from rlrun.protocol.files.shared_trainer_files import host_paths
 from rlrun.protocol.files.volume_faults import Volume, watch_volume
 from rlrun.runtime import exit_codes
+
+TERMINATED = 128 + 15
+"""Exit code after SIGTERM or SIGINT, equal to the code of a process that SIGTERM killed."""
+
+
+class Stop:
+    """Reaction to signals.
+
+    The first signal ends the data flow so that the trainer can complete its last checkpoint. Before the data flow
+    exists, and from the second signal on, a signal cancels everything. This needs no cleanup, because each artifact is
+    either complete or ignored.
+    """
+
+    def __init__(self) -> None:
+        self.act: Callable[[], None] | None = None
+        """Callback that ends the data flow. None before the data flow exists."""
+        self._signals = 0
+
+    def first(self) -> bool:
+        """Count a signal and return whether it is the first."""
+        self._signals += 1
+        return self._signals == 1
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the first `RoleError` inside an exception group, otherwise its first leaf."""
+    leaves = _leaf_errors(error)
+    return next((leaf for leaf in leaves if isinstance(leaf, RoleError)), leaves[0])
+
+
+def _leaf_errors(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaf_errors(inner)]
+    return [error]
 
 
 class RunningAttempt:

@@ -22,30 +22,24 @@ from rlrun.config.models.roles import TRAINING_TASKS, OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig, Sampling
 from rlrun.diagnostics import heap, stacks
 from rlrun.hub.fetch import model_source
-from rlrun.orchestrator.aio.background import Background
-from rlrun.orchestrator.aio.file_limit import raise_limit
-from rlrun.orchestrator.aio.volume import in_thread
-from rlrun.orchestrator.attempt import feed_trainer, open_training
-from rlrun.orchestrator.engines.connect import open_engines
-from rlrun.orchestrator.engines.discovery import Resolve, resolve_addresses
-from rlrun.orchestrator.engines.health_monitor import REGULAR, Monitor, Pace
-from rlrun.orchestrator.engines.operator_requests import Wishes
+from rlrun.orchestrator.aio.event_loop import Background, raise_limit
+from rlrun.orchestrator.aio.volume_access import in_thread
+from rlrun.orchestrator.attempt import TERMINATED, Stop, feed_trainer, first_cause, open_training
+from rlrun.orchestrator.engines.discovery import REGULAR, Monitor, Pace, Resolve, open_engines, resolve_addresses
+from rlrun.orchestrator.engines.draining import Wishes
 from rlrun.orchestrator.engines.replica import Engine
-from rlrun.orchestrator.failures import first_cause
 from rlrun.orchestrator.rl_pipeline import Pipeline
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
-from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
+from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, preload_modules
 from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.environment_pool import Arena, open_arenas
-from rlrun.orchestrator.rollouts.template_check import check_turns, load_tokens
-from rlrun.orchestrator.rollouts.tokenizer import preload_modules
-from rlrun.orchestrator.stop import TERMINATED, Stop
+from rlrun.orchestrator.rollouts.playable_tasks import check_turns, load_tokens
 from rlrun.orchestrator.trainer.shared_trainer import Connection
 from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
 from rlrun.protocol.files.identity import claim_identity, complete_role_file
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import model_folder
-from rlrun.runtime import exit_codes, role_log
+from rlrun.protocol.files.shared_trainer_files import model_folder
+from rlrun.runtime import exit_codes, process_logs
 from rlrun.runtime.processes import refuse_inspection
 
 OpenEnvironments = Callable[
@@ -169,7 +163,7 @@ async def orchestrate_attempt(
 
 def configure_log() -> None:
     """Log to stderr, one line per message."""
-    role_log.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | orchestrator | {message}")
+    process_logs.configure_log(sys.stderr, "{time:HH:mm:ss} | {level: <7} | orchestrator | {message}")
 
 
 def read_config(file: Path) -> OrchestratorConfig:
@@ -210,7 +204,7 @@ class Begin(Protocol):
 
 def _begin_attempt(config: OrchestratorConfig, *, attempt: int, api_key: str, stop: Stop) -> Coroutine[None, None, int]:
     if config.task == "SFT":
-        from rlrun.orchestrator.sft import main as sft
+        from rlrun.orchestrator.sft import sft_attempt as sft
 
         return sft.feed_attempt(config, attempt=attempt, api_key=api_key, stop=stop)
     return orchestrate_attempt(config, attempt=attempt, api_key=api_key, stop=stop, loaded=heap.Slices().begin)

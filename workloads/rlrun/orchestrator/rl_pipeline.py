@@ -26,31 +26,29 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.aio.volume import clean_up, in_thread
+from rlrun.orchestrator import checkpoint
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter, clean_up, in_thread
+from rlrun.orchestrator.batches.assemble import Recording
 from rlrun.orchestrator.batches.producer import BatchProducer, readmit_rollouts
-from rlrun.orchestrator.batches.replay import Recording
-from rlrun.orchestrator.checkpoint import state
-from rlrun.orchestrator.checkpoint.writer import PartWriter
+from rlrun.orchestrator.checkpoint import PartWriter
 from rlrun.orchestrator.engines.draining import Drain
-from rlrun.orchestrator.engines.gpu_turns import GPUTurns
 from rlrun.orchestrator.engines.load_meter import LoadMeter
-from rlrun.orchestrator.engines.weight_sync import WeightSync
+from rlrun.orchestrator.engines.weight_sync import GPUTurns, WeightSync
+from rlrun.orchestrator.evaluation.evaluation_schedule import Evaluations
 from rlrun.orchestrator.evaluation.evaluator import Evaluator, is_due
-from rlrun.orchestrator.evaluation.schedule import Evaluations
 from rlrun.orchestrator.groups.groups import Groups
-from rlrun.orchestrator.journal.writer import Journal, SegmentWriter, rollout_fingerprint
+from rlrun.orchestrator.journal.journal_writer import Journal, SegmentWriter, rollout_fingerprint
 from rlrun.orchestrator.progress.exposition import Measures
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, delete_old_traces
-from rlrun.orchestrator.progress.server import Progress
-from rlrun.orchestrator.progress.snapshot import EngineReports, Standing
+from rlrun.orchestrator.progress.progress_server import Progress
+from rlrun.orchestrator.progress.run_snapshot import EngineReports, Standing
 from rlrun.orchestrator.rollouts.context import RunContext
 from rlrun.orchestrator.rollouts.dispatcher import Dispatcher
 from rlrun.orchestrator.rollouts.player import Player
-from rlrun.orchestrator.trainer.client import TrainerGoneError
+from rlrun.orchestrator.trainer.trainer_client import TrainerGoneError
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.messages.channel import Event
+from rlrun.protocol.messages.trainer_channel import Event
 
 
 class Pipeline:
@@ -69,11 +67,12 @@ class Pipeline:
         self._context, self._pool, self._signal, self._paths = context, pool, context.signal, context.paths
         self._writer = BestEffortWriter()
         self._parts = PartWriter(context.volume, self.trainer.checkpoint_saved)
-        base = state.base_snapshot(self._paths, attempt)
+        base = checkpoint.base_snapshot(self._paths, attempt)
         self._tasks = {
-            arena.config.label: state.TaskSet(size=len(arena.tasks), digest=arena.digest) for arena in context.arenas
+            arena.config.label: checkpoint.TaskSet(size=len(arena.tasks), digest=arena.digest)
+            for arena in context.arenas
         }
-        self._changed = state.report_changed_tasks(base, self._tasks)
+        self._changed = checkpoint.report_changed_tasks(base, self._tasks)
         if self._changed:
             base = replace(base, sampler={})
         self._metrics = MetricsFile(
@@ -233,7 +232,7 @@ class Pipeline:
             case "checkpoint_complete":
                 self._standing.saved(event.step)
                 if not self.config.record_rollouts:
-                    covered = partial(state.remove_covered_batches, self._paths, self.attempt)
+                    covered = partial(checkpoint.remove_covered_batches, self._paths, self.attempt)
                     await clean_up("delete covered batches", covered)
                 await self._collect()
                 # Only now: this can end the run, which cancels the deletions above.
@@ -261,7 +260,7 @@ class Pipeline:
             )
             return
         whole = replace(snapshot, unwritten=self._metrics.unwritten(event.step), tasks=self._tasks)
-        self._parts.put(event.step, partial(state.write_snapshot, Path(event.path), whole))
+        self._parts.put(event.step, partial(checkpoint.write_snapshot, Path(event.path), whole))
         for step in [step for step in snapshots if step <= event.step]:
             del snapshots[step]
 
@@ -269,7 +268,7 @@ class Pipeline:
         """Delete the journal files that the newest complete checkpoint covers."""
         if self._journal is None:
             return
-        newest = partial(state.newest_complete, self._paths, self.attempt)
+        newest = partial(checkpoint.newest_complete, self._paths, self.attempt)
         covering = await clean_up("delete covered files of the journal", newest)
         if covering is not None:
             await self._journal.collect(covering.ledger.settled())
@@ -284,7 +283,7 @@ class Pipeline:
         for old in [number for number in snapshots if number <= step]:
             del snapshots[old]
         if not self.config.record_rollouts:
-            await clean_up("delete trained batches", partial(state.remove_batches, self._paths, through=step))
+            await clean_up("delete trained batches", partial(checkpoint.remove_batches, self._paths, through=step))
 
 
 def _open_recording(config: OrchestratorConfig, attempt: Attempt) -> Recording | None:

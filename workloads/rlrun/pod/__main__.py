@@ -2,6 +2,6 @@
 
 import sys
 
-from rlrun.pod.main import main
+from rlrun.pod.pod_command import main
 
 sys.exit(main())

@@ -1,4 +1,9 @@
-"""One start of a container: wait for the role's preconditions, run the role, report why it failed."""
+"""One start of a container: wait for what the role needs, run it, report why it failed.
+
+Short reason of a role's failure for the operator: the container's termination message.
+
+One start of a container: wait for the role's preconditions, run the role, report why it failed.
+"""
 
 from __future__ import annotations
 
@@ -6,33 +11,82 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
 from rlrun.config.models.roles import TRAINING_TASKS
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.diagnostics import stacks
-from rlrun.diagnostics.symptoms import symptom_of
-from rlrun.mirror.starter import mirror_beside
-from rlrun.pod.role.hang_report import StuckRole
-from rlrun.pod.role.output import Output
-from rlrun.pod.role.pod_metrics import PodMetrics
-from rlrun.pod.role.process import Launch, run_process
-from rlrun.pod.role.roles import EVERYWHERE, Programs, config_in_pod, role_environment
-from rlrun.pod.role.termination_message import failure_text, write_termination_message
-from rlrun.pod.settings import KEY_VARIABLE, PodSettings
-from rlrun.pod.signals import Signals
-from rlrun.pod.start.ownership import claim_when_possible, has_begun
-from rlrun.pod.start.rendezvous import PodServer, channel_problem, join
-from rlrun.pod.start.waits import wait_until
+from rlrun.diagnostics.stacks import describe_end
+from rlrun.diagnostics.symptoms import STORAGE_ERROR, Symptom, symptom_of, tag_message
+from rlrun.mirror.mirror_starter import mirror_beside
+from rlrun.pod.container_settings import KEY_VARIABLE, PodSettings, Signals
+from rlrun.pod.gpu_metrics import PodMetrics
+from rlrun.pod.preparation import claim_when_possible, has_begun, wait_until
+from rlrun.pod.rendezvous import PodServer, channel_problem, join
+from rlrun.pod.role_commands import EVERYWHERE, Programs, config_in_pod, role_environment
+from rlrun.pod.role_process import Launch, Output, StuckRole, run_process
 from rlrun.protocol.files.attempts import check_number
 from rlrun.protocol.files.durable import write_bytes
 from rlrun.protocol.files.failures import ERROR_FILE, RoleError, read_error, volume_is_full
 from rlrun.protocol.files.paths import Role, RunPaths
 from rlrun.runtime import exit_codes
-from rlrun.tracking.starter import sink_beside
+from rlrun.runtime.printable import printable
+from rlrun.tracking.sink_starter import sink_beside
+
+MAX_BYTES = 2048
+
+
+def failure_text(
+    code: int, *, said: str | None, full: str | None, lines: Sequence[str], symptom: Symptom | None = None
+) -> str:
+    """Return the message. If it has a meaning for the failure policy, it starts with its tag (`rlrun.diagnostics.symptoms`).
+
+    Args:
+        code: exit code; 128 + n for signal n.
+        said: message of the role, or None.
+        full: folder of the run if its volume is full, because roles then fail in arbitrary ways.
+        lines: end of its output.
+        symptom: most informative symptom in its output.
+    """
+    if said is not None:
+        known = symptom_of(said)
+        return cut(tag_message(known.reason if known is not None else None, said))
+    head = describe_end(code)
+    if full is not None:
+        return cut(
+            tag_message(
+                STORAGE_ERROR, f"{head}: the volume of {full} is full (No space left on device); free space on it"
+            )
+        )
+    if not lines:
+        return cut(f"{head}, without output")
+    if symptom is not None:
+        head = tag_message(symptom.reason, f"{head}: {symptom}")
+    return cut("\n".join([f"{head}; its last lines:", *lines]), keep_end=True)
+
+
+def cut(text: str, *, keep_end: bool = False) -> str:
+    """Return at most `MAX_BYTES` of UTF-8: the beginning of a longer text, or its first line and its end."""
+    text = printable(text, lines=True)
+    data = text.encode()
+    if len(data) <= MAX_BYTES:
+        return text
+    if not keep_end:
+        return data[: MAX_BYTES - 3].decode(errors="ignore") + "..."
+    first, _, rest = text.partition("\n")
+    room = MAX_BYTES - len(first.encode()) - 5
+    return f"{first}\n..." + rest.encode()[-room:].decode(errors="ignore")
+
+
+def write_termination_message(path: Path, text: str) -> None:
+    """Write the message; outside of a container the file does not exist, and errors are ignored."""
+    with suppress(OSError), path.open("w") as file:
+        file.write(text)
+
 
 _PEERS_SECONDS = 2.0
 _LOOK_SECONDS = 0.05

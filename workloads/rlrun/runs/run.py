@@ -7,22 +7,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from rlrun.inspect import rollouts as traces
 from rlrun.inspect import screen
-from rlrun.inspect.change import patch_of
+from rlrun.inspect import trace_rollouts as traces
+from rlrun.inspect.run_changes import patch_of
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, find_run, read_run
 from rlrun.inspect.why import explain_run
-from rlrun.runs import acts, page, reading
-from rlrun.runs.errors import RunError, translate_errors
-from rlrun.runs.held import Held, make_kubectl
-from rlrun.runs.pictures import compare_curves, draw_metric
-from rlrun.runs.results import Picture, Rollouts, Words
+from rlrun.runs import run_process, run_views, volume_reader
+from rlrun.runs.run_process import Held, make_kubectl
+from rlrun.runs.run_views import Picture, Rollouts, Words, compare_curves, draw_metric
+from rlrun.runs.spec_blocks import RunError, translate_errors
 
 if TYPE_CHECKING:
     import pandas
 
-    from rlrun.runs.fields import SpecFields
+    from rlrun.runs.spec_blocks import SpecFields
 
 _NO_PANDAS = "run.metrics() needs pandas, which is not installed: pip install 'pandas>=2.2.2', or use run.metric_rows()"
 
@@ -34,7 +33,7 @@ class Run(Held):
         name: RFC 1035 label of at most 40 characters.
         namespace: namespace in the cluster.
         labels: labels of the resource.
-        **spec: fields of the specification by Python names; blocks are models of `rlrun.runs.blocks` or mappings.
+        **spec: fields of the specification by Python names; blocks are models of `rlrun.runs.spec_blocks` or mappings.
 
     Raises:
         ManifestError: all problems, each with field, value and fix.
@@ -49,7 +48,7 @@ class Run(Held):
         labels: Mapping[str, str] | None = None,
         **spec: Unpack[SpecFields],
     ) -> None:
-        from rlrun.runs.manifest import build_manifest
+        from rlrun.runs.written_manifest import build_manifest
 
         self._set_manifest(build_manifest(name, namespace, labels, spec))
 
@@ -65,15 +64,15 @@ class Run(Held):
         Raises:
             ManifestError: all problems, with their lines.
         """
-        from rlrun.runs import manifest
+        from rlrun.runs import written_manifest
 
         made = cls.__new__(cls)
         found = (
-            manifest.manifest_from_mapping(source)
+            written_manifest.manifest_from_mapping(source)
             if isinstance(source, Mapping)
-            else manifest.read_manifest(Path(source))
+            else written_manifest.read_manifest(Path(source))
         )
-        made._set_manifest(found if name is None else manifest.rename_run(found, name))
+        made._set_manifest(found if name is None else written_manifest.rename_run(found, name))
         return made
 
     @classmethod
@@ -145,7 +144,7 @@ class Run(Held):
             ManifestError: the changed manifest is invalid; nothing is changed.
             RunError: the API server refuses the change, or the run was started on this machine.
         """
-        from rlrun.runs import manifest
+        from rlrun.runs import written_manifest
 
         if isinstance(self._place, FolderRun):
             raise RunError(
@@ -153,11 +152,11 @@ class Run(Held):
                 "Run.load(FILE).set(...).local(FOLDER, resume=True)"
             )
         if self._place is None:
-            self._manifest = manifest.change_fields(self._require_manifest(), words, fields)
+            self._manifest = written_manifest.change_fields(self._require_manifest(), words, fields)
             return self
-        for change in (patch_of(words) if words else {}, manifest.patch_of_fields(fields) if fields else {}):
+        for change in (patch_of(words) if words else {}, written_manifest.patch_of_fields(fields) if fields else {}):
             if change:
-                acts.patch_run(self._api, self._place.name, change)
+                run_process.patch_run(self._api, self._place.name, change)
         return self
 
     @translate_errors
@@ -181,7 +180,7 @@ class Run(Held):
             RunError: the folder is not free.
             RunFailedError: the run failed, with `wait`.
         """
-        from rlrun.runs.launch import launch
+        from rlrun.runs.run_process import launch
 
         if self._manifest is None:
             raise RunError(
@@ -206,7 +205,7 @@ class Run(Held):
         if namespace is not None:
             document["metadata"] = document["metadata"] | {"namespace": namespace}
         api = make_kubectl(namespace or manifest.namespace, context, kubeconfig)
-        acts.apply_manifest(api, document)
+        run_process.apply_manifest(api, document)
         self._api, self._place = api, ClusterRun(manifest.name)
         return self
 
@@ -237,7 +236,7 @@ class Run(Held):
             RunFailedError: the run failed or stopped earlier; the message is the text of `why`.
             WaitTimeoutError: the timeout has passed.
         """
-        from rlrun.runs.waiting import wait_for
+        from rlrun.runs.run_process import wait_for
 
         wait_for(self._require_place(), self._api, self._launched, phase=phase, step=step, timeout=timeout, every=every)
         return self
@@ -245,7 +244,7 @@ class Run(Held):
     @translate_errors
     def metric_rows(self) -> list[dict[str, object]]:
         """Return the metrics, one mapping per step, as in metrics.jsonl."""
-        return list(reading.metric_lines(self._require_place(), self._api))
+        return list(volume_reader.metric_lines(self._require_place(), self._api))
 
     def metrics(self) -> pandas.DataFrame:
         """Return the metrics as a table with one row per step and the step as index.
@@ -284,15 +283,15 @@ class Run(Held):
         Raises:
             RunError: the rollouts do not exist; the message lists the existing ones.
         """
-        label, rows = reading.read_trace(self._require_place(), self._api, step, evaluation)
-        reading.check_environment(rows, environment, "environment")
+        label, rows = volume_reader.read_trace(self._require_place(), self._api, step, evaluation)
+        volume_reader.check_environment(rows, environment, "environment")
         found = traces.choose_rollouts(rows, worst=worst, best=best, environment=environment)
         return Rollouts(found, traces.summarize_step(label, rows, len(found)))
 
     @translate_errors
-    def checkpoints(self) -> list[reading.Checkpoint]:
+    def checkpoints(self) -> list[volume_reader.Checkpoint]:
         """Return the complete checkpoints, oldest first: step, attempt, path, size in bytes."""
-        return reading.read_checkpoints(self._require_place(), self._api)
+        return volume_reader.read_checkpoints(self._require_place(), self._api)
 
     @translate_errors
     def plot(self, *others: Run, metric: str | None = None, smooth: int = 1) -> Picture:
@@ -320,9 +319,9 @@ class Run(Held):
         """Save the last trained step and free all GPUs; returns at once. `resume` continues the run."""
         place = self._require_place()
         if isinstance(place, FolderRun):
-            acts.request_stop(place)
+            run_process.request_stop(place)
         else:
-            acts.patch_run(self._api, place.name, {"spec": {"suspend": True}})
+            run_process.patch_run(self._api, place.name, {"spec": {"suspend": True}})
         return self
 
     @translate_errors
@@ -334,11 +333,11 @@ class Run(Held):
         """
         place = self._require_place()
         if isinstance(place, ClusterRun):
-            acts.patch_run(self._api, place.name, {"spec": {"suspend": False}})
+            run_process.patch_run(self._api, place.name, {"spec": {"suspend": False}})
             return self
         if self._manifest is None:
             raise NotFoundError(
-                f"a run opened from a folder is not resumed from Python; resume it in a terminal with: {acts.resume_command(place)}"
+                f"a run opened from a folder is not resumed from Python; resume it in a terminal with: {run_process.resume_command(place)}"
             )
         return self.local(place.root, resume=True)
 
@@ -349,10 +348,10 @@ class Run(Held):
         Raises:
             WaitTimeoutError: it took longer than `timeout` seconds.
         """
-        from rlrun.runs.waiting import wait_until_stopped
+        from rlrun.runs.run_process import wait_until_stopped
 
         place = self._require_place()
-        if isinstance(place, ClusterRun) or acts.is_running(place):
+        if isinstance(place, ClusterRun) or run_process.is_running(place):
             self.suspend()
         elif self._launched is not None:
             self._launched.interrupt()
@@ -363,19 +362,19 @@ class Run(Held):
         if self._place is None:
             return f"<Run {self._require_manifest().name}: not started>"
         try:
-            return page.status_line(self.status())
+            return run_views.status_line(self.status())
         except RunError as error:
             return f"<Run {self._place}: {error}>"
 
     def _repr_html_(self) -> str:
         try:
             if self._place is None:
-                return page.render_text(self._require_manifest().to_yaml())
+                return run_views.render_text(self._require_manifest().to_yaml())
             now = time.time()
             seen = self._read_snapshot(now)
-            return page.render_html(seen, explain_run(seen, now), self._rows())
+            return run_views.render_html(seen, explain_run(seen, now), self._rows())
         except Exception as error:  # an error of the display must not break the cell
-            return page.render_text(str(error))
+            return run_views.render_text(str(error))
 
     def _rows(self) -> list[dict[str, object]]:
         try:

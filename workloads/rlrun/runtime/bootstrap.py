@@ -1,4 +1,8 @@
-"""Command lines that start a module of this package, and the folders of environments' containers.
+"""Command lines of this package's modules, the user's own modules, and files next to the modules.
+
+Data files of an installation: the Helm charts, the CRD and the examples.
+
+Command lines that start a module of this package, and the folders of environments' containers.
 
 Each interpreter starts with `-P`. Without it, `-m` and `-c` put the working directory before the standard library: a file `queue.py` there
 would replace Python's module, and an environment with write access there would run code in the process with the run's key.
@@ -6,11 +10,38 @@ would replace Python's module, and an environment with write access there would 
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import rlrun
+
+_FOLDER = "share/rlrun"
+"""Folder of a wheel's data files, below that of the environment (`[tool.setuptools.data-files]`)."""
+_KNOWN = "charts"
+"""One of their folders."""
+
+
+def shipped_folder() -> Path | None:
+    """Return the folder with `charts`, `crds` and `examples`, or None for an installation without them, such as an image.
+
+    A checkout's own folders have precedence over those of a wheel, because an editable installation contains copies of an earlier state.
+    """
+    checkout = Path(rlrun.__file__).parents[2]
+    if (checkout / "pyproject.toml").is_file() and (checkout / _KNOWN).is_dir():
+        return checkout
+    try:
+        files = importlib.metadata.distribution("rlrun").files or []
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        head, found, _ = file.as_posix().rpartition(f"{_FOLDER}/{_KNOWN}/")
+        if found and not head.endswith("/" + _FOLDER):
+            folder = Path(str(file.locate())).resolve()
+            return next(parent for parent in folder.parents if parent.as_posix().endswith(_FOLDER))
+    return None
+
 
 START = """
 import importlib, importlib.util, sys

@@ -1,7 +1,11 @@
-"""Removal of secrets from messages, bug reports, trackers, the web page and logs. Pure.
+"""Removal of secrets from messages, logs and everything that leaves a machine.
+
+Removal of secrets from messages, bug reports, trackers, the web page and logs. Pure.
 
 A text passes five filters: names of fields that hold secrets, shapes that only secrets have (`secret_shapes`), base64 of either, words that
 look random, and the values of this process's own secret variables. A configuration also passes an allow-list (`free_values`).
+
+Filter for log lines before a terminal: removes secrets and characters that control a terminal.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from functools import lru_cache
 from itertools import pairwise
 from urllib.parse import quote
 
-from rlrun.runtime.redaction import free_values
-from rlrun.runtime.redaction.secret_shapes import ANY
+from rlrun.runtime import secret_shapes
+from rlrun.runtime.printable import printable
+from rlrun.runtime.secret_shapes import ANY
 
 REMOVED = "<removed>"
 """Replacement of a secret."""
@@ -281,13 +286,13 @@ class _Document:
             return self._clean_mapping(value, free=free)
         if isinstance(value, list | tuple):
             words = all(isinstance(one, str) for one in value)
-            if words and free and free_values.plain_name(name) in ("args", "command", "extraargs"):
+            if words and free and secret_shapes.plain_name(name) in ("args", "command", "extraargs"):
                 return self._clean_command([str(one) for one in value])
             return self._clean_list(list(value), name, free=free)
         if isinstance(value, str):
             if not value or is_secret(name):
                 return REMOVED if value else value
-            return redact_text(value, self._secrets) if not free or free_values.is_shown(name, value) else HIDDEN
+            return redact_text(value, self._secrets) if not free or secret_shapes.is_shown(name, value) else HIDDEN
         if (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -307,8 +312,8 @@ class _Document:
         cleaned: dict[str, object] = {}
         for key, one in value.items():
             name = str(key)
-            within = self._allow_list and (free or free_values.is_free(name))
-            if within and free_values.plain_name(name) == "env" and isinstance(one, Mapping):
+            within = self._allow_list and (free or secret_shapes.is_free(name))
+            if within and secret_shapes.plain_name(name) == "env" and isinstance(one, Mapping):
                 cleaned[name] = {str(k): self._clean_variable(str(k), v) for k, v in one.items()}
             else:
                 cleaned[_certain_name(name, self._known)] = self.clean(one, name, free=within)
@@ -319,7 +324,7 @@ class _Document:
             return value
         if is_secret(name):
             return REMOVED
-        shown = not self._allow_list or free_values.is_shown_variable(name, value)
+        shown = not self._allow_list or secret_shapes.is_shown_variable(name, value)
         return redact_text(value, self._secrets) if shown else HIDDEN
 
     def _clean_list(self, value: list[object], name: str, *, free: bool) -> list[object]:
@@ -336,7 +341,7 @@ class _Document:
         for word in words:
             name, _, value = word.partition("=")
             if word.startswith("-") and value:
-                keep = not is_secret(name) and free_values.is_shown_word(name, value)
+                keep = not is_secret(name) and secret_shapes.is_shown_word(name, value)
                 shown.append(
                     f"{name}={redact_text(value, self._secrets) if keep else REMOVED if is_secret(name) else HIDDEN}"
                 )
@@ -345,6 +350,32 @@ class _Document:
                 shown.append(REMOVED)
                 flag = ""
             else:
-                shown.append(redact_text(word, self._secrets) if free_values.is_shown_word(flag, word) else HIDDEN)
+                shown.append(redact_text(word, self._secrets) if secret_shapes.is_shown_word(flag, word) else HIDDEN)
                 flag = word if word.startswith("-") else ""
         return shown
+
+
+_BEGIN, _END = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY"), re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY")
+_KEY_LINES = 200
+"""Maximum number of lines of a private key: after that, a log that was truncated within a key is shown again."""
+
+
+class LogLines:
+    """Filter of the lines of one log, in order: a private key spans lines.
+
+    Args:
+        environment: environment variables of this process; the values of its secret variables are known secrets.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._known = known_secrets(environment)
+        self._within = 0
+
+    def clean(self, line: str) -> str:
+        """Return a line without secrets; all lines within a private key are secret."""
+        if self._within:
+            self._within = 0 if _END.search(line) else self._within - 1
+            return REMOVED
+        if _BEGIN.search(line) and not _END.search(line):
+            self._within = _KEY_LINES
+        return printable(redact_text(line, self._known), lines=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.config.models.tracking import MlflowConfig, TrackingConfig, WandbConfig
+from rlrun.config.models.trackers import MlflowConfig, TrackingConfig, WandbConfig
 
 WANDB_SERVER = "https://api.wandb.ai"
 """Address of W&B's cloud service."""

@@ -8,7 +8,7 @@ from rlrun.config.base import Config
 from rlrun.config.loading.arguments import parse_arguments
 from rlrun.config.loading.layers import Reader
 from rlrun.config.loading.loader import combine_sources
-from rlrun.config.models.tracking import TRACKERS, TrackingConfig
+from rlrun.config.models.trackers import TRACKERS, TrackingConfig
 
 _PREFIX = "tracking."
 

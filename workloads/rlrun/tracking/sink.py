@@ -21,15 +21,13 @@ from pathlib import Path
 
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.protocol.files.durable import make_folder
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command
-from rlrun.runtime.ending import on_sigterm
-from rlrun.runtime.processes import descriptors_in, refuse_inspection
+from rlrun.runtime.processes import descriptors_in, on_sigterm, refuse_inspection
 from rlrun.tracking.enabled import enabled_trackers
-from rlrun.tracking.source import SYSTEM_FILE
-from rlrun.tracking.system import INTERVAL_SECONDS, Machine
+from rlrun.tracking.record_source import INTERVAL_SECONDS, SYSTEM_FILE, Machine
 from rlrun.tracking.worker import ERROR_MARK
 
 PATIENCE_SECONDS = 180.0

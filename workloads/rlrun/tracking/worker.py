@@ -1,4 +1,13 @@
-"""`python -m rlrun.tracking.worker --config run.json --tracker wandb`: sends the run to one tracker.
+"""`python -m rlrun.tracking.worker --config run.json --tracker wandb`: send the run to one tracker.
+
+Filter for data that is sent to trackers: it removes secrets and characters that change the direction of text.
+
+Journal of the records that a tracker was sent: `tracking/<tracker>.sent` on the volume.
+
+The mark of a record is written as `step attempt` before the record is sent. After the first `n` records have left this machine, or are in
+durable files, a line `= n` is added. Therefore it is known after any kill which records may be missing.
+
+`python -m rlrun.tracking.worker --config run.json --tracker wandb`: sends the run to one tracker.
 
 The worker may hang, crash or be killed at any time. The sink then starts another one, which continues after the records that the tracker
 has kept.
@@ -13,25 +22,124 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
 from rlrun.config.loading.loader import load_file
 from rlrun.config.loading.problems import ConfigError
-from rlrun.config.models.run import RunConfig
-from rlrun.config.models.tracking import TRACKERS
-from rlrun.protocol.files.durable import make_folder
+from rlrun.config.models.run_config import RunConfig
+from rlrun.config.models.trackers import TRACKERS
+from rlrun.protocol.files.durable import make_folder, write_bytes
 from rlrun.runtime import exit_codes, redact
-from rlrun.runtime.ending import Ending, on_sigterm
-from rlrun.runtime.printable import printable
-from rlrun.runtime.processes import refuse_inspection
+from rlrun.runtime.printable import printable, printable_document
+from rlrun.runtime.processes import Ending, on_sigterm, refuse_inspection
 from rlrun.tracking.backends import make_tracker
 from rlrun.tracking.backends.wandb_run import KEY_VARIABLE
-from rlrun.tracking.outgoing import Outgoing
-from rlrun.tracking.record import Mark, Record, TrackedRun, Tracker, TrackerError
-from rlrun.tracking.sent import Sent
-from rlrun.tracking.source import Source
+from rlrun.tracking.record_source import Source
+from rlrun.tracking.tracker_records import Mark, Record, SampleRow, TrackedRun, Tracker, TrackerError
+
+
+class Outgoing:
+    """Filter between the volume and a tracker.
+
+    Args:
+        environment: environment variables of the worker. The values of its secret variables are known secrets.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._known = redact.known_secrets(environment)
+
+    def clean_run(self, run: TrackedRun) -> TrackedRun:
+        """Return the run without secrets in its configuration. Values of free form that may be secrets are hidden."""
+        config = printable_document(redact.redact_configuration(run.config, self._known))
+        assert isinstance(config, dict)
+        return replace(run, name=printable(run.name), config=config)
+
+    def clean_record(self, record: Record) -> Record:
+        """Return the record without secrets in names of metrics, names of tables and texts of samples."""
+        samples = {self._text(name): [self._sample(row) for row in rows] for name, rows in record.samples.items()}
+        return replace(
+            record,
+            scalars={self._text(name): value for name, value in record.scalars.items()},
+            histograms={self._text(name): values for name, values in record.histograms.items()},
+            samples=samples,
+        )
+
+    def _sample(self, row: SampleRow) -> SampleRow:
+        return replace(
+            row,
+            environment=self._text(row.environment),
+            task=self._text(row.task),
+            prompt=self._text(row.prompt),
+            completion=self._text(row.completion),
+        )
+
+    def _text(self, content: str) -> str:
+        """Clean a text of a model or an environment. Only certain secrets are removed."""
+        return printable(redact.redact_certain(content, self._known), lines=True)
+
+
+class Sent:
+    """Journal of one tracker. Only the tracker's worker writes it.
+
+    Args:
+        path: path of the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.marks, self.confirmed = read_sent(path)
+
+    def cut(self, kept: int) -> None:
+        """Keep only the first `kept` records, which are confirmed. A torn last line is removed, too."""
+        del self.marks[kept:]
+        self.confirmed = len(self.marks)
+        write_bytes(self._path, ("".join(map(_sent_line, self.marks)) + f"= {self.confirmed}\n").encode())
+
+    def add(self, marks: Sequence[Mark]) -> None:
+        """Write the marks of records that will be sent next. The file is durable afterwards."""
+        self._append("".join(map(_sent_line, marks)))
+        self.marks += marks
+
+    def confirm(self) -> None:
+        """Record that all records so far have left this process."""
+        self.confirmed = len(self.marks)
+        self._append(f"= {self.confirmed}\n")
+
+    def _append(self, text: str) -> None:
+        make_folder(self._path.parent)
+        with self._path.open("ab") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _sent_line(mark: Mark) -> str:
+    return f"{mark.step} {mark.attempt}\n"
+
+
+def read_sent(path: Path) -> tuple[list[Mark], int]:
+    """Return the marks of a journal in order, and the number of confirmed ones. Reading stops at the first incomplete line."""
+    marks: list[Mark] = []
+    confirmed = 0
+    try:
+        text = path.read_text(errors="replace")
+    except FileNotFoundError:
+        return marks, confirmed
+    for line in text.splitlines(keepends=True):
+        words = line.split()
+        if not line.endswith("\n") or len(words) != 2 or not words[1].isdecimal():
+            break
+        if words[0] == "=":
+            confirmed = min(int(words[1]), len(marks))
+        elif words[0].isdecimal():
+            marks.append(Mark(int(words[0]), int(words[1])))
+        else:
+            break
+    return marks, confirmed
+
 
 BATCH = 32
 """Largest number of records between two confirmations."""

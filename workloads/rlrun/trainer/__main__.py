@@ -9,29 +9,27 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.config.models.run import config_fingerprint
-from rlrun.diagnostics import crash, heap, stacks
+from rlrun.config.models.run_config import config_fingerprint
+from rlrun.diagnostics import heap, stacks
 from rlrun.diagnostics.symptoms import lost_peer
 from rlrun.protocol.files.failures import RoleError, exit_code_of, write_error
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.runtime import exit_codes, role_log
-from rlrun.trainer.bench_options import BenchOptions
-from rlrun.trainer.ranks.rank_arguments import attempt_number, crash_file, rank_parser, read_config
+from rlrun.runtime import exit_codes, process_logs
+from rlrun.trainer.ranks.launch import BenchOptions, Job, attempt_number, crash_file, rank_parser, read_config
 from rlrun.trainer.ranks.stop import Stop
-from rlrun.trainer.recompute.job import Job
 
 
 def configure_log(rank: int) -> None:
     """Log to stderr: rank 0 from level INFO, other ranks from level WARNING."""
     layout = f"{{time:HH:mm:ss}} | {{level: <7}} | trainer{f'[{rank}]' if rank else ''} | {{message}}"
-    role_log.configure_log(sys.stderr, layout, level="INFO" if rank == 0 else "WARNING")
+    process_logs.configure_log(sys.stderr, layout, level="INFO" if rank == 0 else "WARNING")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank and return its exit code."""
     options = rank_parser(read_bench=BenchOptions.read, read_recompute=Job.read).parse_args(argv)
     stacks.answer_requests()
-    crash.record_crashes(crash_file(int(os.environ.get("RANK", "0"))))
+    stacks.record_crashes(crash_file(int(os.environ.get("RANK", "0"))))
     stop = Stop()
     if options.bench is None and options.recompute is None:  # benchmark and recompute have nothing to save
         stop.listen()
@@ -44,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return run_bench(config, options.bench)
         if options.recompute is not None:
-            from rlrun.trainer.recompute.program import recompute_steps
+            from rlrun.trainer.recompute import recompute_steps
 
             return recompute_steps(config, options.recompute)
         folder = RunPaths(Path(config.output_dir)).logs(attempt, "trainer")

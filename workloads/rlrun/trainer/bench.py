@@ -24,28 +24,27 @@ import torch
 from torch import nn
 
 from rlrun.algorithms import Mixture
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.packing.micro_batches import plan
 from rlrun.runtime import exit_codes
-from rlrun.trainer.bench_options import BenchOptions
 from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.learning.critic import critic_around, to_critic
 from rlrun.trainer.learning.learner import Learner
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.objective import bind_objective
 from rlrun.trainer.learning.optimizers import make_optimizer
-from rlrun.trainer.learning.reference import FrozenReference, freeze_reference
+from rlrun.trainer.learning.reference_model import FrozenReference, freeze_reference
+from rlrun.trainer.learning.run_objective import Update, bind_objective
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.flops import Cost, model_cost, peak_flops
 from rlrun.trainer.modeling.packed_attention import kernel_of, set_kernel
 from rlrun.trainer.modeling.shard import Memory, load_model, shard_model
 from rlrun.trainer.proof.architecture_check import examine_model
-from rlrun.trainer.proof.stage_check import check_stages
+from rlrun.trainer.proof.start_check import check_stages
 from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.ranks.launch import BenchOptions
 
 
 @dataclass(frozen=True)

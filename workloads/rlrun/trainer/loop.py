@@ -1,4 +1,8 @@
-"""Main loop of the trainer. Every rank runs the same code.
+"""The trainer's loop, the same on every rank, and the order of steps among runs.
+
+Order of steps among runs that share a trainer, without side effects.
+
+Main loop of the trainer. Every rank runs the same code.
 
     start    choose the base checkpoint, write the attempt's file, load, publish the base version
     loop     rank 0 selects the next order and broadcasts it; all ranks carry it out: a step, the end of training, the end of the run
@@ -14,6 +18,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -31,16 +36,14 @@ from rlrun.trainer.checkpoints.shared_check import SharedCheck
 from rlrun.trainer.engines_beside import EnginesBeside
 from rlrun.trainer.garbage import Garbage
 from rlrun.trainer.guests.shared_runs import SharedRuns
-from rlrun.trainer.learning.objective import bind_objective, log_band_warnings
+from rlrun.trainer.learning.run_objective import bind_objective, log_band_warnings
 from rlrun.trainer.modeling.shared_model import load_policy, model_source
 from rlrun.trainer.process import Link, Process
 from rlrun.trainer.proof.start_check import check_model
-from rlrun.trainer.ranks.agreement import Agreement
-from rlrun.trainer.ranks.group import Group, process_group
+from rlrun.trainer.ranks.group import Agreement, Group, process_group
 from rlrun.trainer.ranks.phases import Phases
 from rlrun.trainer.ranks.start_clock import StartClock, launched_ago
 from rlrun.trainer.ranks.stop import Stop, StopAgreed
-from rlrun.trainer.run import Run
 from rlrun.trainer.runs import (
     CloseOrder,
     DropOrder,
@@ -57,7 +60,21 @@ from rlrun.trainer.runs import (
     start_of,
     write_order,
 )
-from rlrun.trainer.turns import next_turn
+from rlrun.trainer.trained_run import Run
+
+
+def next_turn(runs: Sequence[str], last: str | None, ready: Collection[str]) -> str | None:
+    """Return the first ready run after the run that trained most recently, in round-robin order, or None.
+
+    A ready run waits for at most one step of each other run.
+
+    Args:
+        runs: all runs, in a fixed order; new ones come last.
+        last: run that trained the last step; None or the name of a removed run starts at the first run.
+        ready: runs with a batch.
+    """
+    after = runs.index(last) + 1 if last in runs else 0
+    return next((run for run in [*runs[after:], *runs[:after]] if run in ready), None)
 
 
 def train_runs(

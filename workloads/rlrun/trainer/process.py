@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlrun.protocol.messages.channel import Phase
+from rlrun.protocol.messages.trainer_channel import Phase
 from rlrun.trainer.channel.batch_feed import Feed
 from rlrun.trainer.channel.run_channel import Channel
 from rlrun.trainer.engines_beside import EnginesBeside

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.shared import SlotState
+from rlrun.protocol.files.shared_trainer_files import SlotState
 from rlrun.runtime import exit_codes
-from rlrun.trainer.run import Run
+from rlrun.trainer.trained_run import Run
 
 
 @dataclass(frozen=True)

@@ -11,20 +11,17 @@ from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 
-from rlrun.inspect.compare import RunFields, fields_of_folder, fields_of_spec
-from rlrun.ui import curves as drawn
-from rlrun.ui import overview, rollout_views
+from rlrun.inspect.comparison import RunFields, fields_of_folder, fields_of_spec
+from rlrun.ui import overview, rollout_answers, rollout_views, run_answers
+from rlrun.ui import page_curves as drawn
 from rlrun.ui.confine import OutsideError
-from rlrun.ui.guard import PlainJSONResponse
+from rlrun.ui.guard import PlainJSONResponse, Redactor
 from rlrun.ui.live import Feed
-from rlrun.ui.models import answer, rollout_answers, run_answers
-from rlrun.ui.reasons import rollout_reasons
-from rlrun.ui.registry import OpenRun, UnknownRunError
+from rlrun.ui.rollout_tokens import rollout_reasons, rollout_tokens
 from rlrun.ui.rollout_views import Source
-from rlrun.ui.secrets import Redactor
+from rlrun.ui.run_registry import OpenRun, UnknownRunError
 from rlrun.ui.shown import ForbiddenError, Run, Runs
 from rlrun.ui.static_files import StaticFiles
-from rlrun.ui.tokens import rollout_tokens
 from rlrun.ui.traces import Filter, Order
 
 _STEP = 99_999_999
@@ -66,8 +63,8 @@ def make_app(runs_of: Callable[[Request], Runs], redactor: Redactor, static: Sta
     _add_rollouts(app, redactor)
 
     @app.get("/api/me")
-    def me(request: Request, runs: Seen) -> answer.Me:
-        return answer.Me(user=runs.user, session=request.scope.get("state", {}).get("session") is not None)
+    def me(request: Request, runs: Seen) -> run_answers.Me:
+        return run_answers.Me(user=runs.user, session=request.scope.get("state", {}).get("session") is not None)
 
     @app.get("/api/events")
     async def events(runs: Seen) -> Response:

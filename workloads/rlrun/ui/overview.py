@@ -6,21 +6,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
-from rlrun.inspect import compare
-from rlrun.inspect.compare import RunFields
-from rlrun.inspect.cost.account import Spent, of_steps, sum_uses
-from rlrun.inspect.past import configurations as past
+from rlrun.inspect import comparison
+from rlrun.inspect import configurations as past
+from rlrun.inspect.comparison import RunFields
+from rlrun.inspect.gpu_cost import Spent, of_steps, sum_uses
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.why import explain_run
-from rlrun.protocol.files.forked import ForkedFrom
 from rlrun.protocol.files.metrics_line import FURTHEST
-from rlrun.protocol.messages.start_times import MEASURED, PREFIX
+from rlrun.protocol.files.run_folder import ForkedFrom
+from rlrun.protocol.messages.lease_annotations import MEASURED, PREFIX
 from rlrun.runtime.printable import printable
 from rlrun.runtime.redact import HIDDEN, REMOVED, is_secret
-from rlrun.runtime.redaction.free_values import is_free_path
+from rlrun.runtime.secret_shapes import is_free_path
+from rlrun.ui import run_answers
 from rlrun.ui.confine import OutsideError
-from rlrun.ui.models import run_answers
-from rlrun.ui.registry import OpenRun
+from rlrun.ui.run_registry import OpenRun
 from rlrun.ui.shown import ForbiddenError, Run, Runs, UnreadableError
 from rlrun.ui.steps import NO_STEPS, StepIndex
 
@@ -210,10 +210,10 @@ def compare_runs(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answer
     found = [steps_of(run) for run in runs]
     indexes, labels = [index for index, _ in found], [run.label for run in runs]
     named = [
-        compare.Curve(label, [dict.fromkeys(index.names)], one)
+        comparison.Curve(label, [dict.fromkeys(index.names)], one)
         for label, index, one in zip(labels, indexes, fields, strict=True)
     ]
-    metrics = compare.common_metrics(named)
+    metrics = comparison.common_metrics(named)
     common = min((index.bounds or (0, 0))[1] for index in indexes)
     tail = max(1, common - common // 10)
     means = [
@@ -221,7 +221,7 @@ def compare_runs(runs: Sequence[Run], fields: Sequence[RunFields]) -> run_answer
         for name in metrics
     ]
     differences = [
-        run_answers.Difference(field=name, values=values) for name, values in compare.manifest_differences(named)
+        run_answers.Difference(field=name, values=values) for name, values in comparison.manifest_differences(named)
     ]
     every = sorted({name for index in indexes for name in index.names})
     return run_answers.Comparison(

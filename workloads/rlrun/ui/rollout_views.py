@@ -10,11 +10,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
-from rlrun.inspect import rollouts
-from rlrun.inspect.rollouts import Row
-from rlrun.inspect.volume import traced_steps
-from rlrun.ui.models import rollout_answers
-from rlrun.ui.registry import OpenRun
+from rlrun.inspect import trace_rollouts
+from rlrun.inspect.source import traced_steps
+from rlrun.inspect.trace_rollouts import Row
+from rlrun.ui import rollout_answers
+from rlrun.ui.run_registry import OpenRun
 from rlrun.ui.traces import Filter, Order, TraceIndex
 
 Clean = Callable[[str], str]
@@ -113,7 +113,7 @@ def rollout_view(name: str, row: Row, found: Row, clean: Clean) -> rollout_answe
     return rollout_answers.RolloutView(
         run=name,
         row=row_view(row, clean),
-        turns=[_turn_view(turn, clean) for turn in rollouts.list_turns(found)],
+        turns=[_turn_view(turn, clean) for turn in trace_rollouts.list_turns(found)],
         tools=[clean(name) for name in _tool_names(tools if isinstance(tools, list) else [])],
         measures=[
             rollout_answers.Measured(metric=clean(str(name)), value=_read_number(value))
@@ -135,7 +135,7 @@ def _tool_names(tools: Sequence[object]) -> Iterator[str]:
             yield str((function if isinstance(function, Mapping) else tool).get("name"))
 
 
-def _turn_view(turn: rollouts.Turn, clean: Clean) -> rollout_answers.TurnView:
+def _turn_view(turn: trace_rollouts.Turn, clean: Clean) -> rollout_answers.TurnView:
     calls = [rollout_answers.CallView(name=clean(name), arguments=clean(arguments)) for name, arguments in turn.calls]
     return rollout_answers.TurnView(role=turn.role, text=clean(turn.text), calls=calls)
 
@@ -148,7 +148,7 @@ def rollout_difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: C
         second: index row and whole rollout of the other one.
         clean: function that removes secrets.
     """
-    pairs = list(zip_longest(rollouts.list_turns(first[1]), rollouts.list_turns(second[1])))
+    pairs = list(zip_longest(trace_rollouts.list_turns(first[1]), trace_rollouts.list_turns(second[1])))
     return rollout_answers.DiffView(
         first=row_view(first[0], clean),
         second=row_view(second[0], clean),
@@ -157,7 +157,7 @@ def rollout_difference(first: tuple[Row, Row], second: tuple[Row, Row], clean: C
     )
 
 
-def _turn_text(turn: rollouts.Turn | None) -> str:
+def _turn_text(turn: trace_rollouts.Turn | None) -> str:
     if turn is None:
         return ""
     return "\n".join([turn.text, *(f"{name}({arguments})" for name, arguments in turn.calls)])

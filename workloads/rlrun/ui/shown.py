@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from rlrun.inspect.folder.small_files import read_config
+from rlrun.inspect.small_files import read_config
 from rlrun.inspect.snapshot import Snapshot
-from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.protocol.files.run_folder import ForkedFrom
 from rlrun.ui.confine import OutsideError
-from rlrun.ui.registry import OpenRun, Registry, run_id
+from rlrun.ui.run_registry import OpenRun, Registry, run_id
 
 
 class ForbiddenError(Exception):

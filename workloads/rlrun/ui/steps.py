@@ -9,8 +9,7 @@ from pathlib import Path
 from threading import Lock
 
 from rlrun.inspect.curves import Line
-from rlrun.protocol.files.growing_lines import Lines
-from rlrun.protocol.files.metrics_line import FURTHEST
+from rlrun.protocol.files.metrics_line import FURTHEST, Lines
 from rlrun.runtime.printable import printable
 
 _CHUNK = 4 * 1024 * 1024

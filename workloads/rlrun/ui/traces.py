@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
-from rlrun.inspect import rollouts
-from rlrun.inspect.rollouts import Row
+from rlrun.inspect import trace_rollouts
+from rlrun.inspect.trace_rollouts import Row
 from rlrun.runtime.printable import printable
 
 _LINE_MAX = 32 * 1024 * 1024
@@ -60,9 +60,9 @@ class TraceIndex:
         self.lines_read = 0
         """Number of parsed lines."""
         rows = [_read_entry(number, begin, row) for number, (begin, row) in enumerate(self._read(file))]
-        self.rows: Sequence[Row] = rollouts.newest_rollouts(rows)
+        self.rows: Sequence[Row] = trace_rollouts.newest_rollouts(rows)
         self._by_number = {row["number"]: row for row in self.rows}
-        self.environments = rollouts.environment_names(self.rows)
+        self.environments = trace_rollouts.environment_names(self.rows)
 
     def _read(self, file: BinaryIO) -> Iterator[tuple[int, Mapping[str, object]]]:
         while True:
@@ -134,7 +134,7 @@ def rollouts_of(line: bytes) -> list[Mapping[str, object]]:
 
 
 def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
-    turns = rollouts.list_turns(row)
+    turns = trace_rollouts.list_turns(row)
     asked = next((turn.text for turn in turns if turn.role == "user"), "")
     said = next((turn.text for turn in reversed(turns) if turn.role == "assistant"), "")
     return {
@@ -162,7 +162,7 @@ def _read_entry(number: int, begin: int, row: Row) -> dict[str, object]:
 def _version_counts(row: Row) -> tuple[tuple[int, int], ...]:
     """Return versions with the number of tokens that each sampled."""
     found: Counter[int] = Counter()
-    for span in rollouts.version_spans(row):
+    for span in trace_rollouts.version_spans(row):
         version, start, end = (_read_whole(span.get(name)) for name in ("version", "start", "end"))
         if version is not None and start is not None and end is not None:
             found[version] += max(0, end - start)

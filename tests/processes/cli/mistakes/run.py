@@ -27,7 +27,7 @@ import yaml
 
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRun
-from rlrun.cli import evaluation, main, rl, roles, sft
+from rlrun.cli import evaluation, main, rl, role_commands, sft
 from rlrun.local import user_code
 from tests.processes.cli.mistakes.mistake import MANIFEST, SFT, TOML, Files, Mistake
 from tests.processes.cli.mistakes.outcome import Outcome
@@ -39,9 +39,9 @@ PROGRAMS: Mapping[str, Callable[[], int]] = {
     "sft": sft.main,
     "eval": evaluation.eval_main,
     "synthesize": evaluation.synthesize_main,
-    "trainer": roles.trainer,
-    "orchestrator": roles.orchestrator,
-    "inference": roles.inference,
+    "trainer": role_commands.trainer,
+    "orchestrator": role_commands.orchestrator,
+    "inference": role_commands.inference,
 }
 HEAVY = frozenset({"torch", "vllm", "transformers", "verifiers"})
 _check = user_code.check_subjects

@@ -16,7 +16,7 @@ from typing import Any, cast
 import rlrun
 from rlrun.api.resolve import resolve_spec
 from rlrun.api.resource import RLRunSpec
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.messages.endpoints import POD_PORT, POD_READY
 from rlrun.runtime.processes import LAUNCH_VARIABLE
@@ -31,7 +31,7 @@ PATIENT = "TEST_PATIENT"
 """Environment variable: a pod that has it waits a minute for what its processes and its peers are to say; the machine may be busy."""
 _DRIVER = """
 import os, sys
-from rlrun.pod.main import main
+from rlrun.pod.pod_command import main
 
 if os.environ.pop("TEST_PATIENT", None):
     from rlrun.diagnostics import stacks
@@ -39,7 +39,7 @@ if os.environ.pop("TEST_PATIENT", None):
     stacks.ANSWER_SECONDS = stacks.ALL_SECONDS = container._PEERS_SECONDS = 60.0
 
 def programs():
-    from rlrun.pod.role.roles import Programs
+    from rlrun.pod.role_commands import Programs
     command = lambda *_: [sys.executable, "-c", ROLE]
     return Programs(command, command)
 

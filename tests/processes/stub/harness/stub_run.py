@@ -17,7 +17,7 @@ from typing import Any
 
 import rlrun
 from rlrun.config.models.roles import micro_batch_tokens
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.local.preflight import free_port
 from rlrun.protocol.files.metrics_line import read_metrics
 from rlrun.protocol.files.paths import RunPaths

@@ -16,13 +16,13 @@ import numpy as np
 
 from rlrun.config.models.learning import AdvantageConfig, FilterConfig
 from rlrun.config.models.rollout import CurriculumConfig, PoolConfig
+from rlrun.orchestrator import checkpoint
 from rlrun.orchestrator.batches.assemble import assemble_batch, choose_groups
-from rlrun.orchestrator.checkpoint import state
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
-from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry, encode_entry
+from rlrun.orchestrator.journal.frames import DroppedEntry, RolloutEntry, encode_entry
+from rlrun.orchestrator.journal.journal_writer import SegmentWriter, remove_settled
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Unfinished, read_journal, readmit_entries
-from rlrun.orchestrator.journal.writer import SegmentWriter, remove_settled
 from rlrun.orchestrator.progress.step_metrics import group_means
 from rlrun.orchestrator.staleness import split_by_age, too_old
 from rlrun.orchestrator.tasks.sampler import Sampler, Source
@@ -113,7 +113,7 @@ class World:
 
     def _live(self) -> None:
         write_attempt(self.paths, self.attempt)
-        base = state.base_snapshot(self.paths, self.attempt)
+        base = checkpoint.base_snapshot(self.paths, self.attempt)
         self.ledger = Ledger.restore(base.ledger)
         sources = [Source("plain", 7, 1, GROUP), Source("pooled", 9, 2, GROUP, CURRICULUM)]
         self.sampler = Sampler(3, sources, BATCH, self.depth)
@@ -123,11 +123,13 @@ class World:
         self.buffer: list[FinishedGroup] = []
         self.flights: dict[int, Unfinished] = {}
         self.dropped: list[Dropped] = []
-        self.snapshots: dict[int, state.Snapshot] = {}
+        self.snapshots: dict[int, checkpoint.Snapshot] = {}
         self.batches: dict[int, Batch] = {}
         number = self.attempt.attempt
         self.writer = SegmentWriter(self.paths, attempt=number, fingerprint="f", segment_bytes=self.segment_bytes)
-        for batch in state.readmissible_batches(self.paths, self.attempt, self.ledger, max_off_policy_steps=self.limit):
+        for batch in checkpoint.readmissible_batches(
+            self.paths, self.attempt, self.ledger, max_off_policy_steps=self.limit
+        ):
             self.sampler.readmit(batch, group_means(batch))
             self._keep(batch)
         found = read_journal(self.paths, self.attempt, fingerprint="f", settled=self.ledger.state().settled())
@@ -237,9 +239,9 @@ class World:
             return False
         step, number = self.version, self.attempt.attempt
         folder = self.paths.checkpoint(step, number)
-        state.write_snapshot(folder, self.snapshots.pop(step))
+        checkpoint.write_snapshot(folder, self.snapshots.pop(step))
         write_manifest(folder, Manifest(step, number, 1, "h", (), 0.0))
-        covering = state.newest_complete(self.paths, self.attempt)
+        covering = checkpoint.newest_complete(self.paths, self.attempt)
         assert covering is not None
         remove_settled(self.writer.rotate(), covering.ledger.settled())
         return True
@@ -283,7 +285,7 @@ class World:
         write_batch(self.paths.batch(batch.step, self.attempt.attempt), batch)
         self.step = batch.step
         self.batches[batch.step] = batch
-        self.snapshots[batch.step] = state.Snapshot(batch.step, self.ledger.state(), sampler=self.sampler.state())
+        self.snapshots[batch.step] = checkpoint.Snapshot(batch.step, self.ledger.state(), sampler=self.sampler.state())
 
     def _check_needed(self, group: int, member: int) -> None:
         """A rollout that counted before is generated again only if it can no longer be trained on."""

@@ -17,13 +17,13 @@ from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments.registry import load_environment
 from rlrun.environments.stage import InProcessStage
+from rlrun.inference.client.completions import EngineMetrics
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
-from rlrun.inference.client.engine_metrics import EngineMetrics
 from rlrun.local.preflight import free_port
-from rlrun.orchestrator.aio.background import Background
+from rlrun.orchestrator.aio.event_loop import Background
+from rlrun.orchestrator.attempt import Stop
 from rlrun.orchestrator.main import OpenEnvironments, Outside, orchestrate_attempt
 from rlrun.orchestrator.rollouts.environment_pool import Arena, arenas_of
-from rlrun.orchestrator.stop import Stop
 from rlrun.protocol.files.attempts import Attempt, first_attempt, next_attempt, read_attempt, write_attempt
 from rlrun.protocol.files.batch import Batch, read_batch
 from rlrun.protocol.files.checkpoint_manifest import Manifest, complete_checkpoints, write_manifest

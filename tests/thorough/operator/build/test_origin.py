@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun_operator.render import render_prerequisites, render_workloads
-from rlrun_operator.render.origin import Cause, explain_refusal, find_origin, refusal_causes
+from rlrun_operator.render.field_origin import Cause, explain_refusal, find_origin, refusal_causes
 from tests.unit.operator.build.examples import context
 
 ENV = "Invalid value: \"1 A=\": a valid environment variable name must consist only of printable ASCII characters other than '='"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlrun_operator.names import RUN_LABEL, RUN_UID_ANNOTATION, SPEC_HASH_ANNOTATION, run_uid_of
 from rlrun_operator.render import render_workloads
-from rlrun_operator.render.merge import merge_patch
+from rlrun_operator.render.strategic_merge import merge_patch
 from tests.unit.operator.build.examples import container, context, everything, example, pods
 
 BASE: dict[str, Any] = {

@@ -10,7 +10,7 @@ from rlrun_operator.decide import stall
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.names import Ref
 from rlrun_operator.settings import RenderSettings
-from rlrun_operator.status.progress import read_lease
+from rlrun_operator.status.run_progress import read_lease
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import EPOCH, Kube
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.defaults.judgement import Reading
+from rlrun.defaults.team_defaults import Reading
 from rlrun_operator import validate_spec as judging
 from rlrun_operator.state import Manifest
 from rlrun_operator.validate_spec import forget_run, judge_spec

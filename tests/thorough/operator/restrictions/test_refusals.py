@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from rlrun.api.manifest import read_manifest
+from rlrun.api.run_manifest import read_manifest
 from rlrun_operator.restrictions import Installation, RunPolicy, find_refusals
-from rlrun_operator.restrictions.allowed import POD_TEMPLATE
-from rlrun_operator.restrictions.rules import Containers, Each, Fields, Rule
+from rlrun_operator.restrictions.allowed_fields import POD_TEMPLATE, Containers, Each, Fields, Rule
 from rlrun_operator.settings import RenderSettings, SettingsError, from_environment
 from tests.unit.operator.build.examples import ROOT, context, pods
 from tests.unit.operator.restrictions.cases import ALLOWED, CASES, DEFAULTS, NAMESPACE, RUN, Case, pod

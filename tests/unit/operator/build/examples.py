@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRunSpec
+from rlrun.api.run_manifest import read_manifest
 from rlrun_operator.render import (
     Host,
     RunContext,

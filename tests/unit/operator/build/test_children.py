@@ -12,9 +12,9 @@ import pytest
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.loader import load_file
 from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, TrainerConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.orchestrator.progress.lease import CREDENTIALS, lease_from_environment
-from rlrun.pod.settings import PodSettings, settings_from_environment
+from rlrun.pod.container_settings import PodSettings, settings_from_environment
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, ROLES, RUN_LABEL, SPEC_HASH_ANNOTATION
 from rlrun_operator.render import render_prerequisites, render_workloads, spec_hash
 from tests.unit.operator.build.examples import (

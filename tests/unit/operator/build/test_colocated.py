@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun.config.loading.loader import load_file
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
 from rlrun_operator.render import RunContext, render_workloads
 from tests.unit.operator.build.examples import SETTINGS, context, everything, of_kind

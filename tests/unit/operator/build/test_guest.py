@@ -9,10 +9,10 @@ import pytest
 
 from rlrun.api.resource import RLRunSpec
 from rlrun.config.loading.loader import load_file
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun_operator.names import ROLE_LABEL, RUN_LABEL
 from rlrun_operator.render import Host, RunContext, api_key_secret, render_workloads
-from rlrun_operator.render.placement import HOSTNAME
+from rlrun_operator.render.pod_placement import HOSTNAME
 from tests.unit.operator.build.examples import HOST_UID, context, everything, example, of_kind, spec
 
 SHARED: dict[str, Any] = {"trainer": {"lora": {"slots": 2}}}

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.manifest import read_manifest
 from rlrun.api.resource import RLRun
+from rlrun.api.run_manifest import read_manifest
 from rlrun.environments.bundled.dataset import DatasetArgs, Gsm8kArgs
-from rlrun.fit.gpu_products import GIB, memory_of
-from rlrun.fit.known_models import KNOWN
+from rlrun.fit.architecture import KNOWN
+from rlrun.fit.memory_parts import GIB, memory_of
+from rlrun.fit.model_sources import shape_of
 from rlrun.fit.report import Surroundings, needs_of
-from rlrun.fit.sources import shape_of
 from rlrun_operator.render import RunContext, render_workloads
 from rlrun_operator.settings import RenderSettings
 

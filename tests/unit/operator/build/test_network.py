@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from rlrun_operator.render import RunContext
-from rlrun_operator.render.outside import outside_rules
+from rlrun_operator.render.network import outside_rules
 from rlrun_operator.restrictions import Installation, RunPolicy, find_refusals
 from rlrun_operator.settings import NetworkSettings
 from tests.cluster.native.policy_rules import selects

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from rlrun_operator.names import ROLES, Role
-from rlrun_operator.render.placement import HOSTNAME, node_selector, role_affinity, role_tolerations, topology_spread
+from rlrun_operator.render.pod_placement import (
+    HOSTNAME,
+    node_selector,
+    role_affinity,
+    role_tolerations,
+    topology_spread,
+)
 from tests.unit.operator.build.examples import spec
 
 GPUS = {"trainer": {"gpusPerReplica": 8}, "inference": {"gpusPerReplica": 1}}

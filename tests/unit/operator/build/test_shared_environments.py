@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.node_fit import requests_of
-from rlrun_operator.render.shared_environments import split_resources
+from rlrun_operator.render.environments import split_resources
 from tests.unit.operator.build.examples import container, context, pods
 
 SOCKET = "/run/rlrun-environments/shared/socket"

@@ -10,14 +10,13 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rlrun.protocol.messages import annotations as keys
-from rlrun_operator.decide.engines.scaling import DELETION_COST
+from rlrun.protocol.messages import lease_annotations as keys
+from rlrun_operator.decide.engine_count import DELETION_COST
 from rlrun_operator.decide.state_machine import decide
-from rlrun_operator.deletion import remember_deletion
 from rlrun_operator.kube.resources import PART_KINDS
 from rlrun_operator.names import ATTEMPT_LABEL, ROLE_LABEL, SPOT_LABEL, Ref, attempt_of
-from rlrun_operator.runtime.cache_fields import slim_object
-from rlrun_operator.runtime.pulse import Pulse, record_beat
+from rlrun_operator.pods import remember_deletion
+from rlrun_operator.runtime.cache_fields import Pulse, record_beat, slim_object
 from rlrun_operator.settings import RenderSettings
 from rlrun_operator.state import Admission, Annotate, Decision, Disown, Grow, Observed, Refusal, TeamDefaults
 from rlrun_operator.times import rfc3339

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlrun_operator.status.admission_limits import limit_refusal, limit_was_filled_in
+from rlrun_operator.status.claim_messages import limit_refusal, limit_was_filled_in
 
 INVALID = (
     'Pod "a-orchestrator-1" is invalid: spec.containers[1].resources.requests: Invalid value: "1Gi": '

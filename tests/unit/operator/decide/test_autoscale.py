@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlrun.protocol.messages.engine_load import EngineLoad, parse_load
-from rlrun_operator.decide.engines.autoscale import FULL, LEAST_STEPS, Choice, Rules, choose_engines
+from rlrun.protocol.messages.lease_annotations import EngineLoad, parse_load
+from rlrun_operator.decide.engine_count import FULL, LEAST_STEPS, Choice, Rules, choose_engines
 
 RULES = Rules(least=1, most=64, target_wait=0.05, stabilization_seconds=60.0)
 PARALLEL = 1000.0

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun_operator.decide.cost.split import ATTEMPTS_KEPT, COUNT_SECONDS
+from rlrun.protocol.messages.lease_annotations import EngineLoad
+from rlrun_operator.decide.gpu_time_split import ATTEMPTS_KEPT, COUNT_SECONDS
 from rlrun_operator.decide.snapshot import RunSnapshot
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.names import Ref

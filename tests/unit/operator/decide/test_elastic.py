@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.messages import annotations as keys
-from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun_operator.decide.engines.scaling import DELETION_COST
+from rlrun.protocol.messages import lease_annotations as keys
+from rlrun.protocol.messages.lease_annotations import EngineLoad
+from rlrun_operator.decide.engine_count import DELETION_COST
 from rlrun_operator.names import Ref
-from rlrun_operator.status import progress
+from rlrun_operator.status import run_progress
 from tests.unit.operator.decide.kube import Kube
 
 AUTOSCALE = {"min": 2, "max": 6}
@@ -143,7 +143,7 @@ def test_a_silent_run_keeps_its_engines(silence: str) -> None:
         assert engines(kube) == 4
     else:
         kube.report(3, engines=load(4, idle=0.9), engines_drained="10.0.0.1 10.0.0.2 10.0.0.3")
-        kube.now += progress.HEARTBEAT_SECONDS
+        kube.now += run_progress.HEARTBEAT_SECONDS
         kube.settle()
         assert (engines(kube), kube.status["inference"]["desired"]) == (4, 4)
 
@@ -183,7 +183,7 @@ def test_fewer_replicas_by_hand_are_drained_too_and_at_once_where_nobody_can() -
     assert "run-inference-0" not in [pod["metadata"]["name"] for pod in kube.pods("inference")]
     kube.edit(inference={"replicas": 1})
     kube.report(4, engines_drained="")
-    kube.now += progress.HEARTBEAT_SECONDS
+    kube.now += run_progress.HEARTBEAT_SECONDS
     kube.settle()
     assert engines(kube) == 1, "a person's edit does not wait for a silent orchestrator"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.config.models.parallel import ParallelismConfig, Sizes, trainer_sizes
-from rlrun_operator.decide.trainers.choice import Choice, Look, Rules, choose_size, grow_delay
+from rlrun_operator.decide.elastic_trainer import Choice, Look, Rules, choose_size, grow_delay
 from rlrun_operator.names import ROLE_LABEL, Ref
 from rlrun_operator.state import Admission
 from rlrun_operator.times import rfc3339

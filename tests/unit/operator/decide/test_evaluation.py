@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.messages import annotations as keys
+from rlrun.protocol.messages import lease_annotations as keys
 from rlrun.runtime import exit_codes
 from rlrun_operator.names import Ref
 from rlrun_operator.times import rfc3339

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.api.lifecycle import BackoffSpec
-from rlrun_operator.failures.policy import restart_backoff
+from rlrun_operator.failures.failure_policy import restart_backoff
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Delete, Scale
 from tests.unit.operator.decide.kube import Kube, copied

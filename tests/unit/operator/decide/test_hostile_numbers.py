@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.status import ATTEMPT_MAX, COUNT_MAX
-from rlrun_operator.decide.reading.written_status import read_status
+from rlrun.api.run_status import ATTEMPT_MAX, COUNT_MAX
+from rlrun_operator.decide.reading import read_status
 from rlrun_operator.failures.detect import next_number
 from rlrun_operator.names import RUN_UID_ANNOTATION, attempt_of, is_made_for
 from rlrun_operator.pods import read_pods

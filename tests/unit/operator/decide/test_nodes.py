@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.status import ExcludedNode, RLRunStatus
-from rlrun_operator.failures.node_exclusion import (
+from rlrun.api.run_status import ExcludedNode, RLRunStatus
+from rlrun_operator.failures.node_failures import (
     EXCLUDED_SECONDS,
     NEEDED_AFTER_SECONDS,
     avoided_nodes,

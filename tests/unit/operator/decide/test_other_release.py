@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from rlrun_operator.decide.objects.parts import REPAIR_SECONDS
+from rlrun_operator.decide.repairs import REPAIR_SECONDS
 from rlrun_operator.names import CONFIG_ANNOTATION, Ref
-from rlrun_operator.render.context import RunContext
+from rlrun_operator.render.render_context import RunContext
 from tests.unit.operator.decide.kube import Kube
 
 CONFIG = Ref("ConfigMap", "run-rlrun")
@@ -144,7 +144,7 @@ def test_after_an_upgrade_trainer_and_engines_are_renewed_together_by_the_next_a
 def test_engines_are_renewed_where_the_format_of_their_file_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ConfigMap is one for all attempts: an engine of before that starts again would not read what it holds now."""
     kube = Kube().start()
-    monkeypatch.setattr("rlrun_operator.render.pods.config_format", lambda: "another")
+    monkeypatch.setattr("rlrun_operator.render.workloads.config_format", lambda: "another")
     kube.exit("trainer", 1)
     kube.tick(1)
     kube.tick(5)

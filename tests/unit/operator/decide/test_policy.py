@@ -8,7 +8,7 @@ import pytest
 
 from rlrun.api.lifecycle import FailurePolicySpec, FailureReason
 from rlrun_operator.failures.detect import Cause, Kind
-from rlrun_operator.failures.policy import Budget, apply_policy
+from rlrun_operator.failures.failure_policy import Budget, apply_policy
 from rlrun_operator.status import failure_reasons
 from tests.unit.operator.decide.kube import Kube
 

@@ -6,7 +6,7 @@ import pytest
 
 from rlrun_operator.kube.client import ApiError
 from rlrun_operator.names import Ref
-from rlrun_operator.reconcile.kept_out import events_of, request_refused
+from rlrun_operator.reconcile.run_memory import events_of, request_refused
 from rlrun_operator.state import MADE, Refusal
 from tests.unit.operator.decide.kube import Kube
 

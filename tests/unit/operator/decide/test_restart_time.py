@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlrun.api.status import COUNT_MAX, RestartStatus
-from rlrun.protocol.messages.start_times import RESTART_PHASES, start_text
-from rlrun_operator.status.restart_time import BUDGETS, Look, restart_after
+from rlrun.api.run_status import COUNT_MAX, RestartStatus
+from rlrun.protocol.messages.lease_annotations import RESTART_PHASES, start_text
+from rlrun_operator.status.run_progress import BUDGETS, Look, restart_after
 from rlrun_operator.times import rfc3339
 from tests.unit.operator.decide.kube import Kube
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.status import RLRunStatus
+from rlrun.api.run_status import RLRunStatus
 from rlrun_operator.status import reasons
 from tests.unit.operator.decide.kube import SMALLEST, Kube
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from rlrun.api.resource import RLRun
-from rlrun.defaults.team import apply_defaults, read_defaults
+from rlrun.defaults.team_defaults import apply_defaults, read_defaults
 from rlrun_operator.names import Ref
 from rlrun_operator.runtime.defaults_files import DefaultsFiles
 from rlrun_operator.state import TeamDefaults

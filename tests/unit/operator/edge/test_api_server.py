@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.kube.api_server import api_server_rules
 from rlrun_operator.kube.client import UnavailableError
+from rlrun_operator.kube.connection import api_server_rules
 from rlrun_operator.settings import NetworkSettings, SettingsError, from_environment
 from rlrun_operator.state import Apply, Decision, Observed
 from tests.unit.operator.decisions import scripted_decision

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.protocol.messages import annotations as keys
+from rlrun.protocol.messages import lease_annotations as keys
 from rlrun_operator.reconcile.cache_feed import PROGRESS_SETTLE_SECONDS, Feed
 from rlrun_operator.reconcile.reconciler import SETTLE_SECONDS
 from rlrun_operator.runtime.cache import Key, Store

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from rlrun_operator.kube.client import REQUEST_SECONDS, WRITE_SECONDS, ApiError, UnavailableError
 from rlrun_operator.kube.resources import POD, RLRUN, STATEFUL_SET
-from rlrun_operator.runtime.leader_election import NotLeadingError
+from rlrun_operator.runtime.leases import NotLeadingError
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
 PODS = "/api/v1/namespaces/ns/pods"

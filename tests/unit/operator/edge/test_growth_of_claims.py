@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.decide.objects.growth import LONGEST_RETRY_SECONDS, RETRY_SECONDS
+from rlrun_operator.decide.claims import LONGEST_RETRY_SECONDS, RETRY_SECONDS
 from rlrun_operator.state import Apply, Decision, Disown, Grow, Observed
 from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import FakeApi, serving

@@ -9,11 +9,11 @@ from kubernetes.client import Configuration
 
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.kube.client import Client
-from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.connection import Connection
 from rlrun_operator.kube.lease_lock import LONGEST_SECONDS
 from rlrun_operator.kube.resources import CLAIM
 from rlrun_operator.manager import Operator
-from rlrun_operator.runtime.leader_election import (
+from rlrun_operator.runtime.leases import (
     LEADER_DURATION_SECONDS,
     LEADER_RENEW_SECONDS,
     Leader,
@@ -97,7 +97,7 @@ async def test_who_stands_by_says_for_whom_once_and_stops_saying_it_when_it_lead
     api, clock = FakeApi(), [0.0]
     async with serving(api) as client:
         first, second = Candidate(client, "first", clock), Candidate(client, "second", clock)
-        with caplog.at_level("INFO", "rlrun_operator.runtime.leader_election"):
+        with caplog.at_level("INFO", "rlrun_operator.runtime.leases"):
             for _ in range(5):
                 await first.step()
                 await second.step()

@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 from prometheus_client import generate_latest
 
-from rlrun.api.status import Phase
+from rlrun.api.run_status import Phase
 from rlrun_operator.kube.resources import WATCHED
 from rlrun_operator.runtime.cache import Store
 from rlrun_operator.runtime.metrics import PHASES, Metrics

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from rlrun_operator.decide.state_machine import decide
 from rlrun_operator.kube.client import ApiError
-from rlrun_operator.kube.kubeconfig import Connection
+from rlrun_operator.kube.connection import Connection
 from rlrun_operator.manager import Operator
-from rlrun_operator.runtime import health, installation_check, log_setup, preflight
+from rlrun_operator.runtime import log_setup, preflight, watch_health
 from rlrun_operator.settings import OperatorSettings, SettingsError, from_environment
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 from tests.unit.operator.edge.test_store import make
@@ -153,7 +153,7 @@ async def get(port: int, path: str) -> tuple[int, str]:
 
 async def test_health_tells_what_is_wrong(unused_port: int) -> None:
     state: dict[str, Any] = {"still": 0.0, "work": 0.0, "lag": 0.0, "missing": [], "dead": [], "leader": None}
-    answers = health.Health(
+    answers = watch_health.Health(
         standstill=lambda: state["still"],
         longest_work=lambda: state["work"],
         lag=lambda: state["lag"],
@@ -161,7 +161,7 @@ async def test_health_tells_what_is_wrong(unused_port: int) -> None:
         stands_by=lambda: state["leader"],
         not_ready=lambda: state["missing"],
     )
-    site = await health.serve_health(answers, CollectorRegistry(), unused_port)
+    site = await watch_health.serve_health(answers, CollectorRegistry(), unused_port)
     try:
         assert await get(unused_port, "/livez") == (200, "ok\n")
         assert await get(unused_port, "/readyz") == (200, "ok\n")
@@ -276,14 +276,14 @@ async def test_check_of_a_working_installation_finds_nothing() -> None:
     api = RulesApi(rules())
     sleep = with_lease(api, renewed=True)
     async with serving(api) as client:
-        assert await installation_check.find_faults(client, INSTALLED, sleep=sleep) == []
+        assert await preflight.find_faults(client, INSTALLED, sleep=sleep) == []
 
 
 async def test_check_finds_an_operator_that_does_not_lead() -> None:
     api = RulesApi(rules())
     sleep = with_lease(api, renewed=False)
     async with serving(api) as client:
-        (fault,) = await installation_check.find_faults(client, INSTALLED, sleep=sleep)
+        (fault,) = await preflight.find_faults(client, INSTALLED, sleep=sleep)
     assert "Lease rl-system/rlrun-operator was not renewed within 10 s" in fault
     assert "kubectl -n rl-system logs deployment/rlrun-operator" in fault
 
@@ -291,6 +291,6 @@ async def test_check_finds_an_operator_that_does_not_lead() -> None:
 async def test_check_finds_a_missing_right_and_a_missing_operator() -> None:
     granted = [rule for rule in rules() if rule["resources"] != ["rlruns/status"]]
     async with serving(RulesApi(granted)) as client:
-        right, lease = await installation_check.find_faults(client, INSTALLED)
+        right, lease = await preflight.find_faults(client, INSTALLED)
     assert "patch rlruns/status.rlrun.io in namespace team-a" in right
     assert "does not exist, so no operator of this release leads" in lease

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.status import UNSERVED
+from rlrun.api.run_status import UNSERVED
 from rlrun_operator import validate_spec as judging
 from rlrun_operator.decide.running import TAKEN_SECONDS
 from rlrun_operator.kube.client import ApiError, Client, UnavailableError
@@ -33,7 +33,7 @@ from rlrun_operator.state import (
     Scale,
     progress_seconds,
 )
-from rlrun_operator.status.progress import HEARTBEAT_SECONDS
+from rlrun_operator.status.run_progress import HEARTBEAT_SECONDS
 from rlrun_operator.validate_spec import judge_spec
 from tests.unit.operator.decisions import scripted_decision
 from tests.unit.operator.edge.fake_api import STAMP, FakeApi, serving

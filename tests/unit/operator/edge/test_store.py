@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from rlrun.api.status import UNSERVED
-from rlrun_operator.deletion import first_asked_at
+from rlrun.api.run_status import UNSERVED
 from rlrun_operator.names import SPOT_LABEL
+from rlrun_operator.pods import first_asked_at
 from rlrun_operator.reconcile.observe import observe_run
 from rlrun_operator.runtime.cache import SPOT_KEPT, Store
 from rlrun_operator.runtime.cache_fields import slim_object

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from rlrun_operator.kube.client import Client
-from rlrun_operator.runtime.territory import TERRITORY_DURATION_SECONDS, TERRITORY_RENEW_SECONDS, STOP_SECONDS, Place, Territory
+from rlrun_operator.runtime.leases import (
+    STOP_SECONDS,
+    TERRITORY_DURATION_SECONDS,
+    TERRITORY_RENEW_SECONDS,
+    Place,
+    Territory,
+)
 from tests.unit.operator.edge.fake_api import FakeApi, serving
 
 TEAM: Place = ("team-a", None)

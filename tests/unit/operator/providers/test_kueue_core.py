@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlrun_operator.providers import Create, Edit, Flavor, Priority, PutStatus, Remove, Step, Subject, next_step
-from rlrun_operator.providers import workload as objects
-from rlrun_operator.providers.words import REASONS
+from rlrun_operator.providers import kueue_workload as objects
+from rlrun_operator.providers.kueue_workload import REASONS
 from tests.support.kueue import RefusedError, StandIn, condition, is_true, judge
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlrun_operator.names import Ref
-from rlrun_operator.providers import workload as objects
+from rlrun_operator.providers import kueue_workload as objects
 from rlrun_operator.settings import Provider, RenderSettings
 from tests.support.kueue import counts, is_true
 from tests.unit.operator.providers.life import Life

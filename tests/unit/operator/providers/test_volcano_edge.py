@@ -9,12 +9,11 @@ import pytest
 
 from rlrun_operator.kube.client import Client
 from rlrun_operator.names import ROLES, SPOT_SET, Ref
-from rlrun_operator.providers.workload import name_of
+from rlrun_operator.providers.kueue_workload import name_of
 from rlrun_operator.reconcile.cache_feed import Feed
 from rlrun_operator.reconcile.observe import LookUps
-from rlrun_operator.reconcile.queue_objects import STALE_SECONDS
+from rlrun_operator.reconcile.queue_objects import STALE_SECONDS, Cluster
 from rlrun_operator.reconcile.queues import queue_of
-from rlrun_operator.reconcile.surroundings import Cluster
 from rlrun_operator.reconcile.volcano_queue import READ_SECONDS, VolcanoQueue
 from rlrun_operator.runtime.cache import Key, Store
 from rlrun_operator.settings import QueueSettings, RenderSettings, from_environment

@@ -7,9 +7,9 @@ from typing import Any
 
 from rlrun_operator.names import Role
 from rlrun_operator.queue.admit import admit_runs
-from rlrun_operator.queue.gang import gang_of, held_pods
-from rlrun_operator.queue.holding import pods_without_node
-from rlrun_operator.queue.model import (
+from rlrun_operator.queue.packing import gang_of, held_pods
+from rlrun_operator.queue.preemption import pods_without_node
+from rlrun_operator.queue.queue_model import (
     Applicant,
     Capacity,
     HeldPod,

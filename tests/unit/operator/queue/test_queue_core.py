@@ -10,8 +10,8 @@ import pytest
 from rlrun_operator.names import Role
 from rlrun_operator.node_fit import obstacle_between, requests_of
 from rlrun_operator.queue.admit import admit_runs
-from rlrun_operator.queue.gang import gang_of
-from rlrun_operator.queue.model import (
+from rlrun_operator.queue.packing import gang_of
+from rlrun_operator.queue.queue_model import (
     Applicant,
     Capacity,
     HeldPod,

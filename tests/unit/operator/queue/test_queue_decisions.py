@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlrun_operator.names import Ref
 from rlrun_operator.state import Admission
 from rlrun_operator.status import reasons
-from rlrun_operator.status.words import QUEUE_LOOKS_SOON
+from rlrun_operator.status.wait_facts import QUEUE_LOOKS_SOON
 from tests.unit.operator.decide.kube import Kube
 
 SPEC = {"trainer": {"replicas": 2}, "inference": {"replicas": 2}}

@@ -7,7 +7,16 @@ from dataclasses import replace
 import pytest
 
 from rlrun_operator.queue.admit import admit_runs
-from rlrun_operator.queue.model import Applicant, Capacity, HeldPod, PodSet, QueueRules, QueueState, Reservation, Room
+from rlrun_operator.queue.queue_model import (
+    Applicant,
+    Capacity,
+    HeldPod,
+    PodSet,
+    QueueRules,
+    QueueState,
+    Reservation,
+    Room,
+)
 from tests.unit.operator.queue.test_queue_core import GPU, NOW, RULES, holds, plan, pods, room, run
 
 FULL = holds("x", "node-1", 8, namespace="team-x")

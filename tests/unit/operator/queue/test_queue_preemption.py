@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.queue.admit import admit_runs
-from rlrun_operator.queue.model import Capacity, HeldPod, Plan, QueueRules, QueueState
+from rlrun_operator.queue.queue_model import Capacity, HeldPod, Plan, QueueRules, QueueState
 from tests.unit.operator.queue.test_queue_core import GPU, NOW, RULES, holds, plan, pods, room, run
 
 NODE = (room("node-1"),)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun_operator.queue.admit import admit_runs
-from rlrun_operator.queue.model import Applicant, Capacity, Plan, QueueState
+from rlrun_operator.queue.queue_model import Applicant, Capacity, Plan, QueueState
 from tests.unit.operator.queue.test_queue_core import NOW, RULES, holds, plan, pods, room, run
 
 FULL = (room("node-1"), room("node-2"))

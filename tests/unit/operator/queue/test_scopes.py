@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from rlrun_operator.queue.model import PodSet
-from rlrun_operator.queue.quota import Quotas, read_quota
-from rlrun_operator.queue.scopes import counts_pod, scopes_of
+from rlrun_operator.queue.queue_model import PodSet
+from rlrun_operator.queue.quota import Quotas, counts_pod, read_quota, scopes_of
 from tests.unit.operator.queue.test_queue_core import run
 
 Json = dict[str, Any]

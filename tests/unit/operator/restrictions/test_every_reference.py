@@ -8,8 +8,7 @@ from typing import Any
 
 from rlrun.api.resource import RLRunSpec
 from rlrun_operator.names import ROLES
-from rlrun_operator.restrictions.allowed import POD_TEMPLATE, REST, ROLE
-from rlrun_operator.restrictions.rules import Each, Fields, Listed, Rule
+from rlrun_operator.restrictions.allowed_fields import POD_TEMPLATE, REST, ROLE, Each, Fields, Listed, Rule
 
 NAMES_SOMETHING = re.compile(r"(?i)(secret|claim|account|image|priorityclass|template)s?(name|ref|keyref|prefix)?$")
 HARMLESS = {

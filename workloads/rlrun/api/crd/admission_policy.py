@@ -1,4 +1,8 @@
-"""The rules between fields as a ValidatingAdmissionPolicy, which the API server evaluates only when a specification is written.
+"""Rules between fields as a ValidatingAdmissionPolicy, and objects as YAML text.
+
+Objects as YAML text, for files and for `rlrun crd`.
+
+The rules between fields as a ValidatingAdmissionPolicy, which the API server evaluates only when a specification is written.
 
 As `x-kubernetes-validations` of the CRD they would also be evaluated over the whole object at every write of the status, which would be
 most of the load of a run on the API server. Unlike a CRD's rules, a policy can also read free-form fields. It reports all broken rules
@@ -10,14 +14,32 @@ Pure: models in, plain data out. The variable `self` of a rule is bound by macro
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+
+import yaml
 
 from rlrun.api.crd.definition import GROUP, KEYS_KEY, PLURAL, RULES_KEY, VERSION, spec_schema
-from rlrun.api.crd.frozen import TRANSITION_RULES
+from rlrun.api.crd.frozen_fields import TRANSITION_RULES
 from rlrun.api.resource import RLRun
-from rlrun.config.free import LEVELS_MAX
-from rlrun.config.rule import Rule, compact_cel, quote_cel
+from rlrun.config.base import LEVELS_MAX, Rule, compact_cel, quote_cel
 from rlrun.runtime.json_types import Json
+
+
+class _Dumper(yaml.SafeDumper):
+    """Dumper without anchors: equal values are written out every time."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+
+def as_yaml(*documents: Mapping[str, object]) -> str:
+    """Return the documents in order as YAML, separated by `---`."""
+    return "---\n".join(_yaml_text(document) for document in documents)
+
+
+def _yaml_text(document: Mapping[str, object]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=True)
+
 
 NAME = f"{PLURAL}.{GROUP}"
 SPEC_LEVELS_MAX = LEVELS_MAX + 4

@@ -17,16 +17,15 @@ from typing import Annotated
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlrun.api.crd.unset import default_of, reading_defaults
-from rlrun.api.kubernetes import NodeAffinity, PodAffinity
+from rlrun.api.crd.frozen_fields import default_of, reading_defaults
+from rlrun.api.kubernetes_types import NodeAffinity, PodAffinity
 from rlrun.api.resource import API_VERSION, KIND, RLRun, RLRunSpec
-from rlrun.api.status import UNSERVED, RLRunStatus
+from rlrun.api.run_status import UNSERVED, RLRunStatus
+from rlrun.config.base import Rule, quote_cel
 from rlrun.config.formats import Distinct, Format
-from rlrun.config.loading.schema import shape_of
-from rlrun.config.meaning import field_meaning
+from rlrun.config.loading.schema import field_meaning, shape_of
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig
-from rlrun.config.rule import Rule, quote_cel
 from rlrun.runtime.json_types import Json
 
 _ANY: Json = {"x-kubernetes-preserve-unknown-fields": True}
@@ -45,7 +44,7 @@ PROPERTIES_MAX = 64
 INTEGER_MAX = 2**53 - 1
 """Larger integers are not exact in JSON."""
 
-_KUBERNETES = "rlrun.api.kubernetes"
+_KUBERNETES = "rlrun.api.kubernetes_types"
 _DESCRIBED_ELSEWHERE = {
     *((EnvironmentAlgorithm, name) for name in EnvironmentAlgorithm.model_fields),
     (EnvironmentConfig, "sampling"),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from rlrun.config.algorithm.options import Entry, Kind, Need, Option, Options, OptionValue
 from rlrun.config.algorithm.presets import DEFAULT_ADVANTAGE, DEFAULT_LOSS, DEFAULT_PRESET, PRESETS, Preset
 from rlrun.config.algorithm.tables import (
     ADVANTAGE_ENTRIES,
@@ -19,6 +18,12 @@ from rlrun.config.algorithm.tables import (
     KL_REWARD_KINDS,
     LOSS_ENTRIES,
     PROXIMAL_METHODS,
+    Entry,
+    Kind,
+    Need,
+    Option,
+    Options,
+    OptionValue,
 )
 from rlrun.config.suggest import unknown_name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rlrun.config.algorithm.options import OptionValue
+from rlrun.config.algorithm.tables import OptionValue
 
 DEFAULT_PRESET = "aipo"
 DEFAULT_ADVANTAGE = "grpo"

@@ -5,8 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from rlrun.config.dialects.rows import Conversion, Effect, Extend, Later, Note, Refuse, Set
-from rlrun.config.dialects.values import ALL_TASKS, is_count, is_nothing, is_number, show_value
+from rlrun.config.dialects.rows import (
+    ALL_TASKS,
+    Conversion,
+    Effect,
+    Extend,
+    Later,
+    Note,
+    Refuse,
+    Set,
+    is_count,
+    is_nothing,
+    is_number,
+    show_value,
+)
 
 TEMPLATE_ARGUMENT = "template argument "
 """Prefix of hints with arguments of the chat template."""

@@ -1,6 +1,10 @@
-"""A dialect: rows that describe what happens to another project's keys, and their lookup by path.
+"""Rows of a dialect: the keys of another project, and the kinds of their values.
+
+A dialect: rows that describe what happens to another project's keys, and their lookup by path.
 
 Paths are dotted. `name[]` is each item of a list, `*` is any one name, and a row covers everything below it without its own row.
+
+Checks of another project's values, and their form in messages.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeGuard
 
 Fate = Literal["same", "mapped", "ignored", "refused"]
 
@@ -156,3 +160,29 @@ def _key_parents(path: str) -> Iterable[str]:
         yield path[: end.start()]
         if end.group() == "[]" and end.end() < len(path):
             yield path[: end.end()]
+
+
+ALL_TASKS = 1_000_000
+"""Largest number of tasks of an evaluation, which means all tasks."""
+_NOTHING = (None, "None", "none", "null")
+
+
+def is_nothing(value: object) -> bool:
+    """Return whether a value means none."""
+    return value is None or (isinstance(value, str) and value in _NOTHING)
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is a number and not a boolean."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number of at least 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def show_value(value: object) -> str:
+    """Return a value for a message, truncated to 60 characters."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:60] + "…"

@@ -10,8 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.config.dialects.rows import Dialect, Effect, Extend, Later, Note, Refuse, Row, Set
-from rlrun.config.dialects.values import show_value
+from rlrun.config.dialects.rows import Dialect, Effect, Extend, Later, Note, Refuse, Row, Set, show_value
 from rlrun.config.loading.layers import Assignment, Hint, Layer, Origin, assign_values
 from rlrun.config.loading.problems import Problem
 from rlrun.config.loading.schema import Shape, Style, field_shapes, find_field, list_few, snake_name

@@ -16,19 +16,24 @@ from pydantic import BaseModel
 
 from rlrun.config.loading.files import FORMATS
 from rlrun.config.loading.layers import Assignment, Layer, Origin, Reader
-from rlrun.config.loading.option_names import (
+from rlrun.config.loading.options import (
+    PROCESS_VARIABLES,
+    broken_json,
     dotted_field,
+    has_value,
     nearest_option,
     negated_field,
+    parse_plain,
+    parse_value,
     resolve_option,
     shape_at,
     suggest_names,
+    take_value,
+    take_values,
     without_no,
 )
-from rlrun.config.loading.option_values import broken_json, has_value, parse_plain, parse_value, take_value, take_values
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT, Problem
 from rlrun.config.loading.schema import Shape
-from rlrun.config.loading.variables import PROCESS_VARIABLES
 from rlrun.config.loading.yaml_text import Key
 from rlrun.config.suggest import did_you_mean
 

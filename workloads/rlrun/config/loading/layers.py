@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from rlrun.config.loading.fixes.closest_shapes import named_entry
+from rlrun.config.loading.fixes.closest_values import named_entry
 from rlrun.config.loading.fixes.unknown import unknown_field
 from rlrun.config.loading.fixes.written import to_yaml
 from rlrun.config.loading.problems import CONFIGURATION, ENVIRONMENT, Problem
@@ -48,7 +48,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Hint:
-    """A value of another project that has a meaning only together with others; see `rlrun.config.dialects.complete`."""
+    """A value of another project that has a meaning only together with others; see `rlrun.config.dialects.completion`."""
 
     value: Any
     origin: Origin

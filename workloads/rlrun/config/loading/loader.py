@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from rlrun.config.loading.arguments import Arguments, OtherNames, parse_arguments, parse_environment
 from rlrun.config.loading.examine import validate_layer
 from rlrun.config.loading.files import read_document
-from rlrun.config.loading.help import help_text
 from rlrun.config.loading.layers import Layer, Origin, Reader, assign_values, merge_layers
+from rlrun.config.loading.parser import help_text
 from rlrun.config.loading.problems import CONFIGURATION, ConfigError, Problem
 from rlrun.config.loading.schema import Style
 

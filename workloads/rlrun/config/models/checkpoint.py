@@ -6,9 +6,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.config.base import Config
+from rlrun.config.base import Config, Rule
 from rlrun.config.formats import Format, RunFolder
-from rlrun.config.rule import Rule
 
 
 class ResumeConfig(Config):

@@ -6,10 +6,9 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlrun.config.base import Config
+from rlrun.config.base import Config, Rule
 from rlrun.config.formats import PRINTABLE, Column, FolderPath, HubName, Revision
-from rlrun.config.models.model import REVISION_RULE
-from rlrun.config.rule import Rule
+from rlrun.config.models.language_models import REVISION_RULE
 
 LossRole = Literal["system", "user", "assistant", "tool"]
 _ASSISTANT: list[LossRole] = ["assistant"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlrun.config.rule import Rule, list_cel
+from rlrun.config.base import Rule, list_cel
 
 OWNED_FLAGS = (
     "--allowed-origins",

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, model_validator
 
 from rlrun.config.algorithm.names import proximal_problem
-from rlrun.config.base import Config
+from rlrun.config.base import Config, Rule
 from rlrun.config.models.learning import (
     AdvantageConfig,
     Aggregation,
@@ -18,7 +18,6 @@ from rlrun.config.models.learning import (
     Proximal,
     RegularizerConfig,
 )
-from rlrun.config.rule import Rule
 
 
 class EnvironmentAlgorithm(Config):

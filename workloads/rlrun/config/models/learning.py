@@ -26,9 +26,8 @@ from rlrun.config.algorithm.names import (
     narrow_bands,
     proximal_problem,
 )
-from rlrun.config.base import Config
-from rlrun.config.models.companions import CriticConfig, ReferenceConfig
-from rlrun.config.rule import Rule, list_cel
+from rlrun.config.base import Config, Rule, list_cel
+from rlrun.config.models.language_models import CriticConfig, ReferenceConfig
 
 _IMPORT_PATH = r"^[A-Za-z_]\\w*([.][A-Za-z_]\\w*)*:[A-Za-z_]\\w*$"
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import Field, model_validator
 
 from rlrun.config.base import Config
-from rlrun.config.division import compile_problem, later_weights_problem
 from rlrun.config.formats import RunName, ServerArgument
+from rlrun.config.layout_rules import compile_problem, later_weights_problem
 from rlrun.config.models.checkpoint import CheckpointConfig, WeightSyncConfig
 from rlrun.config.models.data import DataConfig
 from rlrun.config.models.engine_arguments import (
@@ -21,9 +21,8 @@ from rlrun.config.models.engine_arguments import (
     problem_of_arguments,
 )
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
+from rlrun.config.models.language_models import LoRAConfig, ModelConfig, PoliciesConfig
 from rlrun.config.models.learning import AlgorithmConfig, OptimizerConfig, SchedulerConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import ModelConfig
 from rlrun.config.models.parallel import (
     GPU_KERNELS,
     ZERO_BUBBLE,
@@ -33,7 +32,6 @@ from rlrun.config.models.parallel import (
     GradientAccumulation,
     ParallelismConfig,
 )
-from rlrun.config.models.policies import PoliciesConfig
 from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, SamplingConfig
 
 Task = Literal["RL", "SFT", "Eval"]

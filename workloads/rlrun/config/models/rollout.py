@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
-from rlrun.config.base import Config
+from rlrun.config.base import Config, FreeMapping, Rule, list_cel, quote_cel
 from rlrun.config.formats import (
     PRINTABLE,
     EnvironmentId,
@@ -18,9 +18,7 @@ from rlrun.config.formats import (
     VariableName,
     VolumePath,
 )
-from rlrun.config.free import FreeMapping
 from rlrun.config.models.environment_algorithm import EnvironmentAlgorithm
-from rlrun.config.rule import Rule, list_cel, quote_cel
 
 SOLVED = 1.0
 """Default reward at which a rollout counts as solved."""

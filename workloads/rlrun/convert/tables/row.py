@@ -1,12 +1,21 @@
-"""One row of a table: a key, its field in RLRun, and the meaning or the reason."""
+"""One row of a table, rows from a list of keys, and names of layers with adapters.
+
+One row of a table: a key, its field in RLRun, and the meaning or the reason.
+
+Rows from a text file: `[how] reason`, followed by `block: key key=VALUE ...`; VALUE is a value with which the key changes nothing.
+
+Names of layers that can have an adapter.
+"""
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Literal
 
 How = Literal["value", "joined", "drop", "refuse"]
@@ -27,7 +36,7 @@ class Row:
     values: Mapping[str, object] = field(default_factory=dict)
     """Their values -> RLRun's values; other values stay unchanged."""
     convert: str = ""
-    """Name of a conversion in `rlrun.convert.conversions`."""
+    """Name of a conversion in `rlrun.convert.draft`."""
     fine: tuple[object, ...] = ()
     """Values with which `dropped_row` and `refused_row` change nothing, because they match RLRun's behavior."""
 
@@ -82,3 +91,43 @@ def refused_row(key: str, note: str, *, fine: tuple[object, ...] = (None, False)
 def row_of(key: str, rows: Iterable[Row]) -> Row | None:
     """Return the first row that matches a key, or None."""
     return next((row for row in rows if row.fits(key)), None)
+
+
+_GROUP = re.compile(r"\[(drop|refuse)\] (.+)")
+_MAKE = {"drop": dropped_row, "refuse": refused_row}
+
+
+def read_rows(name: str) -> tuple[Row, ...]:
+    """Return the rows of a list next to this module.
+
+    Raises:
+        ValueError: a line has another format.
+    """
+    rows: list[Row] = []
+    how, note = "", ""
+    for line in (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines():
+        if (group := _GROUP.fullmatch(line)) is not None:
+            how, note = group.groups()
+        elif line and not line.startswith("#"):
+            block, colon, keys = line.partition(": ")
+            if not how or not colon:
+                raise ValueError(f"{name}: {line!r} is not `block: key ...` below `[drop] reason`")
+            rows += [_key_row(how, note, f"{block}." if block else "", word) for word in keys.split()]
+    return tuple(rows)
+
+
+def _key_row(how: str, note: str, block: str, word: str) -> Row:
+    key, equals, value = word.partition("=")
+    fine = (json.loads(value),) if equals else ()
+    return _MAKE[how](block + key, note, fine=fine if how == "drop" else (None, *fine))
+
+
+MEGATRON_MODULES: Mapping[str, tuple[str, ...]] = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""Megatron's layer names -> names in transformers."""
+ALL_LINEAR = ("all-linear", "all")
+"""Other trainers' names for all linear layers, which is RLRun's default."""

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Literal
 
 from rlrun.environments.process import worker
-from rlrun.environments.process.containment import enclosure, private_folder
-from rlrun.environments.process.containment.keeper import STACKS
-from rlrun.environments.process.containment.kill import (
+from rlrun.environments.process.containment import enclosure
+from rlrun.environments.process.containment.keeper import (
     MARK_VARIABLE,
+    STACKS,
     Known,
     descendant_usage,
     is_stopped,
@@ -27,9 +27,8 @@ from rlrun.environments.process.containment.kill import (
     kill_descendants,
 )
 from rlrun.environments.process.heartbeat import Page
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import EVERYTHING, Log, named_by, passed_variables, withheld_hint
 from rlrun.environments.process.talk import Death, DeathKind, Ready, StartError, Talk
-from rlrun.environments.process.variables import EVERYTHING, named_by, passed_variables, withheld_hint
 from rlrun.environments.process.wire import Document, WireError
 from rlrun.environments.process.worker import BROKEN_LOOP, LOST
 from rlrun.runtime.bootstrap import python_command
@@ -183,11 +182,11 @@ class Life(Talk):
         if self.command.kind != "environment" or self.command.is_alone or not enclosure.is_available():
             return environment, []
         try:
-            self._folder = private_folder.make_private_folder()
+            self._folder = enclosure.make_private_folder()
         except OSError as error:
             raise StartError(f"cannot create the folder {error.filename}: {error.strerror}") from error
-        environment = private_folder.use_private_folder(environment, self._folder)
-        return environment, [self._folder, *private_folder.make_hub_caches(environment)]
+        environment = enclosure.use_private_folder(environment, self._folder)
+        return environment, [self._folder, *enclosure.make_hub_caches(environment)]
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         numbers = (descriptor, self._page.descriptor, os.getpid(), self.limits.memory_bytes)
@@ -198,7 +197,7 @@ class Life(Talk):
         try:
             process = subprocess.Popen(
                 python_command(worker.__name__, [*map(str, (*numbers, *writable))], python=self.command.python),
-                cwd=private_folder.working_directory(self._folder) if self._folder is not None else None,
+                cwd=enclosure.working_directory(self._folder) if self._folder is not None else None,
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=writing,
@@ -228,7 +227,7 @@ class Life(Talk):
         self._answered_ping = int(document["number"])
 
     def _add_advice(self, message: str) -> str:
-        refused = "" if self._folder is None else private_folder.refused_hint(message)
+        refused = "" if self._folder is None else enclosure.refused_hint(message)
         return message + (refused or withheld_hint(message, self._withheld))
 
     def _on_connection_lost(self, error: WireError | None) -> None:
@@ -382,7 +381,7 @@ class Life(Talk):
 
     def _remove_folder(self) -> None:
         if self._folder is not None:
-            private_folder.remove_private_folder(self._folder)
+            enclosure.remove_private_folder(self._folder)
 
 
 _STACK = ("Current thread", "Stack (most recent call first)")

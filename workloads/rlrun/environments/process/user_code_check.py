@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Literal
 
 from rlrun.environments.process.life import Command, Life, Limits
-from rlrun.environments.process.log import Log
+from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import StartError
 
 AT_ONCE = 4

@@ -43,7 +43,8 @@ MAX_LINE_BYTES = 64 * 1024 * 1024
 LARGE_BYTES = 1 << 17
 """Largest size of documents that are decoded in the event loop, in 1 to 3 ms."""
 _POOL = ThreadPoolExecutor(2, thread_name_prefix="wire")
-"""Threads for large documents. They are separate from `rlrun.runtime.compute`, where they would delay the prompts of all environments."""
+"""Threads for large documents. They are separate from `rlrun.runtime.background_compute`, where they would delay the prompts of all
+environments."""
 
 
 class WireError(Exception):

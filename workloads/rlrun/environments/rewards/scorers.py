@@ -8,13 +8,13 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rlrun.environments.environment_protocol import Task, UnplayableTaskError
 from rlrun.environments.message_content import content_text
-from rlrun.environments.protocol import Task, UnplayableTaskError
 from rlrun.environments.rewards import mathematics
 from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError, UnfinishedCallError
-from rlrun.environments.rewards.code import Case, CodeLimits, CodeRunner, last_code_block
+from rlrun.environments.rewards.code_execution import Case, CodeLimits, CodeRunner, last_code_block
 from rlrun.environments.rewards.judge import GroupJudge, GroupJudgeArgs, Judge, JudgeArgs
-from rlrun.environments.rewards.reward_model import RewardModel, RewardModelArgs
+from rlrun.environments.rewards.scoring_servers import RewardModel, RewardModelArgs
 
 
 @runtime_checkable

@@ -1,7 +1,12 @@
-"""Validated responses of an engine to token requests: every token has a log-prob and a policy version, otherwise the response is an error.
+"""Answers of an engine to token requests, checked, and its load from its metrics.
 
-Two formats: packed columns of RLRun's route (`rlrun.protocol.messages.packed`), and the JSON of vLLM's own route. This module imports
+Validated responses of an engine to token requests: every token has a log-prob and a policy version, otherwise the response is an error.
+
+Two formats: packed columns of RLRun's route (`rlrun.protocol.messages.packed_columns`), and the JSON of vLLM's own route. This module
+imports
 neither vLLM nor torch.
+
+Load of an inference server, parsed from vLLM's Prometheus metrics.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS, PackedError, Reader, integer_column
+from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS, PackedError, Reader, integer_column
 
 LOWEST_LOGPROB, HIGHEST_LOGPROB = -9999.0, 1e-3
 """Valid range of log-probs. vLLM reports -9999 for minus infinity, a token that cannot be sampled. Values above 0 come from rounding."""
@@ -195,3 +200,43 @@ def expand_versions(spans: Sequence[Span], length: int) -> array[int]:
     if len(versions) != length:
         raise EngineError(f"versions are known for {len(versions)} of {length} tokens")
     return versions
+
+
+_LOAD = frozenset(
+    f"vllm:{name}"
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineMetrics:
+    """Load of one server, summed over its data-parallel engines."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """Fraction (0 to 1) of the KV cache in use, of the engine with the highest use."""
+    preemptions: int | None = None
+    """Preempted sequences since the server's start (KV cache full); None if the server does not report it."""
+
+
+def parse_metrics(text: str) -> EngineMetrics:
+    """Parse vLLM's Prometheus text. A missing load metric raises `EngineError` instead of reporting an idle engine."""
+    values: dict[str, list[float]] = {}
+    try:
+        for line in text.splitlines():
+            if line.startswith("vllm:"):
+                name = line.partition("{")[0].partition(" ")[0]
+                if name in _LOAD:
+                    values.setdefault(name, []).append(float(line.rpartition(" ")[2]))
+        preemptions = values.get("vllm:num_preemptions_total")
+        return EngineMetrics(
+            running=int(sum(values["vllm:num_requests_running"])),
+            waiting=int(sum(values["vllm:num_requests_waiting"])),
+            kv_usage=max(values["vllm:kv_cache_usage_perc"]),
+            preemptions=None if preemptions is None else int(sum(preemptions)),
+        )
+    except KeyError as error:
+        raise EngineError(f"/metrics lacks {error}") from None
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"/metrics has a value that is not a number: {error}") from None

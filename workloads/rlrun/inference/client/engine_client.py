@@ -22,12 +22,13 @@ from rlrun.inference.client.completions import (
     Adapter,
     Completion,
     EngineError,
+    EngineMetrics,
     EngineUnavailableError,
     ParsedReply,
+    parse_metrics,
     parse_packed,
     parse_stock,
 )
-from rlrun.inference.client.engine_metrics import EngineMetrics, parse_metrics
 from rlrun.protocol.messages.endpoints import (
     ENGINE_GENERATE,
     ENGINE_GENERATE_PACKED,
@@ -39,10 +40,11 @@ from rlrun.protocol.messages.endpoints import (
     ENGINE_SLEEP,
     ENGINE_STATUS,
     ENGINE_UPDATE_WEIGHTS,
+    HEADER,
+    OWN,
 )
-from rlrun.protocol.messages.engine_protocol import HEADER, OWN
-from rlrun.protocol.messages.packed import MEDIA_TYPE, integer_column, pack_document
-from rlrun.runtime.compute import compute
+from rlrun.protocol.messages.packed_columns import MEDIA_TYPE, integer_column, pack_document
+from rlrun.runtime.background_compute import compute
 from rlrun.runtime.json_types import Json
 
 __all__ = ["Adapter", "Completion", "EngineClient", "EngineError", "EngineUnavailableError"]

@@ -1,4 +1,4 @@
-"""Route `/rlrun/generate` of an engine: tokens in and out as packed columns (`rlrun.protocol.messages.packed`).
+"""Route `/rlrun/generate` of an engine: tokens in and out as packed columns (`rlrun.protocol.messages.packed_columns`).
 
 vLLM's own route builds an object and 90 bytes of JSON per token, which takes seconds of its event loop for a group of long rollouts; this
 route only copies arrays.
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rlrun.inference.guard import GUEST
 from rlrun.protocol.messages.endpoints import ENGINE_GENERATE_PACKED
-from rlrun.protocol.messages.packed import INTEGERS, MEDIA_TYPE, Column, PackedError, Reader, pack_document
+from rlrun.protocol.messages.packed_columns import INTEGERS, MEDIA_TYPE, Column, PackedError, Reader, pack_document
 
 CLIENT_GONE = 499
 GONE = 410

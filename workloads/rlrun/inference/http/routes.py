@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rlrun.inference.guard import GUEST
 from rlrun.inference.heartbeat import Heartbeat
 from rlrun.inference.weights.handover import Handover, HandoverError, Outcome
-from rlrun.protocol.messages.engine_protocol import HEADER, OWN, REFUSED, explain_mismatch, of_header
+from rlrun.protocol.messages.endpoints import HEADER, OWN, REFUSED, explain_mismatch, of_header
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rlrun.inference.http.generate import GONE, GenerateError, Head, SampledTokens
-from rlrun.protocol.messages.packed import FLOATS, integer_column
+from rlrun.protocol.messages.packed_columns import FLOATS, integer_column
 
 if TYPE_CHECKING:
     from vllm.engine.protocol import EngineClient

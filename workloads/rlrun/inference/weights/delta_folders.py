@@ -1,29 +1,180 @@
-"""Assembly of a version that is published as a difference: the engine builds the whole version in the machine's shared memory.
+"""Versions on the volume that are stored as differences, rebuilt in shared memory.
+
+Raw bytes of a published folder's tensors, without torch (numpy has no bfloat16).
+
+One bucket's file of a new version in shared memory, built from the previous version's file and differences. Without torch.
+
+The previous file is never written to: a process that has mapped it still sees the old content. It is deleted as soon as the new file has
+the trainer's checksum.
+
+Assembly of a version that is published as a difference: the engine builds the whole version in the machine's shared memory.
 
 The base is the version in shared memory with all later differences; otherwise the newest whole version on the volume with all later
-differences. Every bucket must have the trainer's checksum before the engine is changed. File format: `rlrun.protocol.messages.delta_files`.
+differences. Every bucket must have the trainer's checksum before the engine is changed. File format: `rlrun.protocol.messages.buckets`.
 """
 
 from __future__ import annotations
 
+import json
+import mmap
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from loguru import logger
 
 from rlrun.inference.weights.preflight import FolderError, Shapes, problem_of_tensors
-from rlrun.inference.weights.rebuild import DamagedError, make_bucket, replace_bucket
-from rlrun.inference.weights.receive import RefusedError
-from rlrun.inference.weights.staging import NoRoomError, Staging, file_name
-from rlrun.inference.weights.stored import StoredTensors
+from rlrun.inference.weights.receive import NoRoomError, RefusedError, Staging, file_name, make_file
 from rlrun.protocol.files.paths import COMPLETE
-from rlrun.protocol.messages.buckets import Bucket
-from rlrun.protocol.messages.delta_files import DeltaFiles, read_manifest
-from rlrun.protocol.messages.sparse import Bytes
+from rlrun.protocol.messages.buckets import Bucket, DeltaFiles, read_manifest
+from rlrun.protocol.messages.packed_columns import Bytes, DeltaError, apply_difference
+
+
+class StoredTensors:
+    """Memory-mapped safetensors files of a folder.
+
+    Args:
+        folder: folder of a complete version.
+
+    Raises:
+        FolderError: a file is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._found: dict[str, Bytes] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            try:
+                self._found |= _stored_tensors(path)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                raise FolderError(f"{path} is not a complete safetensors file: {error}") from None
+
+    def fill(self, bucket: Bucket, body: Bytes) -> None:
+        """Copy a bucket's tensors to their offsets in its body.
+
+        Raises:
+            FolderError: a tensor is missing, or has another size.
+        """
+        for slot in bucket.slots:
+            name, found = slot.tensor.name, self._found.get(slot.tensor.name)
+            if found is None or len(found) != slot.tensor.size:
+                size = "no" if found is None else f"{len(found)}"
+                raise FolderError(f"{self._folder} has {size} bytes of {name}, expected {slot.tensor.size}")
+            body[slot.offset : slot.end] = found
+
+
+def _stored_tensors(path: Path) -> dict[str, Bytes]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("the header is longer than the file")
+        header: dict[str, Any] = json.loads(file.read(length))
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    content = np.frombuffer(memory, np.uint8)[8 + length :]
+    found: dict[str, Bytes] = {}
+    for name, about in header.items():
+        if name != "__metadata__":
+            first, end = about["data_offsets"]
+            found[name] = content[first:end]
+    return found
+
+
+class DamagedError(Exception):
+    """Error for a bucket that differs from the trainer's."""
+
+
+def compare_checksum(bucket: Bucket, body: Bytes, expected: int) -> None:
+    """Check the trainer's checksum.
+
+    Raises:
+        DamagedError: the body has another checksum.
+    """
+    found = zlib.crc32(body.data)
+    if found != expected:
+        raise DamagedError(f"{_bucket_text(bucket)} has checksum {found:08x}, the trainer's {expected:08x}")
+
+
+def replace_bucket(source: Path, target: Path, bucket: Bucket, sent: Sequence[Bytes], expected: int) -> None:
+    """Build a bucket's file from the file of an older version.
+
+    Args:
+        source: file of the older version; deleted afterwards.
+        target: file of the new version.
+        bucket: layout of the bucket, which is equal in both versions.
+        sent: data of the bucket for each later version: a difference or the whole bucket, see `Difference.sizes`.
+        expected: CRC-32 of the bucket in the new version.
+
+    Raises:
+        DamagedError: the result differs from the trainer's bucket.
+        NoRoomError: the shared memory is full.
+    """
+    if not any(len(one) for one in sent):
+        source.rename(target)
+        compare_checksum(bucket, read_body(target, bucket), expected)
+        return
+
+    def fill(body: Bytes) -> None:
+        body[:] = read_body(source, bucket)
+
+    make_bucket(target, bucket, fill, sent, expected)
+    source.unlink()
+
+
+def make_bucket(
+    target: Path, bucket: Bucket, fill: Callable[[Bytes], None], sent: Sequence[Bytes], expected: int
+) -> None:
+    """Build a bucket's file.
+
+    Args:
+        target: file of the new version.
+        bucket: layout of the bucket.
+        fill: function that copies the bucket of an older version into a body; not called if `sent` contains the whole bucket.
+        sent: see `replace_bucket`.
+        expected: CRC-32 of the bucket in the new version.
+
+    Raises:
+        DamagedError: the result differs from the trainer's bucket.
+        NoRoomError: the shared memory is full.
+    """
+    memory, start = make_file(target, bucket)
+    body: Bytes = np.frombuffer(memory, np.uint8, bucket.size, start)
+    whole = max((at for at, one in enumerate(sent) if len(one) == bucket.size), default=None)
+    if whole is None:
+        fill(body)
+    else:
+        body[:] = sent[whole]
+    try:
+        for one in sent[0 if whole is None else whole + 1 :]:
+            apply_difference(one, body)
+    except DeltaError as error:
+        raise DamagedError(f"{_bucket_text(bucket)}: {error}") from None
+    compare_checksum(bucket, body, expected)
+
+
+def read_body(path: Path, bucket: Bucket) -> Bytes:
+    """Return the body of a bucket's file as a read-only mapping.
+
+    Raises:
+        DamagedError: the file belongs to another bucket.
+    """
+    header = bucket.header()
+    with path.open("rb") as file:
+        if file.read(len(header)) != header or file.seek(0, 2) != len(header) + bucket.size:
+            raise DamagedError(f"{_bucket_text(bucket)}: {path} has the layout of another version")
+        if not bucket.size:
+            return np.empty(0, np.uint8)
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(memory, np.uint8, bucket.size, len(header))
+
+
+def _bucket_text(bucket: Bucket) -> str:
+    return f"bucket {bucket.index} ({bucket.slots[0].tensor.name} and following tensors)"
+
 
 _THREADS = 4
 

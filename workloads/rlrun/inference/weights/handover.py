@@ -27,7 +27,7 @@ from rlrun.diagnostics.fault_points import reach
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_weights
 from rlrun.inference.weights.receive import Receiver, RefusedError
 from rlrun.inference.weights.sleeping import Sleeper
-from rlrun.protocol.messages.delta_files import is_delta
+from rlrun.protocol.messages.buckets import is_delta
 
 ResultT = TypeVar("ResultT")
 UNKNOWN_VERSION = "unknown"

@@ -11,11 +11,10 @@ from pathlib import Path
 import torch
 from loguru import logger
 
-from rlrun.inference.weights.rebuild import DamagedError, compare_checksum, replace_bucket
-from rlrun.inference.weights.receive import Groups
-from rlrun.inference.weights.staging import Staging, file_name, make_file
+from rlrun.inference.weights.delta_folders import DamagedError, compare_checksum, replace_bucket
+from rlrun.inference.weights.receive import Groups, Staging, file_name, make_file
 from rlrun.protocol.messages.buckets import Bucket, version_checksum
-from rlrun.protocol.messages.transfer import Joining, TransferOffer, group_name
+from rlrun.protocol.messages.trainer_channel import Joining, TransferOffer, group_name
 from rlrun.transport import links
 
 _CHECKSUM_THREADS = 4

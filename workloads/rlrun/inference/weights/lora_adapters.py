@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.inference.command import MAX_LOADED_LORAS
+from rlrun.inference.engine_settings import MAX_LOADED_LORAS
 from rlrun.inference.weights.handover import Engine, Handover, HandoverError, Outcome, Served, Source, last_line
 from rlrun.inference.weights.preflight import FolderError, Shapes, check_adapter, resolve_folder
 from rlrun.inference.weights.sleeping import Sleeper

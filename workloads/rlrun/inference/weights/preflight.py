@@ -12,10 +12,9 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from rlrun.inference.settings import InferenceSettings
+from rlrun.inference.engine_settings import InferenceSettings
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE
-from rlrun.protocol.messages.buckets import TensorInfo
-from rlrun.protocol.messages.delta_files import MANIFEST
+from rlrun.protocol.messages.buckets import MANIFEST, TensorInfo
 
 _PREFIX, _A, _B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 INDEX = "model.safetensors.index.json"

@@ -13,17 +13,14 @@ from functools import partial
 from loguru import logger
 
 from rlrun.config.models.rollout import solved_rewards
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
-from rlrun.orchestrator.aio.volume import in_thread, retry_until_done
-from rlrun.orchestrator.batches.assemble import assemble_batch, choose_first
-from rlrun.orchestrator.batches.replay import Recording
-from rlrun.orchestrator.checkpoint import state
-from rlrun.orchestrator.engines.gpu_turns import GPUTurns
-from rlrun.orchestrator.engines.weight_sync import WeightSync
+from rlrun.orchestrator import checkpoint
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter, in_thread, retry_until_done
+from rlrun.orchestrator.batches.assemble import Recording, assemble_batch, choose_first
+from rlrun.orchestrator.engines.weight_sync import GPUTurns, WeightSync
 from rlrun.orchestrator.groups.filters import filter_metrics
 from rlrun.orchestrator.groups.groups import Batched, Groups
+from rlrun.orchestrator.journal.journal_writer import rollout_fingerprint
 from rlrun.orchestrator.journal.recovery import read_journal, readmit_entries
-from rlrun.orchestrator.journal.writer import rollout_fingerprint
 from rlrun.orchestrator.progress.metrics_file import MetricsFile, is_trace_old, write_trace
 from rlrun.orchestrator.progress.step_metrics import (
     OwnMetrics,
@@ -38,7 +35,7 @@ from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, BatchError, write_batch
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.runtime.compute import stepwise
+from rlrun.runtime.background_compute import stepwise
 
 
 class BatchProducer:
@@ -159,7 +156,7 @@ class BatchProducer:
     async def readmit_batches(self) -> None:
         """Train the batches of earlier attempts for the steps after the base unchanged, if they are fresh enough."""
         ledger = self._groups.ledger
-        found = state.readmissible_batches(
+        found = checkpoint.readmissible_batches(
             self._paths,
             self.attempt,
             ledger,

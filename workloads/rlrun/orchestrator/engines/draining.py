@@ -1,4 +1,8 @@
-"""Draining of engines before their removal: no new requests, end of the running ones, then a report that the engine is
+"""Requests of the operator about engines, and the draining of engines that are to stop.
+
+Requests of the operator about a run's engines, received with the answers to the Lease's renewals.
+
+Draining of engines before their removal: no new requests, end of the running ones, then a report that the engine is
 unused.
 
 The orchestrator chooses the engine because it knows the load of each: an engine out of rotation, otherwise the engine
@@ -9,16 +13,46 @@ the tokens sampled so far, so no rollout is lost.
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from loguru import logger
 
-from rlrun.orchestrator.aio.condition import Signal
+from rlrun.orchestrator.aio.event_loop import Signal
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
-from rlrun.protocol.messages.spot_wish import SpotWish, plain_host
+from rlrun.protocol.messages import lease_annotations as names
+from rlrun.protocol.messages.lease_annotations import SpotWish, plain_host
+
+
+@dataclass
+class Wishes:
+    """Current requests of the operator to a run."""
+
+    engines: int | None = None
+    """Number of engines to keep in use. None: no request."""
+    spot: SpotWish | None = None
+    """Number of these engines on interruptible nodes, and their hosts. None: no engine is on such a node."""
+    window_seconds: float | None = None
+    """Seconds that a load report must cover."""
+
+    def take(self, lease: str) -> None:
+        """Read the requests from a Lease. An unreadable Lease changes nothing."""
+        try:
+            found = json.loads(lease)["metadata"].get("annotations") or {}
+            engines = int(found[names.ENGINES_WANTED]) if names.ENGINES_WANTED in found else None
+            window = float(found[names.ENGINES_WINDOW]) if names.ENGINES_WINDOW in found else None
+            spot = SpotWish.read(found[names.ENGINES_SPOT]) if names.ENGINES_SPOT in found else None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return
+        self.engines = None if engines is None or engines < 1 else engines
+        self.spot = spot
+        self.window_seconds = window if window is not None and math.isfinite(window) and window >= 0 else None
+
 
 LOOK_SECONDS = 0.25
 DRAIN_SECONDS = 300.0

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Replica
-from rlrun.protocol.messages.engine_load import EngineLoad
+from rlrun.protocol.messages.lease_annotations import EngineLoad
 
 LOOK_SECONDS = 0.25
 WINDOW_SECONDS = 120.0

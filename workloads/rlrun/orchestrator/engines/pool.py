@@ -20,10 +20,9 @@ from functools import partial
 from loguru import logger
 
 from rlrun.backoff import backoff
-from rlrun.orchestrator.aio.condition import Signal, Turns
-from rlrun.orchestrator.engines.load_control import Concurrency
+from rlrun.orchestrator.aio.event_loop import Signal, Turns
 from rlrun.orchestrator.engines.load_order import LoadOrder
-from rlrun.orchestrator.engines.replica import UNLIMITED, Replica
+from rlrun.orchestrator.engines.replica import UNLIMITED, Concurrency, Replica
 
 NOBODY = "no engine is known"
 FIRST_PAUSE_SECONDS = 0.2

@@ -1,4 +1,8 @@
-"""Evaluation of exactly one policy version on the first tasks of each environment's split.
+"""Evaluation of one policy version on the first tasks of each environment's split.
+
+Unbiased estimates of pass@k from several samples per task. Pure.
+
+Evaluation of exactly one policy version on the first tasks of each environment's split.
 
 The training run uses it for its versions, and the evaluation job (`evaluate`) for policies after the training.
 """
@@ -9,28 +13,63 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import comb
 from typing import Protocol, Required, TypedDict
 
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CompleteSampling, EvaluationConfig, solved_rewards
+from rlrun.environments.environment_protocol import Message, Split, Tool
 from rlrun.environments.episode import EpisodeError
-from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
-from rlrun.orchestrator.aio.deadline import pausable_timeout
+from rlrun.orchestrator.aio.event_loop import pausable_timeout
 from rlrun.orchestrator.engines.pool import EnginePool
-from rlrun.orchestrator.pass_at_k import mean_pass_at_k
 from rlrun.orchestrator.progress.step_metrics import OwnMetrics
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import RolloutError
 from rlrun.orchestrator.rollouts.dispatcher import MAX_LOST
 from rlrun.orchestrator.rollouts.engine_session import Session
 from rlrun.orchestrator.rollouts.environment_pool import Arena
+from rlrun.orchestrator.rollouts.playable_tasks import unplayable_reason
 from rlrun.orchestrator.rollouts.player import Player, compare_group
-from rlrun.orchestrator.rollouts.unplayable import unplayable_reason
 from rlrun.orchestrator.types import Rollout
+
+
+def pass_at_k(samples: int, solved: int, k: int) -> float:
+    """Return the probability that at least one of `k` samples solves the task: `1 - C(n-c, k) / C(n, k)` (Chen et al.
+    2021, eq. 1).
+
+    Args:
+        samples: n, number of samples drawn.
+        solved: c, number of samples that solved the task.
+        k: size of the subset, from 1 to n.
+
+    Raises:
+        ValueError: the counts contradict each other; the message names the argument.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"k is {k}; it must be from 1 to the number of samples, {samples}")
+    if not 0 <= solved <= samples:
+        raise ValueError(f"solved is {solved}; it must be from 0 to the number of samples, {samples}")
+    return 1 - comb(samples - solved, k) / comb(samples, k)
+
+
+def mean_pass_at_k(rewards: Sequence[Sequence[float]], *, solved_reward: float) -> dict[int, float]:
+    """Return the mean pass@k over tasks for k = 1, 2, 4, ... up to the smallest number of samples of a task.
+
+    Args:
+        rewards: rewards of each task's samples, at least one sample per task.
+        solved_reward: reward from which a sample counts as solved.
+    """
+    most = min((len(own) for own in rewards), default=0)
+    counts = [(len(own), sum(reward >= solved_reward for reward in own)) for own in rewards]
+    return {
+        k: sum(pass_at_k(samples, solved, k) for samples, solved in counts) / len(counts)
+        for k in (2**power for power in range(most.bit_length()))
+    }
+
 
 MAX_TRIES = 3
 

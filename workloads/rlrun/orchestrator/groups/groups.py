@@ -21,14 +21,14 @@ from typing import Literal
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.checkpoint.state import Snapshot
+from rlrun.orchestrator.aio.event_loop import Signal
+from rlrun.orchestrator.checkpoint import Snapshot
 from rlrun.orchestrator.engines.replica import Affinity
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop, rules_of
-from rlrun.orchestrator.journal.format import DroppedEntry, RolloutEntry
+from rlrun.orchestrator.journal.frames import DroppedEntry, RolloutEntry
+from rlrun.orchestrator.journal.journal_writer import Journal
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.journal.recovery import Readmitted, Unfinished
-from rlrun.orchestrator.journal.writer import Journal
 from rlrun.orchestrator.staleness import accepted_at_step, is_fed, split_by_age, too_old
 from rlrun.orchestrator.tasks.sampler import Sampler
 from rlrun.orchestrator.types import FinishedGroup, Rollout

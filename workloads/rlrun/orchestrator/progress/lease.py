@@ -21,12 +21,17 @@ import aiohttp
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.orchestrator.engines.operator_requests import Wishes
-from rlrun.orchestrator.progress.server import Progress
-from rlrun.protocol.messages import annotations as names
-from rlrun.protocol.messages.annotations import DRAINED_MAX, RENEW_SECONDS, RESULT_MAX, RESULTS_MAX
-from rlrun.protocol.messages.engine_load import EngineLoad
-from rlrun.protocol.messages.start_times import start_text
+from rlrun.orchestrator.engines.draining import Wishes
+from rlrun.orchestrator.progress.progress_server import Progress
+from rlrun.protocol.messages import lease_annotations as names
+from rlrun.protocol.messages.lease_annotations import (
+    DRAINED_MAX,
+    RENEW_SECONDS,
+    RESULT_MAX,
+    RESULTS_MAX,
+    EngineLoad,
+    start_text,
+)
 
 CHANGE_SECONDS = 5.0
 """Shortest time between two renewals, which limits the load of all runs on one API server."""

@@ -17,15 +17,15 @@ import numpy.typing as npt
 from loguru import logger
 
 from rlrun.diagnostics.fault_points import reach
-from rlrun.orchestrator.aio.best_effort_writer import BestEffortWriter
+from rlrun.orchestrator.aio.volume_access import BestEffortWriter
 from rlrun.orchestrator.progress.step_metrics import step_line
 from rlrun.orchestrator.types import FinishedGroup
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.durable import write_bytes, write_chunks
 from rlrun.protocol.files.failures import RoleError
-from rlrun.protocol.files.forked import read_fork
 from rlrun.protocol.files.metrics_line import FURTHEST, MetricsLine, keep_metrics, metrics_lines
 from rlrun.protocol.files.paths import RunPaths
+from rlrun.protocol.files.run_folder import read_fork
 
 KEPT_TRACE_INTERVAL = 100
 """Interval of the steps that keep their trace beyond the newest `orchestrator.keepTraces` steps."""

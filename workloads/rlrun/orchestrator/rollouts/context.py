@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.aio.condition import Signal
-from rlrun.orchestrator.engines.operator_requests import Wishes
+from rlrun.orchestrator.aio.event_loop import Signal
+from rlrun.orchestrator.engines.draining import Wishes
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.environment_pool import Arena
-from rlrun.orchestrator.trainer.client import TrainerClient
+from rlrun.orchestrator.trainer.trainer_client import TrainerClient
 from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.protocol.files.volume_faults import Volume

@@ -21,16 +21,16 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from rlrun.config.models.roles import TrajectoryStrategy
-from rlrun.environments.protocol import Message, Reply, Tool
+from rlrun.environments.environment_protocol import Message, Reply, Tool
 from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import PREFILLED, SAMPLED_ENDS, ChatTokens
-from rlrun.orchestrator.rollouts.tool_parsing import ParseReply, ReplyParts, parse_text
+from rlrun.orchestrator.rollouts.message_forms import ParseReply, ReplyParts, parse_text
 from rlrun.orchestrator.types import Recorded
 from rlrun.protocol.files.batch import NO_VERSION
-from rlrun.protocol.messages.packed import FLOATS, INTEGERS
-from rlrun.runtime.compute import SMALL, compute
+from rlrun.protocol.messages.packed_columns import FLOATS, INTEGERS
+from rlrun.runtime.background_compute import SMALL, compute
 
 _NO_VERSION = array(INTEGERS, [NO_VERSION])
 _CHARACTERS = 4

@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
-from rlrun.environments.protocol import Tool
+from rlrun.environments.environment_protocol import Tool
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Affinity, Replica
-from rlrun.orchestrator.rollouts.tool_parsing import ReplyParts
-from rlrun.protocol.messages.packed import integer_column
+from rlrun.orchestrator.rollouts.message_forms import ReplyParts
+from rlrun.protocol.messages.packed_columns import integer_column
 
 MAX_TRIES = 5
 """Limit of replicas for one request; then the rollout fails."""

@@ -16,10 +16,9 @@ from rlrun.config.models.rollout import EnvironmentConfig
 from rlrun.environments.process.containment import enclosure
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
-from rlrun.environments.process.log import Log
-from rlrun.environments.process.variables import for_another_container
+from rlrun.environments.process.process_output import Log, for_another_container
 from rlrun.environments.stage import Stage, TaskRef
-from rlrun.orchestrator.aio.background import Background
+from rlrun.orchestrator.aio.event_loop import Background
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import SHARED_SOCKET_VARIABLE, SOCKETS_VARIABLE, socket_of

@@ -1,22 +1,118 @@
-"""Training samples from rows, and a step's batch from samples. Skipped rows are counted."""
+"""Training samples from rows in the order of the data mixture, and the position in the data.
+
+Order of the drawn rows, a pure function of the seed and the number of the draw, so that a resume needs only this
+number.
+
+Sources take turns by their weights, as evenly as complete rows allow. Within a source each epoch visits all rows once.
+
+Training samples from rows, and a step's batch from samples. Skipped rows are counted.
+
+The data pipeline's part of a checkpoint: the position in the data, and fingerprints of the data.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from rlrun.config.models.data import DataConfig
+from rlrun.diagnostics.fault_points import reach
 from rlrun.environments.dataset_rows import RowError, Rows
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
-from rlrun.orchestrator.sft.chat import ChatEncoder, Encoded
-from rlrun.orchestrator.sft.conversation import read_conversation
-from rlrun.orchestrator.sft.mixture import Mixture
+from rlrun.orchestrator.sft.chat_rows import read_conversation
+from rlrun.orchestrator.sft.chat_samples import ChatEncoder, Encoded
+from rlrun.orchestrator.tasks.curriculum import permute_position, share_out
+from rlrun.protocol.files.attempts import Attempt
 from rlrun.protocol.files.batch import Sample
+from rlrun.protocol.files.checkpoint_manifest import ORCHESTRATOR_PART
+from rlrun.protocol.files.durable import write_json
 from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.paths import RunPaths
 from rlrun.runtime import exit_codes
+
+
+class Draw(NamedTuple):
+    """Result of a draw."""
+
+    source: int
+    """Index of the source."""
+    row: int
+    """Index of the row in the source."""
+    epoch: int
+    """Number of complete passes over its rows before this draw."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Order of all rows of a run.
+
+    Args:
+        seed: seed of the run.
+        sizes: number of rows of each source.
+        weights: relative shares of rows, positive numbers.
+        shuffle: whether each epoch has a new order; otherwise the order of the files.
+        epochs: number of passes over the data. None: unlimited.
+        all_exhausted: whether the mixture ends when all sources are exhausted, instead of the first one.
+    """
+
+    seed: int
+    sizes: tuple[int, ...]
+    weights: tuple[float, ...]
+    shuffle: bool = True
+    epochs: int | None = None
+    all_exhausted: bool = False
+
+    def draw(self, number: int) -> Draw:
+        """Return the result of draw `number` (from 0)."""
+        source, index = share_out(number, self._shares)
+        epoch, position = divmod(index, self.sizes[source])
+        if not self.shuffle:
+            return Draw(source, position, epoch)
+        return Draw(source, permute_position(position, self.sizes[source], f"{self.seed}/data/{source}/{epoch}"), epoch)
+
+    def counts(self, number: int) -> tuple[int, ...]:
+        """Return the number of rows of each source among the first `number` draws."""
+        return tuple(_count_shares(number, self._shares))
+
+    @cached_property
+    def length(self) -> int | None:
+        """Number of draws until the mixture ends, or None if it never ends."""
+        if self.epochs is None:
+            return None
+        low, high = 0, 1
+        while not self._ended(high):
+            high *= 2
+        while high - low > 1:  # binary search: the counts only increase
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._ended(middle) else (middle, high)
+        return high
+
+    def _ended(self, number: int) -> bool:
+        read = [count >= size * (self.epochs or 0) for count, size in zip(self.counts(number), self.sizes, strict=True)]
+        return all(read) if self.all_exhausted else any(read)
+
+    @cached_property
+    def _shares(self) -> list[Fraction]:
+        return [Fraction(str(weight)) for weight in self.weights]
+
+
+def _count_shares(number: int, weights: Sequence[Fraction]) -> list[int]:
+    """Compute the forks of `share_out` for all sources at once."""
+    if len(weights) == 1:
+        return [number]
+    middle = len(weights) // 2
+    left = sum(weights[:middle], Fraction(0))
+    first = int(number * (left / sum(weights, Fraction(0))))
+    return [*_count_shares(first, weights[:middle]), *_count_shares(number - first, weights[middle:])]
+
 
 _POLICY = 0
 """Version of the tokens. No policy sampled them; version 0 is valid in every step."""
@@ -208,3 +304,56 @@ def batch_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     if len(by_source) > 1:
         found |= {f"batch/{label}/samples": float(count) for label, count in by_source.items()}
     return found
+
+
+STATE_FILE = "data.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State of the pipeline after the batch of a step was made."""
+
+    step: int
+    position: Position
+    fingerprints: tuple[str, ...]
+    """Fingerprints of the sources; a position is valid only for the same data."""
+
+
+def write_snapshot(checkpoint: Path, snapshot: Snapshot) -> None:
+    """Write the pipeline's part of `checkpoint` durably."""
+    document = asdict(snapshot) | {"format_version": FORMAT_VERSION}
+    state = checkpoint / ORCHESTRATOR_PART / STATE_FILE
+    write_json(state, document, before_rename="checkpoint.orchestrator.before_rename")
+    reach("checkpoint.orchestrator.written")
+
+
+def base_position(paths: RunPaths, attempt: Attempt, fingerprints: tuple[str, ...]) -> Position:
+    """Return the position in the data at which this attempt starts.
+
+    Raises:
+        RoleError: the part is missing or has another format, or the data has changed.
+    """
+    if attempt.base_attempt is None:
+        return Position()
+    checkpoint = paths.checkpoint(attempt.base_step, attempt.base_attempt)
+    path = checkpoint / ORCHESTRATOR_PART / STATE_FILE
+    try:
+        document = json.loads(path.read_text())
+        if document["format_version"] != FORMAT_VERSION:
+            raise ValueError("it has another format")
+        position = Position(int(document["position"]["draws"]), dict(document["position"]["counters"]))
+        before = tuple(document["fingerprints"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RoleError(
+            f"cannot resume from {checkpoint}: {path.relative_to(checkpoint)} is unreadable ({error})",
+            exit_codes.DATA,
+        ) from error
+    if before != fingerprints:
+        changed = next((i for i, (a, b) in enumerate(zip(before, fingerprints, strict=False)) if a != b), None)
+        change = "data.sources has another length" if changed is None else f"data.sources[{changed}] has other files"
+        raise RoleError(
+            f"cannot resume from {checkpoint}: {change} than when it was saved; restore the data, or start a new run",
+            exit_codes.DATA,
+        )
+    return position

@@ -19,8 +19,7 @@ from typing import TypedDict
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CurriculumConfig
 from rlrun.orchestrator.staleness import newest_seen
-from rlrun.orchestrator.tasks.curriculum import CurriculumState, TaskPools
-from rlrun.orchestrator.tasks.permutation import permute_position, share_out
+from rlrun.orchestrator.tasks.curriculum import CurriculumState, TaskPools, permute_position, share_out
 from rlrun.protocol.files.batch import Batch
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
-from rlrun.orchestrator.trainer.client import SILENCE_SECONDS, STARTUP_SECONDS, TrainerClient
-from rlrun.orchestrator.trainer.waiting import Since, Waiting
-from rlrun.protocol.files import shared
+from rlrun.orchestrator.trainer.trainer_client import SILENCE_SECONDS, STARTUP_SECONDS, Since, TrainerClient, Waiting
+from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.failures import RoleError, storage_errors
-from rlrun.protocol.files.shared import Join
-from rlrun.protocol.messages.api_key import guest_key, key_digest
+from rlrun.protocol.files.shared_trainer_files import Join
+from rlrun.protocol.messages.endpoints import guest_key, key_digest
 from rlrun.runtime import exit_codes
 
 LOOK_SECONDS = 0.2
@@ -46,8 +45,8 @@ class SharedTrainer:
         self._folder = Path(config.output_dir)
         self._run, self._attempt, self._key, self._silence = config.name, attempt, api_key, silence
         self.host = config.shared_with
-        self._paths = shared.host_paths(self._folder, self.host)
-        self.url = config.trainer_url.rstrip("/") + shared.channel_of(config.name)
+        self._paths = shared_trainer_files.host_paths(self._folder, self.host)
+        self.url = config.trainer_url.rstrip("/") + shared_trainer_files.channel_of(config.name)
         self.waiting = f"the trainer of {self.host}"
         """Description of the current wait."""
 
@@ -59,12 +58,12 @@ class SharedTrainer:
         """
         join = Join(run=self._run, attempt=self._attempt, folder=str(self._folder), key_digest=key_digest(self._key))
         with storage_errors(self._paths.shared, "request a slot"):
-            await asyncio.to_thread(shared.write_request, self._paths, join)
+            await asyncio.to_thread(shared_trainer_files.write_request, self._paths, join)
         logger.info(f"requested a slot in the trainer of {self.host}")
         asked = reminded = time.monotonic()
         answered = False
         while True:
-            state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
+            state = await asyncio.to_thread(shared_trainer_files.read_state, self._paths, self._run, self._attempt)
             if state is not None and state.state == "Joined":
                 logger.info(f"joined the trainer of {self.host} in slot {state.slot}")
                 return guest_key(self._run, self._key, state.proof)
@@ -97,7 +96,7 @@ class SharedTrainer:
         """Return the error with the reported reason why this attempt is over, or None. The trainer may have ended
         since.
         """
-        state = await asyncio.to_thread(shared.read_state, self._paths, self._run, self._attempt)
+        state = await asyncio.to_thread(shared_trainer_files.read_state, self._paths, self._run, self._attempt)
         if state is None or state.state in ("Waiting", "Joined"):
             return None
         what = "ended, and has ended" if state.ended_trainer else "has ended"
@@ -106,7 +105,7 @@ class SharedTrainer:
     def leave(self) -> None:
         """Withdraw the request for a slot: the trainer saves the last finished step and frees the slot."""
         with storage_errors(self._paths.shared, "give up the slot"):
-            shared.take_back(self._paths, self._run)
+            shared_trainer_files.take_back(self._paths, self._run)
 
     def _failure(self, what: str, reason: str, code: int) -> RoleError:
         return RoleError(f"the trainer of {self.host} {what}: {reason}", code or exit_codes.FAILURE)

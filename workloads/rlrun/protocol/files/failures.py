@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from rlrun.diagnostics.crash import crash_lines
+from rlrun.diagnostics.stacks import crash_lines
 from rlrun.diagnostics.symptoms import symptom_of
 from rlrun.protocol.files.durable import create_json, write_json
 from rlrun.protocol.files.paths import Role

@@ -93,7 +93,7 @@ class RunPaths:
 
     @property
     def revisions(self) -> Path:
-        """Commits of the hub repositories that the run reads; see `rlrun.hub.revisions`."""
+        """Commits of the hub repositories that the run reads; see `rlrun.hub.repository`."""
         return self.root / "revisions"
 
     @property

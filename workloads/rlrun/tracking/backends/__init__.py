@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlrun.config.models.tracking import TrackingConfig
-from rlrun.tracking.record import Tracker
+from rlrun.config.models.trackers import TrackingConfig
+from rlrun.tracking.tracker_records import Tracker
 
 
 def make_tracker(name: str, config: TrackingConfig, environ: Mapping[str, str]) -> Tracker:

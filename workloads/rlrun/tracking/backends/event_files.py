@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from rlrun.protocol.files.durable import make_folder
-from rlrun.tracking.backends.missing import missing_package
-from rlrun.tracking.record import Mark, Record, SampleRow, TrackedRun, TrackerError
+from rlrun.tracking.backends.tracker_packages import missing_package
+from rlrun.tracking.tracker_records import Mark, Record, SampleRow, TrackedRun, TrackerError
 
 _BINS = 30
 

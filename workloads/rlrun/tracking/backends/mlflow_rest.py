@@ -15,9 +15,9 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote, urlsplit
 
-from rlrun.config.models.tracking import MlflowConfig
-from rlrun.tracking.backends.missing import MLFLOW_ADDRESS
-from rlrun.tracking.record import Mark, Record, TrackedRun, TrackerError
+from rlrun.config.models.trackers import MlflowConfig
+from rlrun.tracking.backends.tracker_packages import MLFLOW_ADDRESS
+from rlrun.tracking.tracker_records import Mark, Record, TrackedRun, TrackerError
 
 DEFAULT_EXPERIMENT = "rlrun"
 REQUEST_SECONDS = 30.0

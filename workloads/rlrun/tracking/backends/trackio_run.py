@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rlrun.config.models.tracking import TrackioConfig
+from rlrun.config.models.trackers import TrackioConfig
 from rlrun.protocol.files.durable import make_folder
-from rlrun.tracking.backends.missing import missing_package
-from rlrun.tracking.record import Mark, Record, SampleRow, TrackedRun, TrackerError
+from rlrun.tracking.backends.tracker_packages import missing_package
+from rlrun.tracking.tracker_records import Mark, Record, SampleRow, TrackedRun, TrackerError
 
 DEFAULT_PROJECT = "rlrun"
 

@@ -19,22 +19,25 @@ from pathlib import Path
 from aiohttp import web
 
 from rlrun.protocol.files.volume_faults import Trouble
-from rlrun.protocol.messages import channel as protocol
-from rlrun.protocol.messages.channel import (
+from rlrun.protocol.messages import trainer_channel as protocol
+from rlrun.protocol.messages.endpoints import TRAINER_READY
+from rlrun.protocol.messages.trainer_channel import (
+    TRANSFERS,
     BatchReady,
     Event,
     EventKind,
     EventList,
+    NotHeldError,
     OrchestratorSaved,
     Phase,
     RankState,
     StorageTrouble,
     TrainerState,
+    TransferOffer,
+    TransferRequest,
 )
-from rlrun.protocol.messages.endpoints import TRAINER_READY
-from rlrun.protocol.messages.transfer import TRANSFERS, NotHeldError, TransferOffer, TransferRequest
-from rlrun.runtime.site import Handler
-from rlrun.trainer.channel.server import ChannelServer, refuse_request
+from rlrun.runtime.http_site import Handler
+from rlrun.trainer.channel.channel_server import ChannelServer, refuse_request
 
 MAX_WAIT_SECONDS = 60.0
 """Longest duration of a long poll; longer requests are shortened to it."""

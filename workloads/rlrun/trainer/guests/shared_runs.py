@@ -1,32 +1,100 @@
-"""Runs of a shared trainer: the host, and guests that join and leave. Every rank runs the same code.
+"""The runs of a shared trainer: the host, guests that join and leave, and errors of one guest.
+
+Attribution of an exception to one guest: all ranks must have raised it at the same place.
+
+Ranks that stopped at different places have started different collectives. Their next collectives would be paired wrongly and mix the
+numbers of several runs. In this case the process must end, and all runs resume from their checkpoints. The comparison uses a separate
+process group, so a missing rank causes a timeout instead of a wrong pairing. The rank whose work failed reports it before it ends,
+because its peers see only a closed connection.
+
+Runs of a shared trainer: the host, and guests that join and leave. Every rank runs the same code.
 
 An exception in a guest's work ends the guest; an exception in the host's work ends the process. Only rank 0 reads and answers requests.
 """
 
 from __future__ import annotations
 
+import traceback
+import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
 from loguru import logger
 
 from rlrun.config.models.roles import TrainerConfig
+from rlrun.diagnostics.symptoms import between_ranks
+from rlrun.protocol.files import shared_trainer_files
 from rlrun.protocol.files.attempts import attempt_of
 from rlrun.protocol.files.failures import RoleError
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.files.shared import SlotState
+from rlrun.protocol.files.shared_trainer_files import SharedState, SlotState
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import LiveFeed
-from rlrun.trainer.guests.isolation import Isolation, tell_all, to_blame
-from rlrun.trainer.guests.requests import Guests
-from rlrun.trainer.learning.objective import bind_objective, log_band_warnings
+from rlrun.trainer.guests.guest_requests import Guests
+from rlrun.trainer.learning.run_objective import bind_objective, log_band_warnings
 from rlrun.trainer.process import Link, Process
-from rlrun.trainer.ranks.agreement import Agreement
+from rlrun.trainer.ranks.group import Agreement, Group
 from rlrun.trainer.ranks.stop import StopAgreed
-from rlrun.trainer.run import Run
 from rlrun.trainer.runs import DropOrder, JoinOrder, LeaveOrder, OneRun, Order, start_of
+from rlrun.trainer.trained_run import Run
+
+MEETING_SECONDS = 30.0
+"""Longest wait for the other ranks; exceeds the time difference of ranks within a step of a sharded model."""
+
+
+class Isolation:
+    """Comparison of all ranks after an exception; every rank creates one at the start."""
+
+    def __init__(self, group: Group) -> None:
+        self._peers: dist.ProcessGroup | None = None
+        if group.world_size > 1:
+            self._peers = dist.new_group(backend="gloo", timeout=timedelta(seconds=MEETING_SECONDS))
+
+    def contained(self, error: BaseException, place: int) -> bool:
+        """Return whether every rank calls this with the same type of error from the same line at the same place of the work."""
+        if self._peers is None:
+            return True
+        mine = torch.tensor([error_mark(error), place])
+        found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        try:
+            dist.all_gather(found, mine, group=self._peers)
+        except RuntimeError:  # a rank did not call it in time
+            return False
+        return all(torch.equal(other, mine) for other in found)
+
+
+def to_blame(error: BaseException) -> bool:
+    """Return whether the work itself raised the error, not the volume and not a connection to an ended rank."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return not isinstance(error, RoleError | OSError) and not between_ranks(error)
+
+
+def tell_all(host: RunPaths, run: str, attempt: int, failure: RoleError) -> None:
+    """Report to the run's orchestrator and to the trainer's next attempt that this run's work ends the trainer. Any rank may call it."""
+    state = SharedState(
+        run=run,
+        attempt=attempt,
+        state="Failed",
+        reason=str(failure),
+        exit_code=failure.code,
+        ended_trainer=True,
+    )
+    with suppress(OSError):  # the process ends in any case
+        shared_trainer_files.write_answer(host, state)
+
+
+def error_mark(error: BaseException) -> int:
+    """Return a checksum of an error's type and traceback lines."""
+    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+    return zlib.crc32(repr((type(error).__name__, frames)).encode())
+
 
 SILENCE_SECONDS = 120.0
 """Time without a request of its orchestrator after which a guest is evicted."""

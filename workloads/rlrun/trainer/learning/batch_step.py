@@ -1,23 +1,68 @@
-"""One run's work on a batch: read it, distribute it over ranks, train on it or validate."""
+"""Work of one run on a batch: seed, training or held-out loss.
+
+Seeding of the random generators per step.
+
+Loss on held-out samples: forward passes over a batch without gradients and updates.
+
+One run's work on a batch: read it, distribute it over ranks, train on it or validate.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Validation
 from rlrun.protocol.packing.micro_batches import Row, plan
 from rlrun.trainer.channel.batch_feed import read_checked
+from rlrun.trainer.learning.forward import logprobs_without_gradient
 from rlrun.trainer.learning.learner import Learner
 from rlrun.trainer.learning.lr_schedule import learning_rate
-from rlrun.trainer.learning.minibatches import Update, mini_batches
-from rlrun.trainer.learning.seed import seed_step
-from rlrun.trainer.learning.validation import validate_batch
+from rlrun.trainer.learning.optim.update import read_scalars
+from rlrun.trainer.learning.run_objective import Update, mini_batches
+from rlrun.trainer.learning.step_buffer import micro_batches
 from rlrun.trainer.modeling.flops import peak_flops
 from rlrun.trainer.modeling.shared_model import Policy
+from rlrun.trainer.ranks.group import Group
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seed torch's generators for a step, so that a resumed run draws the same numbers as an uninterrupted one."""
+    torch.manual_seed(zlib.crc32(f"{seed}/{step}".encode()))  # the CPU generator uses only 32 bits of the seed
+
+
+def validate_batch(model: nn.Module, batch: Batch, rows: Sequence[Row], *, group: Group) -> dict[str, float]:
+    """Return the mean negative log-probability of a batch's loss tokens in nats, weighted by the advantages like the loss `sft`.
+
+    Args:
+        model: policy; dropout is disabled during the computation.
+        batch: held-out samples.
+        rows: micro-batches of this rank; every rank has the same number.
+        group: all ranks; all call this function together.
+
+    Returns:
+        `validation/loss`, `validation/loss_tokens` and `time/validate` in seconds, equal on all ranks, except for the time.
+    """
+    began = time.perf_counter()
+    was_training = model.training
+    model.eval()
+    losses = [torch.zeros((), dtype=torch.float64, device=group.device)]
+    inputs = micro_batches([[batch.samples[index] for index in row] for row in rows], group.device)
+    logprobs = logprobs_without_gradient(model, inputs)
+    losses += [-(one * row.advantages).double().sum() for one, row in zip(logprobs, inputs, strict=True)]
+    model.train(was_training)
+    total = group.data_sums(read_scalars({"loss": torch.stack(losses).sum()}))["loss"]
+    return {
+        "validation/loss": total / batch.loss_tokens,
+        "validation/loss_tokens": float(batch.loss_tokens),
+        "time/validate": time.perf_counter() - began,
+    }
 
 
 class Steps:

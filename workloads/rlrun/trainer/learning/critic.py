@@ -15,22 +15,21 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.algorithms import explained_variance, gae, value_loss
-from rlrun.config.division import CRITIC_PROBLEM
-from rlrun.config.models.companions import CriticConfig
+from rlrun.config.layout_rules import CRITIC_PROBLEM
+from rlrun.config.models.language_models import CriticConfig
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Batch, Sample
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.learning.auxiliary_logprobs import Signals, release_gathered
-from rlrun.trainer.learning.optim.stopwatch import Stopwatch
-from rlrun.trainer.learning.optim.update import all_finite, apply_gradient
+from rlrun.trainer.learning.forward import Signals, release_gathered
+from rlrun.trainer.learning.optim.update import Stopwatch, all_finite, apply_gradient
 from rlrun.trainer.learning.optimizers import make_optimizer
+from rlrun.trainer.learning.run_objective import group_places, normalize_tokens, token_moments
 from rlrun.trainer.learning.step_buffer import MicroBatch
-from rlrun.trainer.learning.token_advantages import group_places, normalize_tokens, token_moments
 from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck, LoadOptions, load_sharded
 from rlrun.trainer.modeling.lora import fill_parameter
-from rlrun.trainer.modeling.parallel.rows import join_rows, row_part
+from rlrun.trainer.modeling.parallel.sharded_rows import join_rows, row_part
 from rlrun.trainer.modeling.shard import Memory
 from rlrun.trainer.ranks.group import Group
 

@@ -1,11 +1,16 @@
-"""Forward passes of packed rows to log-probabilities, for trained positions only."""
+"""From samples to log-probabilities, with and without a gradient.
+
+Forward passes of packed rows to log-probabilities, for trained positions only.
+
+Forward passes without a gradient over a batch, before the first update of a step.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MethodType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,8 +21,9 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from rlrun.trainer.learning.lm_head import Entropy, Head, find_head, logits_statistics
 from rlrun.trainer.learning.step_buffer import MicroBatch
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
-from rlrun.trainer.modeling.parallel.rows import RowPart, join_rows, part_tokens, row_part
-from rlrun.trainer.modeling.parallel.stages import last_stage, one_stage, stage_of
+from rlrun.trainer.modeling.parallel.pipeline_stages import last_stage, one_stage, stage_of
+from rlrun.trainer.modeling.parallel.sharded_rows import RowPart, join_rows, part_tokens, row_part
+from rlrun.trainer.modeling.shard import fsdp_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -196,3 +202,47 @@ def _row_statistics(model: PreTrainedModel, wanted: _Wanted) -> tuple[Tensor, Te
         logprobs, entropy = head.statistics(hidden, targets, temperatures, entropy=wanted.entropy)
     total = logprobs.new_zeros(()) if coefficients is None else torch.linalg.vecdot(logprobs, coefficients)
     return total, logprobs, entropy
+
+
+@dataclass(frozen=True)
+class Signals:
+    """Auxiliary inputs of one row, each `[T]` fp32 and 0 outside the loss mask, or None if the objective does not read it."""
+
+    proximal_logprobs: Tensor | None = None
+    """Log-probs of the proximal policy."""
+    reference_logprobs: Tensor | None = None
+    advantages: Tensor | None = None
+    """Advantages that replace the batch's, computed by a critic or with a KL reward."""
+    values: Tensor | None = None
+    """Critic's values at the start of the step."""
+    returns: Tensor | None = None
+    """Targets of the critic."""
+
+
+class ReferenceSource(Protocol):
+    """Source of log-probs of a reference or teacher: a model in the trainer, or an engine."""
+
+    def logprobs(self, rows: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the log-probs of the loss tokens of each row at their sampling temperature, `[T]` fp32, 0 outside the mask.
+
+        All ranks call it together, with the same number of rows.
+        """
+        ...
+
+
+def logprobs_without_gradient(model: nn.Module, rows: Sequence[MicroBatch]) -> list[Tensor]:
+    """Return the log-probs of the loss tokens of each row under `model`, `[T]` fp32, 0 outside the mask."""
+    found = rows_logprobs(model, rows)
+    release_gathered(model)
+    return found
+
+
+def release_gathered(model: nn.Module) -> None:
+    """Free the parameters that FSDP has gathered for a forward pass without a backward pass.
+
+    FSDP keeps the root's parameters for the backward pass, and on a single rank also those of layers. Without this call the next pass
+    computes with these old values, even after an optimizer step.
+    """
+    units: list[Any] = fsdp_modules(model)
+    for unit in units:
+        unit.reshard()

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from rlrun.algorithms import Mixture
 from rlrun.config.models.roles import TrainerConfig
 from rlrun.protocol.files.batch import Sample
-from rlrun.trainer.learning.auxiliary_logprobs import ReferenceSource, Signals, logprobs_without_gradient
 from rlrun.trainer.learning.critic import Critic, Estimates, GaeOptions, critic_step, estimate_values, make_critic
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.reference import FrozenReference
+from rlrun.trainer.learning.forward import ReferenceSource, Signals, logprobs_without_gradient
+from rlrun.trainer.learning.reference_model import FrozenReference
+from rlrun.trainer.learning.run_objective import KlInputs, Update, kl_advantages, kl_token_rewards, token_moments
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
-from rlrun.trainer.learning.token_advantages import KlInputs, kl_advantages, kl_token_rewards, token_moments
 from rlrun.trainer.learning.train_step import Prepared, train_step
 from rlrun.trainer.modeling.load_weights import ArchitectureCheck
 from rlrun.trainer.ranks.group import Group

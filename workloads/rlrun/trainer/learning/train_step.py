@@ -17,18 +17,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlrun.algorithms import LossBatch, LossOutput, Mixture
-from rlrun.algorithms.mixture import Divisors
+from rlrun.algorithms.objective_mixture import Divisors
 from rlrun.protocol.files.batch import Batch
-from rlrun.trainer.learning.auxiliary_logprobs import Signals
-from rlrun.trainer.learning.forward import stage_output, token_statistics, weighted_statistics
-from rlrun.trainer.learning.minibatches import Update
-from rlrun.trainer.learning.optim.stopwatch import Stopwatch
-from rlrun.trainer.learning.optim.update import apply_gradient
+from rlrun.trainer.learning.forward import Signals, stage_output, token_statistics, weighted_statistics
+from rlrun.trainer.learning.optim.update import Stopwatch, apply_gradient
+from rlrun.trainer.learning.run_objective import Update
 from rlrun.trainer.learning.step_buffer import MicroBatch, micro_batches
 from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
 from rlrun.trainer.modeling.parallel.pipeline import run_rows
-from rlrun.trainer.modeling.parallel.rows import part_tokens
-from rlrun.trainer.modeling.parallel.stages import add_shared_gradients, stage_of
+from rlrun.trainer.modeling.parallel.pipeline_stages import add_shared_gradients, stage_of
+from rlrun.trainer.modeling.parallel.sharded_rows import part_tokens
 from rlrun.trainer.modeling.shard import counts_here, local_part
 from rlrun.trainer.ranks.group import Group
 

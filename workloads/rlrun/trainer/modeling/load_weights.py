@@ -14,9 +14,9 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import AttentionKernel
-from rlrun.fit.kernel_table import Feature
+from rlrun.fit.attention_kernels import Feature
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -24,10 +24,8 @@ from rlrun.trainer.modeling import packed_attention
 from rlrun.trainer.modeling.attention.select import needs_of, select_kernel
 from rlrun.trainer.modeling.noise import read_noise, remember_noise, remove_noise
 from rlrun.trainer.modeling.shard import Memory, load_model, loading_errors, local_part, shard_model
-from rlrun.trainer.modeling.stored.buffers import make_buffers
-from rlrun.trainer.modeling.stored.files import Files, open_files, stored_names
-from rlrun.trainer.modeling.stored.lazy import Lazy
-from rlrun.trainer.modeling.stored.plan import plan_tensors
+from rlrun.trainer.modeling.stored.load_plan import make_buffers, plan_tensors
+from rlrun.trainer.modeling.stored.stored_tensors import Files, Lazy, open_files, stored_names
 from rlrun.trainer.modeling.tensor_names import remember_names
 from rlrun.trainer.ranks.group import Group
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout, linear
 
-from rlrun.config.models.lora import LoRAConfig
+from rlrun.config.models.language_models import LoRAConfig
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.parallel.stages import of_all_stages
+from rlrun.trainer.modeling.parallel.pipeline_stages import of_all_stages
 from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.modeling.tensor_names import tensor_parts
 

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.trainer.modeling import lora
-from rlrun.trainer.modeling.parallel.stages import second_copy
+from rlrun.trainer.modeling.parallel.pipeline_stages import second_copy
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from rlrun.config.models.parallel import AttentionKernel
-from rlrun.fit.kernel_choice import Needs, choose_kernel
-from rlrun.fit.kernel_table import BACKENDS, Feature, Kernel
+from rlrun.fit.attention_kernels import BACKENDS, Feature, Kernel, Needs, choose_kernel
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling.attention.compute import attend
-from rlrun.trainer.modeling.attention.layout import Block, Context, Layout, part_layout, row_layout
-from rlrun.trainer.modeling.attention.machine import read_machine
-from rlrun.trainer.modeling.attention.scores import Scores
+from rlrun.trainer.modeling.attention.packed_layout import Block, Context, Layout, Scores, part_layout, row_layout
+from rlrun.trainer.modeling.attention.select import read_machine
 from rlrun.trainer.modeling.parallel.collectives import gather_parts
 
 if TYPE_CHECKING:

@@ -18,30 +18,34 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rlrun.config.division import compile_problem
-from rlrun.config.models.model import ModelConfig
+from rlrun.config.layout_rules import compile_problem
+from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.parallel import ZERO_BUBBLE, ActivationCheckpointing, ActivationMode, GradientAccumulation
 from rlrun.config.models.roles import TrainerConfig, TrainerSpec
-from rlrun.fit.trainer import GATHERED_SHARE
-from rlrun.hub.pickled import refuse_pickles
+from rlrun.fit.trainer_memory import GATHERED_SHARE
+from rlrun.hub.refused_models import refuse_pickles
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.trainer.modeling import gradient_accumulation, packed_attention
-from rlrun.trainer.modeling.activation_checkpointing import keep_activations
-from rlrun.trainer.modeling.activation_choice import NO_COMPILER, activation_mode, compiled_layers, has_compiler
+from rlrun.trainer.modeling.activation_checkpointing import (
+    NO_COMPILER,
+    activation_mode,
+    compiled_layers,
+    has_compiler,
+    keep_activations,
+)
 from rlrun.trainer.modeling.activation_offload import Offload
-from rlrun.trainer.modeling.compiled.fallback import compile_layer
+from rlrun.trainer.modeling.compile_fallback import compile_layer
 from rlrun.trainer.modeling.noise import remove_noise
 from rlrun.trainer.modeling.packed_attention import is_traced, kernel_of
-from rlrun.trainer.modeling.parallel import rows
-from rlrun.trainer.modeling.parallel.experts import divide_experts, experts_of
-from rlrun.trainer.modeling.parallel.later_weights import postpone_products
-from rlrun.trainer.modeling.parallel.stages import Elsewhere, keep_stage, second_copy
-from rlrun.trainer.modeling.parallel.tensor import check_family, divide_layers
+from rlrun.trainer.modeling.parallel import sharded_rows
+from rlrun.trainer.modeling.parallel.expert_parallel import divide_experts, experts_of
+from rlrun.trainer.modeling.parallel.pipeline import postpone_products
+from rlrun.trainer.modeling.parallel.pipeline_stages import Elsewhere, keep_stage, second_copy
+from rlrun.trainer.modeling.parallel.tensor_parallel import check_family, divide_layers
 from rlrun.trainer.modeling.tensor_names import remember_names
-from rlrun.trainer.ranks.dims import ParallelDims
-from rlrun.trainer.ranks.group import Group
+from rlrun.trainer.ranks.group import Group, ParallelDims
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
@@ -159,7 +163,7 @@ def _divide_model(model: nn.Module, layers: Sequence[nn.Module], group: Group) -
     dealt = dims.pp == 1 or any(experts_of(layer) is not None for layer in layers)  # a stage may have only dense layers
     if meshes.experts is not None and dealt:
         divide_experts(layers, meshes.experts, meshes.tp)
-    rows.attach_division(model, meshes)
+    sharded_rows.attach_division(model, meshes)
 
 
 def shard_model(model: nn.Module, group: Group, *, memory: Memory | None = None) -> nn.Module:
@@ -357,7 +361,7 @@ def counts_here(model: nn.Module, parameter: Tensor) -> bool:
         return False
     coordinate = mesh.get_coordinate() or ()
     copies = [at for at, placement in zip(coordinate, parameter.placements, strict=True) if placement.is_replicate()]
-    meshes = rows.meshes_of(model)
+    meshes = sharded_rows.meshes_of(model)
     if meshes is not None and meshes.tp is not None and mesh.size() < meshes.dims.stage_size:
         copies.append(meshes.tp.get_local_rank())  # not divided over the tensor ranks, so each has the same part
     return not any(copies)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from rlrun.config.models.model import TinyModelConfig
-from rlrun.config.models.run import RunConfig
+from rlrun.config.models.language_models import TinyModelConfig
+from rlrun.config.models.run_config import RunConfig
 from rlrun.diagnostics import heap
 from rlrun.environments.demonstrations import (
     WARMUP_BATCH,

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import GenerationConfig
 
-from rlrun.fit.kernel_table import Feature
+from rlrun.fit.attention_kernels import Feature
 from rlrun.hub.repository import show_source
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
@@ -32,8 +32,7 @@ from rlrun.trainer.modeling.model_files import published_tensors
 from rlrun.trainer.modeling.noise import set_noise, source_noise
 from rlrun.trainer.modeling.packed_attention import row_layout
 from rlrun.trainer.modeling.tensor_names import copy_names, file_tensors, tensor_parts
-from rlrun.trainer.proof.small_config import LONGEST
-from rlrun.trainer.proof.small_model import quiet_transformers, small_model
+from rlrun.trainer.proof.small_models import LONGEST, quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
 
 if TYPE_CHECKING:

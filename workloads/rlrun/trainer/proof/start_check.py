@@ -1,19 +1,95 @@
-"""Architecture check of each start, and loading with this check."""
+"""Checks of a model's class at each start, and of its division into stages.
+
+Check that an architecture can be divided into pipeline stages: two stages of a small model must equal the whole model.
+
+The code of an architecture may transform the input of the first layer, or share state between layers, which a later stage would repeat or
+lack.
+
+Architecture check of each start, and loading with this check.
+"""
 
 from __future__ import annotations
 
+import copy
 from functools import partial
+from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlrun.config.models.model import ModelConfig
-from rlrun.fit.kernel_table import Feature
+from rlrun.config.layout_rules import stages_problem
+from rlrun.config.models.language_models import ModelConfig
+from rlrun.fit.attention_kernels import Feature
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
+from rlrun.trainer.learning.lm_head import find_head
 from rlrun.trainer.modeling.load_weights import load_sharded, model_on_meta
+from rlrun.trainer.modeling.parallel.pipeline_stages import keep_stage
+from rlrun.trainer.modeling.shard import decoder_layers
 from rlrun.trainer.proof.architecture_check import check_architecture, find_fault
-from rlrun.trainer.proof.stage_check import check_stages
+from rlrun.trainer.proof.small_models import quiet_transformers, small_model
 from rlrun.trainer.ranks.group import Group
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+_TOKENS = 11
+_LIMIT = 1e-4
+"""Largest allowed difference of hidden states, whose size is about 1. Supported architectures reach 0."""
+
+
+def check_stages(model: PreTrainedModel, group: Group, *, seq_len: int) -> None:
+    """Raise an error if a model cannot be divided into stages, before its weights are read. All ranks call it together; rank 0 computes.
+
+    Args:
+        model: model at full size; only class and configuration are used.
+        group: all ranks, with their layout.
+        seq_len: longest sequence of the run, in tokens.
+
+    Raises:
+        RoleError: the architecture does not support stages; raised on all ranks.
+    """
+    count, layers = group.dims.pp, len(decoder_layers(model))
+    if count == 1:
+        return
+    if (problem := stages_problem(count, layers, per_rank=group.dims.local_stages)) is not None:
+        raise RoleError(f"trainer.parallelism.pp ({count}) {problem}", exit_codes.CONFIGURATION)
+    fault = group.broadcast(fault_of_stages(model, seq_len=seq_len) if group.leads else None)
+    if fault is not None:
+        raise RoleError(
+            f"trainer.parallelism.pp ({count}): {type(model).__name__} cannot be divided into stages: {fault}; set pp: 1",
+            exit_codes.CONFIGURATION,
+        )
+
+
+def fault_of_stages(model: PreTrainedModel, *, seq_len: int) -> str | None:
+    """Return the reason why such models cannot be divided into stages, or None; for the arguments see `check_stages`."""
+    try:
+        with torch.no_grad(), quiet_transformers():
+            whole = small_model(type(model), model.config, attention="eager", seq_len=seq_len, seed=0).eval()
+            ids = torch.arange(3, 3 + _TOKENS)[None] % len(whole.get_input_embeddings().weight)
+            expected, found = _hidden_states(whole, ids, None), None
+            for index in range(2):
+                stage = copy.deepcopy(whole)
+                keep_stage(stage, decoder_layers(stage), index, 2)
+                found = _hidden_states(stage, ids, found)
+            if find_head(stage) is None:
+                return "it transforms its logits in an unknown way"
+            error = float((found - expected).abs().max())
+    except Exception as caught:  # the architecture's code may raise any error
+        lines = str(caught).strip().splitlines() or ["no message"]
+        return f"{type(caught).__name__}: {lines[0]}"
+    return None if error < _LIMIT else f"the output of the last layer differs by {error:.1g}"
+
+
+def _hidden_states(model: PreTrainedModel, ids: Tensor, received: Tensor | None) -> Tensor:
+    start = {"input_ids": ids} if received is None else {"inputs_embeds": received}
+    hidden: Tensor = model.get_decoder()(
+        **start, position_ids=torch.arange(ids.shape[1])[None], use_cache=False
+    ).last_hidden_state
+    return hidden
 
 
 def check_model(model: PreTrainedModel, source: str, group: Group, seq_len: int) -> frozenset[Feature]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from loguru import logger
 from torch.distributed import TCPStore
 
-from rlrun.protocol.messages.channel import Phase, RankState
+from rlrun.protocol.messages.trainer_channel import Phase, RankState
 
 _CONNECT_SECONDS = 30.0
 _ANSWER_SECONDS = 2.0

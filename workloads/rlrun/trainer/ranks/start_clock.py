@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rlrun.protocol.messages.start_times import PREFIX
+from rlrun.protocol.messages.lease_annotations import PREFIX
 
 
 def started_at(stat: str, ticks: int) -> float | None:

@@ -17,9 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from rlrun.diagnostics import crash, heap, stacks
+from rlrun.diagnostics import heap, stacks
 from rlrun.protocol.files.failures import RoleError, telling_lines, write_error
-from rlrun.trainer.ranks.rank_arguments import crash_file, log_folder
+from rlrun.trainer.ranks.launch import crash_file, log_folder
 
 _SIGNALLED = 128
 _SAME_LOOK_SECONDS = 1
@@ -66,7 +66,7 @@ def last_word(rank: int, code: int, dump: str) -> RoleError:
         code: -n for signal n.
         dump: output of faulthandler, or an empty string.
     """
-    head = f"rank {rank} {crash.describe_end(code)}"
+    head = f"rank {rank} {stacks.describe_end(code)}"
     lines = telling_lines(dump)
     return RoleError("\n".join([f"{head}; its last lines:", *lines]) if lines else head, _SIGNALLED - code)
 
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.run import parse_args, run
 
-    from rlrun.transport.loopback import is_loopback, stay_on_loopback
+    from rlrun.transport.links import is_loopback, stay_on_loopback
 
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.run").setLevel(logging.ERROR)
@@ -87,14 +87,14 @@ def main(argv: Sequence[str]) -> int:
     if is_loopback(options.master_addr):
         stay_on_loopback(os.environ)
     with tempfile.TemporaryDirectory(prefix="rlrun-crashes-", ignore_cleanup_errors=True) as crashes:
-        os.environ[crash.FOLDER_VARIABLE] = crashes
+        os.environ[stacks.FOLDER_VARIABLE] = crashes
         try:
             run(options)
         except ChildFailedError as error:
             rank, failure = first_failure(error.failures)
             if failure.exitcode > 0:
                 return failure.exitcode
-            dump = crash.crash_report(Path(crashes), crash_file(rank))
+            dump = stacks.crash_report(Path(crashes), crash_file(rank))
             if dump:  # the log gets the complete dump, the message only some lines
                 print(f"trainer: crash dump of rank {rank}:\n{dump}", file=sys.stderr, flush=True)
             _report_end(last_word(rank, failure.exitcode, dump), options)

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlrun.config.models.model import DType
+from rlrun.config.models.language_models import DType
 from rlrun.protocol.messages.buckets import Bucket, Slot, TensorInfo
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import published_tensors
-from rlrun.trainer.modeling.parallel.rows import meshes_of
-from rlrun.trainer.modeling.parallel.stages import Stage, of_all_stages, stage_of
+from rlrun.trainer.modeling.parallel.pipeline_stages import Stage, of_all_stages, stage_of
+from rlrun.trainer.modeling.parallel.sharded_rows import meshes_of
 from rlrun.trainer.modeling.tensor_names import file_tensors, tensor_parts
 from rlrun.trainer.weights.hf_writer import gather_tensor
 

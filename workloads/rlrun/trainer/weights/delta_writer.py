@@ -1,4 +1,8 @@
-"""Versions on the volume as differences from the previous version, between complete versions. All ranks call each method together.
+"""Versions as differences from the version before: over the network and on the volume.
+
+Differences between the buckets of a version and the previous version, for the network or for files on the volume.
+
+Versions on the volume as differences from the previous version, between complete versions. All ranks call each method together.
 
 The root ranks keep their part of the last version in host memory. A version becomes the base of the next one only after it is completely
 written, so a version that the volume refused is compared again.
@@ -6,20 +10,126 @@ written, so a version that the volume refused is compared again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from rlrun.config.models.model import DType
+from rlrun.config.models.language_models import DType
 from rlrun.protocol.files.durable import fsync_path
 from rlrun.protocol.files.paths import RunPaths
-from rlrun.protocol.messages.buckets import plan_buckets, root_ranks
-from rlrun.protocol.messages.delta_files import MANIFEST, DeltaFiles, root_file
+from rlrun.protocol.messages.buckets import MANIFEST, DeltaFiles, plan_buckets, root_file, root_ranks, version_checksum
+from rlrun.protocol.messages.packed_columns import Bytes, encode_difference
+from rlrun.protocol.messages.trainer_channel import Difference
 from rlrun.trainer.ranks.group import Group
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
-from rlrun.trainer.weights.differences import About, Part, compare_buckets, in_order, version_difference
 from rlrun.trainer.weights.hf_writer import new_version
+
+WORTH = 0.5
+"""Largest size of a difference, as a fraction of a bucket and of a version; larger ones are sent completely."""
+THREADS = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """Checksums and differences of a rank's buckets of a version, by index."""
+
+    checksums: Mapping[int, int]
+    """CRC-32 of each bucket."""
+    compared: bool
+    """Whether the buckets were compared with a previous version of the same layout."""
+    travels: Mapping[int, Bytes]
+    """Bytes for engines with the previous version: a difference, nothing (unchanged), or the complete bucket. Empty without a
+    comparison.
+    """
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Bytes of each entry of `travels`."""
+        return {index: len(content) for index, content in self.travels.items()}
+
+
+@dataclass(frozen=True)
+class About:
+    """Checksums and sizes of a root's part of a version, reported to rank 0. Keys are indices of buckets."""
+
+    checksums: dict[int, int]
+    """CRC-32 of each bucket."""
+    base: dict[int, int] | None
+    """Checksums of the previous version, or None without a comparison."""
+    sizes: dict[int, int]
+    """Bytes of each bucket to send to engines with the previous version, see `Difference.sizes`. Empty without a comparison."""
+
+    @classmethod
+    def from_part(cls, part: Part, before: Part | None) -> About:
+        """Describe a part that was compared with the previous one."""
+        compared = before is not None and part.compared
+        return cls(
+            dict(part.checksums), dict(before.checksums) if compared and before is not None else None, part.sizes
+        )
+
+    @classmethod
+    def parse(cls, content: str | bytes) -> About:
+        """Parse the result of `dump`."""
+        found = json.loads(content)
+        by_index = {
+            name: None if part is None else {int(index): value for index, value in part.items()}
+            for name, part in found.items()
+        }
+        return cls(by_index["checksums"] or {}, by_index["base"], by_index["sizes"] or {})
+
+    def dump(self) -> str:
+        """Return the JSON text for the store."""
+        return json.dumps(asdict(self))
+
+
+def compare_buckets(new: Mapping[int, Tensor], base: Mapping[int, Tensor] | None) -> Part:
+    """Compute checksums of a version's buckets and, with a base, the differences from it.
+
+    Args:
+        new: buckets by index, uint8 in host memory.
+        base: buckets of the previous version; None or another layout disables the comparison.
+    """
+    if base is not None and _tensor_sizes(base) != _tensor_sizes(new):
+        base = None
+
+    def compare(index: int) -> tuple[int, Bytes | None]:
+        body: Bytes = new[index].numpy()
+        found = zlib.crc32(body.data)
+        if base is None:
+            return found, None
+        delta = encode_difference(base[index].numpy(), body, most=int(WORTH * len(body)))
+        return found, body if delta is None else delta
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        done = dict(zip(new, pool.map(compare, new), strict=True))
+    checksums = {index: crc for index, (crc, _) in done.items()}
+    travels = {index: content for index, (_, content) in done.items() if content is not None}
+    return Part(checksums, base is not None, travels)
+
+
+def _tensor_sizes(buckets: Mapping[int, Tensor]) -> dict[int, int]:
+    return {index: body.numel() for index, body in buckets.items()}
+
+
+def in_order(parts: Sequence[Mapping[int, int]]) -> list[int]:
+    """Merge the values of all roots' buckets into a list in the order of the buckets."""
+    found = {index: value for part in parts for index, value in part.items()}
+    return [found[index] for index in range(len(found))]
+
+
+def version_difference(parts: Sequence[About], whole: int) -> Difference | None:
+    """Return the difference from the previous version, or None if a root lacks it or it is too large for a version of `whole` bytes."""
+    bases = [part.base for part in parts if part.base is not None]
+    sent = sum(sum(part.sizes.values()) for part in parts)
+    if len(bases) != len(parts) or sent > WORTH * whole:
+        return None
+    return Difference(base=version_checksum(in_order(bases)), sizes=in_order([part.sizes for part in parts]))
+
 
 WHOLE_EVERY = 16
 """Maximum distance between complete versions, which limits the bytes that an engine without the base reads."""

@@ -19,21 +19,20 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rlrun.config.models.checkpoint import ExportConfig
-from rlrun.config.models.lora import LoRAConfig
-from rlrun.config.models.model import DType, ModelConfig
+from rlrun.config.models.language_models import DType, LoRAConfig, ModelConfig
 from rlrun.protocol.files.checkpoint_manifest import TRAINER_PART
 from rlrun.protocol.files.durable import link_files, new_folder
 from rlrun.protocol.files.failures import RoleError, storage_errors
 from rlrun.protocol.files.paths import COMPLETE
 from rlrun.runtime import exit_codes
-from rlrun.trainer.checkpoints import dcp_reader
+from rlrun.trainer.checkpoints import dcp_files
 from rlrun.trainer.checkpoints.dcp import POLICY, parameter_key
-from rlrun.trainer.checkpoints.dcp_reader import CheckpointReader
+from rlrun.trainer.checkpoints.dcp_files import CheckpointReader
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import model_files, published_tensors
 from rlrun.trainer.modeling.shard import load_model
-from rlrun.trainer.modeling.stored.files import open_files, stored_names
-from rlrun.trainer.modeling.stored.plan import plan_tensors
+from rlrun.trainer.modeling.stored.load_plan import plan_tensors
+from rlrun.trainer.modeling.stored.stored_tensors import open_files, stored_names
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, remember_names
 from rlrun.trainer.weights.hf_writer import SHARD_BYTES, file_shards, shard_names, sizes_of, write_index
 
@@ -201,7 +200,7 @@ def _read_parameters(
     state = {key: torch.empty(stored[key].size, dtype=stored[key].properties.dtype) for key in keys.values()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns about the missing process group, which is intended
-        dcp_reader.load_state(state, reader, alone=True)
+        dcp_files.load_state(state, reader, alone=True)
     read = {name: state[keys[name]] for name in trained}
     tensors = skeleton.state_dict()
     for name in names:

@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlrun.config.models.model import DType
+from rlrun.config.models.language_models import DType
 from rlrun.diagnostics.fault_points import reach
 from rlrun.protocol.files.durable import fsync_path, fsync_tree, make_folder, put_in_place, remove_folder
 from rlrun.protocol.files.paths import ADAPTER_CONFIG, ADAPTER_WEIGHTS, COMPLETE, TMP_SUFFIX
-from rlrun.trainer.checkpoints.collective_write import Together
+from rlrun.trainer.checkpoints.dcp import Together
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.model_files import ModelFiles, published_tensors
-from rlrun.trainer.modeling.parallel.stages import of_all_stages, stage_of
+from rlrun.trainer.modeling.parallel.pipeline_stages import of_all_stages, stage_of
 from rlrun.trainer.modeling.tensor_names import Part, file_tensors, tensor_parts
 from rlrun.trainer.ranks.group import Group
 

@@ -19,13 +19,13 @@ from rlrun.protocol.messages.buckets import BUCKET_BYTES, plan_buckets, root_ran
 from rlrun.runtime import exit_codes
 from rlrun.trainer.channel.batch_feed import TICK_SECONDS
 from rlrun.trainer.channel.run_channel import Channel
-from rlrun.trainer.checkpoints.collective_write import Together
+from rlrun.trainer.checkpoints.dcp import Together
 from rlrun.trainer.modeling import lora
 from rlrun.trainer.modeling.shared_model import Policy
-from rlrun.trainer.weights import export, hf_writer, retention
+from rlrun.trainer.weights import export, hf_writer, version_retention
 from rlrun.trainer.weights.bucketing import bucket_layout, gather_buckets
 from rlrun.trainer.weights.delta_writer import Compared, DeltaWriter
-from rlrun.trainer.weights.transfer import Follower, Outbox
+from rlrun.trainer.weights.weight_transfer import Follower, Outbox
 
 
 class Publisher:
@@ -137,7 +137,7 @@ class Publisher:
             if self._channel is not None:
                 self._channel.emit("published", step, path=delta or (path if written else None))
                 reach("weights.told")
-            retention.delete_superfluous(
+            version_retention.delete_superfluous(
                 self._paths, attempt=self._attempt, max_async_level=self._config.algorithm.max_async_level
             )
 

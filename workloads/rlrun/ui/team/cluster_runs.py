@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from threading import Lock
 
-from rlrun.inspect import cluster
+from rlrun.inspect import cluster_reader
 from rlrun.inspect.kubectl import ClusterError
 from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import events_of, lease_of, pods_of, with_parts
-from rlrun.protocol.files.forked import ForkedFrom
+from rlrun.protocol.files.run_folder import ForkedFrom
 from rlrun.runtime.json_types import Json
 from rlrun.ui.confine import Fence, OutsideError
-from rlrun.ui.registry import OPEN_RUNS, OpenRun, UnknownRunError, files_fingerprint, short_digest
+from rlrun.ui.run_registry import OPEN_RUNS, OpenRun, UnknownRunError, files_fingerprint, short_digest
 from rlrun.ui.shown import ForbiddenError, UnreadableError
-from rlrun.ui.team.api_server import Api, RefusedError, request_error
 from rlrun.ui.team.callers import FILES, Caller, Rights, SignedOutError, TooManyError
+from rlrun.ui.team.cluster_api import Api, RefusedError, request_error
 
 RUNS = "/apis/rlrun.io/v1alpha1"
 _LIST_SECONDS = 2.0
@@ -213,7 +213,7 @@ class TeamRun:
 
     def glance(self) -> Snapshot:
         """See `shown.Run`."""
-        return cluster.run_snapshot(self._run, now=time.time())
+        return cluster_reader.run_snapshot(self._run, now=time.time())
 
     def snapshot(self) -> Snapshot:
         """See `shown.Run`."""

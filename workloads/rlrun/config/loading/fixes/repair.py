@@ -10,7 +10,7 @@ from itertools import islice
 
 from pydantic import BaseModel, ValidationError
 
-from rlrun.config.loading.fixes.closest_shapes import Surroundings, closest_shapes
+from rlrun.config.loading.fixes.closest_values import Surroundings, closest_shapes
 from rlrun.config.loading.fixes.written import to_toml, to_yaml
 from rlrun.config.loading.layers import Layer, Origin, Reader
 from rlrun.config.loading.problems import COMMAND_LINE, ENVIRONMENT

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rlrun.fit.trainer import MOMENT_BUCKET_BYTES
-from rlrun.trainer.learning.optim.muon import Muon
-from rlrun.trainer.learning.optim.parts import step_part
+from rlrun.fit.trainer_memory import MOMENT_BUCKET_BYTES
+from rlrun.trainer.learning.optim.muon import Muon, step_part
 from rlrun.trainer.modeling.activation_offload import SMALLEST, CUDALink, HostLink, Link
 from rlrun.trainer.modeling.shard import local_part
 

@@ -1,9 +1,14 @@
-"""Muon: momentum orthogonalized in batches of equal matrices, with the work distributed over the ranks that share them."""
+"""Muon, and optimizer steps over some parameters at a time.
+
+Optimizer steps over a part of the parameters.
+
+Muon: momentum orthogonalized in batches of equal matrices, with the work distributed over the ranks that share them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +16,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from rlrun.trainer.learning.optim.parts import Visit, at_once, step_part
 from rlrun.trainer.modeling.shard import local_part
+
+Visit = Callable[[Sequence[nn.Parameter]], Iterator[Sequence[nn.Parameter]]]
+"""Function that iterates over parts of parameters; the states of a part are on the device until the next part is requested."""
+
+
+def at_once(parameters: Sequence[nn.Parameter]) -> Iterator[Sequence[nn.Parameter]]:
+    """Return all parameters as one part, because their states are always on the device."""
+    yield parameters
+
+
+def step_part(optimizer: torch.optim.Optimizer, groups: Sequence[dict[str, Any]], part: Sequence[nn.Parameter]) -> None:
+    """Update only the parameters of `part`; for optimizers that treat each parameter independently.
+
+    Args:
+        optimizer: optimizer, whose groups are `groups` afterwards.
+        groups: groups with all parameters.
+        part: parameters to update.
+    """
+    chosen = set(map(id, part))
+    rest = [{**group, "params": [p for p in group["params"] if id(p) in chosen]} for group in groups]
+    optimizer.param_groups = [group for group in rest if group["params"]]
+    try:
+        if optimizer.param_groups:
+            optimizer.step()
+    finally:
+        optimizer.param_groups = list(groups)
+
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration (Jordan, 2024, https://kellerjordan.github.io/posts/muon)."""

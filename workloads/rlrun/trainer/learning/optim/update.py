@@ -1,4 +1,8 @@
-"""Norm, clipping and optimizer step with one synchronization of host and device.
+"""From the accumulated gradient to the update, with one read of the device.
+
+Durations of the parts of a step on the device, read at the end of the step.
+
+Norm, clipping and optimizer step with one synchronization of host and device.
 
 The norm stays on the device. If the optimizer can clip and skip there (torch's fused AdamW does it within its pass over the gradient),
 the host reads all values at the end, after it has queued the update. For other optimizers the host needs the norm before the step.
@@ -7,6 +11,7 @@ the host reads all values at the end, after it has queued the update. For other 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +21,33 @@ from torch import Tensor, nn
 
 from rlrun.trainer.learning.optim.host_moments import HostMoments
 from rlrun.trainer.modeling.shard import counts_here, local_part
+
+
+class Stopwatch:
+    """Marks between parts of a step. On CUDA they are events in the stream, so that the host does not wait for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._times: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """Mark the end of a part and the start of the next one."""
+        if self._device.type == "cuda":
+            event = torch.cuda.Event(enable_timing=True)
+            event.record(torch.cuda.current_stream(self._device))
+            self._events.append(event)
+        else:
+            self._times.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        """Return the seconds between successive marks; on CUDA wait until the device has reached the last one."""
+        if self._events:
+            self._events[-1].synchronize()
+            return [a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:], strict=False)]
+        return [b - a for a, b in zip(self._times, self._times[1:], strict=False)]
+
 
 _BLOCK = 2**16
 """Elements per float32 sum of squares on CPU, where torch's norm adds sequentially and longer sums would lose precision."""

@@ -18,8 +18,7 @@ import torch.nn.attention.varlen  # registers its operations
 from torch import Tensor
 
 from rlrun.trainer.modeling.attention import operation_fa3, operation_fa4
-from rlrun.trainer.modeling.attention.layout import Segments
-from rlrun.trainer.modeling.attention.scores import Scores
+from rlrun.trainer.modeling.attention.packed_layout import Scores, Segments
 
 _NAMES_GROUPED_HEADS = any(
     argument.name == "enable_gqa" for argument in torch.ops.torch_attn._varlen_attn.default._schema.arguments

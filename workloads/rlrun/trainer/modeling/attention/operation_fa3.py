@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlrun.fit.kernel_table import FA3
+from rlrun.fit.attention_kernels import FA3
 
 
 class _Graph(Protocol):

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rlrun.fit.kernel_table import FA4
+from rlrun.fit.attention_kernels import FA4
 
 
 class _Graph(Protocol):

@@ -1,22 +1,139 @@
-"""Selection of a model's attention kernel before it is loaded; rank 0 selects and logs it for all ranks."""
+"""Choice of the attention kernel of a model, by device, packages and a trial.
+
+Device and packages of this process, for `choose_kernel`.
+
+Trial of a package's kernel on a row of five tokens, which detects missing features of its build before the first step.
+
+FlashAttention 3 can be built with a part of its kernels (without soft cap or some head sizes), but its functions accept all arguments in
+every build.
+
+Selection of a model's attention kernel before it is loaded; rank 0 selects and logs it for all ranks.
+"""
 
 from __future__ import annotations
 
+import importlib
+import importlib.metadata
+import inspect
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 from loguru import logger
 from transformers import PreTrainedConfig
 
 from rlrun.config.models.parallel import AttentionKernel
-from rlrun.fit.kernel_choice import AttentionError, Needs, choose_kernel
-from rlrun.fit.kernel_table import Feature, Kernel
+from rlrun.fit.attention_kernels import (
+    BACKENDS,
+    AttentionError,
+    Feature,
+    Kernel,
+    Machine,
+    Needs,
+    Package,
+    choose_kernel,
+)
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
-from rlrun.trainer.modeling.attention.machine import read_machine
-from rlrun.trainer.modeling.attention.packages import load_package
-from rlrun.trainer.modeling.attention.trial import kernel_refusal
+from rlrun.trainer.modeling.attention.compute import attend, load_package
+from rlrun.trainer.modeling.attention.packed_layout import Scores, row_layout
 from rlrun.trainer.ranks.group import Group
+
+
+@cache
+def read_machine(device: torch.device) -> Machine:
+    """Describe a device and its kernel packages; packages are imported only if the device supports their kernels."""
+    if device.type != "cuda":
+        return Machine("a CPU" if device.type == "cpu" else f"a device of type {device.type}", None)
+    capability = torch.cuda.get_device_capability(device)
+    versions: dict[Kernel, str] = {}
+    missing: dict[Kernel, str] = {}
+    for kernel, backend in BACKENDS.items():
+        first, last = backend.capabilities or (0, 0)
+        if backend.package is None or not first <= capability[0] <= last:
+            continue
+        problem = problem_of(backend.package)
+        if problem is None:
+            versions[kernel] = version_of(backend.package)
+        else:
+            missing[kernel] = problem
+    return Machine(torch.cuda.get_device_name(device), capability, versions, missing)
+
+
+def problem_of(package: Package) -> str | None:
+    """Return the reason why a package cannot be used, or None."""
+    try:
+        module = importlib.import_module(package.module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and package.module.startswith(error.name):
+            return f"{package.module} is not installed"
+        return f"{package.module} needs {error.name}, which is not installed"
+    except Exception as error:  # libraries built for another torch or CUDA raise many kinds of errors
+        lines = str(error).strip().splitlines() or ["no message"]
+        return f"{package.module} cannot be imported ({type(error).__name__}: {lines[0]})"
+    for name, arguments in package.functions.items():
+        function = getattr(module, name, None)
+        if function is None:
+            return f"{package.module} {version_of(package)} has no {name}"
+        taken = inspect.signature(function).parameters
+        lacking = [argument for argument in arguments if argument not in taken]
+        if lacking:
+            return f"{package.module}.{name} of version {version_of(package)} does not take {', '.join(lacking)}"
+    for name, arguments in package.operations.items():
+        schemas = torch._C._jit_get_schemas_for_operator(name)
+        if not schemas:
+            return f"{package.module} {version_of(package)} registers no operation {name}"
+        taken_names = {argument.name for argument in schemas[0].arguments}
+        lacking = [argument for argument in arguments if argument not in taken_names]
+        if lacking:
+            return f"{name} of {package.module} {version_of(package)} does not take {', '.join(lacking)}"
+    return None
+
+
+def version_of(package: Package) -> str:
+    """Return the version of an installed package, for messages."""
+    for name in package.distributions:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return str(getattr(importlib.import_module(package.module), "__version__", "of unknown version"))
+
+
+LENGTHS = (3, 2)
+_LONGEST_REASON = 200
+
+
+def kernel_refusal(kernel: Kernel, needs: Needs, device: torch.device) -> str | None:
+    """Return the reason why an installed package cannot compute the model's attention, forward and backward, or None.
+
+    Args:
+        kernel: kernel that device and table allow.
+        needs: required features of the model.
+        device: device of the trainer.
+    """
+    package = BACKENDS[kernel].package
+    if package is None:
+        return None
+    heads, size = (2, 1, 1), needs.head_dim or 64
+    leaves = [torch.randn(sum(LENGTHS), count, size, device=device, dtype=torch.bfloat16) for count in heads]
+    sinks = torch.zeros(heads[0], device=device) if "sinks" in needs.features else None
+    scores = Scores(
+        size**-0.5,
+        window=2 if "window" in needs.features else None,
+        softcap=20.0 if "softcap" in needs.features else None,
+        sinks=sinks,
+    )
+    try:
+        query, key, value = (leaf.requires_grad_() for leaf in leaves)
+        output = attend(kernel, query, key, value, row_layout(LENGTHS, device).segments, scores)
+        torch.autograd.grad(output.float().sum(), leaves)
+    except Exception as error:  # libraries raise many kinds of errors
+        lines = str(error).strip().splitlines() or ["no message"]
+        said = f"{type(error).__name__}: {lines[0][-_LONGEST_REASON:]}"
+        return f"the installed {package.module} does not support this model's attention ({said})"
+    return None
+
 
 _HEAD_DIMS = ("head_dim", "global_head_dim", "qk_head_dim", "v_head_dim")
 """Names of head sizes in configurations."""

@@ -1,4 +1,17 @@
-"""Pipeline parallelism, a step: rows of different lengths pass all stages in the order of torch's schedules.
+"""Pipeline parallelism, a step: schedules, rows of unequal length, and late weight gradients.
+
+Delayed weight gradients of linear layers for zero-bubble schedules, which compute the gradients of inputs first.
+
+Qi et al. 2023, Zero Bubble Pipeline Parallelism (arXiv:2401.10241). torch's split of a backward pass traverses the graph, where it does
+not find weights gathered by FSDP. Here a linear layer stores its input and the gradient of its output instead, which also works with
+recomputed and offloaded activations. All other parameters (norms, embedding, head, experts) get their gradients immediately.
+
+Pipeline schedules for ranks with several stages: torch's schedules, extended to any number of rows.
+
+torch's interleaved schedules require a multiple of the number of ranks as number of rows. The schedule of the next multiple is used
+without the actions of missing rows, on which no other action depends. torch adds the sends and receives.
+
+Pipeline parallelism, a step: rows of different lengths pass all stages in the order of torch's schedules.
 
 torch's stages send tensors of one shape. A row is computed at its own length; its output is padded with zeros to the longest row of the
 step for the transfer and cut by the next stage, so that padding costs only bandwidth.
@@ -6,19 +19,187 @@ step for the transfer and cut by the next stage, so that padding costs only band
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import schedules as torch_schedules
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
+from rlrun.config.layout_rules import stages_of_rank
+from rlrun.config.models.parallel import PipelineSchedule
 from rlrun.trainer.modeling.gradient_accumulation import prepare_backward
-from rlrun.trainer.modeling.parallel.later_weights import hold_gradients, later_weights_of, reduce_gradients
-from rlrun.trainer.modeling.parallel.schedules import Order, schedule_actions
-from rlrun.trainer.modeling.parallel.stages import Stage
+from rlrun.trainer.modeling.parallel.pipeline_stages import Stage
+
+_ATTRIBUTE = "_rlrun_later_weights"
+_Kept = tuple[Tensor, Tensor | None, Tensor, Tensor]
+"""Weight, bias, input and gradient of the output."""
+
+
+class LaterWeights:
+    """Delayed products of one rank."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Create a store for the linear layers of `model` that `postpone_products` changes."""
+        self._model = model
+        self._waiting: list[_Kept] = []
+
+    def keep(self, product: _Kept) -> None:
+        """Store the factors of a weight's gradient."""
+        self._waiting.append(product)
+
+    def take(self) -> Callable[[], None]:
+        """Return a function that computes the products stored since the last call."""
+        kept, self._waiting = self._waiting, []
+        return partial(_add_products, self._model, kept)
+
+
+def postpone_products(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Change the linear layers in `layers`, in place and before FSDP, to delay the products of their weight gradients."""
+    later = LaterWeights(model)
+    for layer in layers:
+        for module in layer.modules():
+            if isinstance(module, nn.Linear) and module.weight.requires_grad:
+                module.forward = partial(_forward_linear, module, later)
+    object.__setattr__(model, _ATTRIBUTE, later)
+
+
+def later_weights_of(model: nn.Module) -> LaterWeights | None:
+    """Return the delayed products of a model, or None if its gradients are not delayed."""
+    found: LaterWeights | None = getattr(model, _ATTRIBUTE, None)
+    return found
+
+
+def hold_gradients(model: nn.Module) -> None:
+    """Disable the reduction of gradients until `reduce_gradients`."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(False)
+
+
+def reduce_gradients(model: nn.Module) -> None:
+    """Sum the accumulated gradients over the ranks once, like the backward pass of a last micro-batch."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(True)
+        model._get_fsdp_state()._root_post_backward_final_callback()
+
+
+def _forward_linear(module: nn.Linear, later: LaterWeights, hidden: Tensor) -> Tensor:
+    made: Tensor = _Linear.apply(hidden, module.weight, module.bias, later)
+    return made
+
+
+class _Linear(torch.autograd.Function):  # type: ignore[misc]  # torch is not type-checked
+    """Linear layer whose backward pass computes only the gradient of the input."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, later: LaterWeights) -> Tensor:
+        ctx.save_for_backward(hidden, weight)
+        ctx.parameters, ctx.later = (weight, bias), later
+        return linear(hidden, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+        hidden, weight = ctx.saved_tensors
+        ctx.later.keep((*ctx.parameters, hidden.detach(), gradient.detach()))
+        return (gradient @ weight if ctx.needs_input_grad[0] else None), None, None, None
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def _add_products(model: nn.Module, kept: list[_Kept]) -> None:
+    """Add the gradients to the gathered parameters, which keep them because of `hold_gradients`."""
+    while kept:
+        weight, bias, hidden, gradient = kept.pop()
+        columns = gradient.flatten(0, -2)
+        _accumulate_gradient(weight, columns.T @ hidden.flatten(0, -2))
+        if bias is not None and bias.requires_grad:
+            _accumulate_gradient(bias, columns.sum(0))
+    if isinstance(model, FSDPModule):
+        _sum_in_float32(model)
+
+
+def _accumulate_gradient(parameter: Tensor, gradient: Tensor) -> None:
+    parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+
+
+def _sum_in_float32(model: nn.Module) -> None:
+    """Add gradients in the compute dtype to FSDP's float32 sums, as FSDP does after a backward pass, so that sums are never rounded."""
+    for unit in model.modules():
+        if not isinstance(unit, FSDPModule):
+            continue
+        for group in unit._get_fsdp_state()._fsdp_param_groups:
+            for parameter in group.fsdp_params:
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter.accumulate_unsharded_grad_if_needed()
+                    parameter.to_accumulated_grad_if_needed()
+
+
+Action = Any
+"""Action of torch: a stage, a computation and a row."""
+_KINDS = {
+    "Interleaved1F1B": torch_schedules.ScheduleInterleaved1F1B,
+    "InterleavedZeroBubble": torch_schedules.ScheduleInterleavedZeroBubble,
+    "ZBVZeroBubble": torch_schedules.ScheduleZBVZeroBubble,
+}
+
+
+@dataclass(frozen=True)
+class Order:
+    """Actions of all ranks in one step."""
+
+    computed: Mapping[int, Sequence[Action]]
+    """Computations of each rank."""
+    sent: Mapping[int, Sequence[Action]]
+    """Computations, sends and receives of each rank."""
+    places: Mapping[int, int]
+    """Rank of each stage."""
+
+
+@lru_cache(maxsize=64)
+def schedule_actions(
+    schedule: PipelineSchedule, ranks: int, per_rank: int, rows: int, *, backward: bool = True
+) -> Order:
+    """Return the actions of one step.
+
+    Args:
+        schedule: schedule with several stages per rank.
+        ranks: number of ranks in the pipeline.
+        per_rank: number of stages per rank.
+        rows: number of micro-batches, at least 1.
+        backward: compute gradients; otherwise each rank runs all rows through its stages in order.
+    """
+    folded = schedule == "ZBVZeroBubble"
+    stages = {rank: stages_of_rank(rank, ranks, per_rank, folded=folded) for rank in range(ranks)}
+    places = {stage: rank for rank, own in stages.items() for stage in own}
+    if not backward:
+        forward = torch_schedules.FORWARD
+        passes = {
+            rank: [torch_schedules._Action(stage, forward, row) for stage in own for row in range(rows)]
+            for rank, own in stages.items()
+        }
+        sent = torch_schedules._add_send_recv(
+            {rank: list(own) for rank, own in passes.items()}, lambda stage: places[stage], ranks * per_rank
+        )
+        return Order(passes, sent, places)
+    stand_ins = [
+        SimpleNamespace(num_stages=ranks * per_rank, group_size=ranks, group_rank=0, submod=None)
+        for _ in range(per_rank)
+    ]
+    whole = _KINDS[schedule](stand_ins, -(-rows // ranks) * ranks)
+    computed = {
+        rank: [action for action in actions if action is not None and action.microbatch_index < rows]
+        for rank, actions in whole.pipeline_order.items()
+    }
+    whole._n_microbatches = rows
+    whole._prepare_schedule_with_comms({rank: list(actions) for rank, actions in computed.items()})
+    return Order(computed, whole.pipeline_order_with_comms, places)
+
 
 Compute = Callable[[int, int, Tensor | None], Tensor]
 """Function that computes one row in one stage: its arguments are the numbers of stage and row and the previous stage's output `[P, D]`

@@ -1,1 +1,0 @@
-"""Size of an elastic trainer: fewer pods while nodes are missing, and all pods again when there is room."""

@@ -1,1 +1,0 @@
-"""Read-only commands: checks of manifests, environments and this machine. Only `env install` writes files."""

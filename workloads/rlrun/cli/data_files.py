@@ -1,0 +1,290 @@
+"""`rlrun rows`, `tiny-model` and `put`: make files for runs, and copy them onto a claim.
+
+`rlrun rows --path FILE --output rows.jsonl`: convert a set of problems into rows of the `dataset` environment, each with a uid.
+
+`rlrun tiny-model DIR`: create a model of about a million parameters; the options are the fields of `TinyModelConfig`.
+
+`rlrun put`: copy local files and folders onto the claim of a run, or onto any claim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, get_args
+
+from pydantic import ValidationError
+
+from rlrun.cli.command_options import report
+from rlrun.cli.run_options import answered, api, argument, runs_parser
+from rlrun.config.loading.loader import load_model
+from rlrun.config.loading.parser import Parser, help_text
+from rlrun.config.loading.problems import ConfigError
+from rlrun.config.models.data import DataSetConfig
+from rlrun.config.models.language_models import TinyModelConfig
+from rlrun.config.models.learning import AlgorithmConfig
+from rlrun.environments.dataset_rows import Rows, download_set
+from rlrun.environments.layouts import LayoutName
+from rlrun.inspect.copies import (
+    HELPER_MOUNT,
+    SCRIPT,
+    Mount,
+    entries_of,
+    folder_of,
+    helper_pod,
+    mount_of,
+    pods_of_namespace,
+    write_archive,
+)
+from rlrun.inspect.kubectl import RUNS, Api, ClusterError, ask_json
+from rlrun.inspect.source import ClusterRun, NotFoundError
+from rlrun.local.user_code import check_user_code
+from rlrun.protocol.files.failures import RoleError
+from rlrun.protocol.files.volume_faults import show_size
+from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
+
+
+def rows_parser() -> argparse.ArgumentParser:
+    """Return the parser of `rlrun rows`."""
+    p = Parser(
+        "rlrun rows",
+        "Write the rows of a data set in the format of the dataset environment. A row without a uid gets a uid that is derived from its "
+        "question, so the uid stays the same if other rows are added or removed.",
+    )
+    where = p.add_mutually_exclusive_group(required=True)
+    where.add_argument("--path", metavar="FILE", help="a .jsonl, .csv or .parquet file, or a folder with such files")
+    where.add_argument("--name", metavar="NAME", help="a data set on the Hugging Face Hub")
+    p.add_argument("--revision", metavar="COMMIT", help="branch, tag or commit on the hub (default: the main branch)")
+    p.add_argument("--subset", metavar="FOLDER", help="a folder within the data set")
+    p.add_argument("--split", metavar="WORD", help="only files with this word in their name, such as train")
+    p.add_argument(
+        "--layout",
+        choices=get_args(LayoutName),
+        help="layout of the files (default: the layout of the dataset environment)",
+    )
+    p.add_argument("--instruction", metavar="TEXT", help="text after each question")
+    p.add_argument(
+        "--unique",
+        action=argparse.BooleanOptionalAction,
+        help="skip rows that repeat an earlier question (default: only for dapo)",
+    )
+    p.add_argument("--output", type=Path, required=True, metavar="FILE", help="rows.jsonl or rows.parquet; a new file")
+    return p
+
+
+def run_rows(argv: Sequence[str]) -> int:
+    """Run the subcommand and return the exit code."""
+    options = rows_parser().parse_args(list(argv))
+
+    from rlrun.environments.bundled.row_files import convert_rows
+    from rlrun.evaluate.sampled_rows import check_output, write_rows
+
+    try:
+        check_output(options.output)
+        rows = Rows(_read_place(options), "-")
+        found = convert_rows(rows, options.layout, instruction=options.instruction, unique=options.unique)
+        write_rows(options.output, found.rows)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "revision"
+        print(f"rlrun rows: --{field}: {first['msg'].removeprefix('Value error, ')}", file=sys.stderr)
+        return exit_codes.USAGE
+    except RoleError as error:
+        print(f"rlrun rows: {_by_option(str(error))}", file=sys.stderr)
+        return error.code
+    except ValueError as error:
+        print(f"rlrun rows: {error}", file=sys.stderr)
+        return exit_codes.DATA
+    left_out = f"; {found.left_out} skipped because they repeat an earlier question" if found.left_out else ""
+    print(f"{options.output}: {len(found.rows)} rows, {found.made} of them with a new uid{left_out}")
+    return exit_codes.OK
+
+
+def _read_place(options: argparse.Namespace) -> DataSetConfig:
+    """Return the location of the rows. Raises ValidationError, RoleError."""
+    fields = ("path", "name", "revision", "split")
+    place = DataSetConfig.model_validate({name: value for name in fields if (value := getattr(options, name))})
+    if options.subset is None:
+        return place
+    root = Path(place.path) if place.path is not None else download_set(place.name or "", "-", place.revision)
+    return DataSetConfig(path=str(root / options.subset), split=place.split)
+
+
+def _by_option(message: str) -> str:
+    """Replace the field of a data set in a message with the command-line option."""
+    return message.replace("-.", "--", 1) if message.startswith("-.") else message.removeprefix("-: ")
+
+
+PROG = "rlrun tiny-model DIR"
+
+
+def run_tiny_model(argv: Sequence[str]) -> int:
+    """Run the subcommand and return the exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help_text(TinyModelConfig, prog=PROG))
+        return exit_codes.OK if argv else exit_codes.USAGE
+    if argv[0].startswith(("-", "@")):
+        print(f"rlrun tiny-model: write the folder first: {PROG} [--hidden-size 128 ...]", file=sys.stderr)
+        return exit_codes.USAGE
+    folder = Path(argv[0])
+    try:
+        config = load_model(TinyModelConfig, argv[1:], env={}, prog=PROG)
+    except ConfigError as error:
+        return report(error)
+    if folder.exists() and (not folder.is_dir() or os.listdir(folder)):  # noqa: PTH208
+        print(f"{folder}: the folder is not empty; choose a new folder, or delete its files", file=sys.stderr)
+        return exit_codes.USAGE
+
+    if config.warmup_environment is not None:
+        for finding in check_user_code((), AlgorithmConfig(), config, here=True):
+            print(f"rlrun tiny-model: --warmup-environment: {finding.message}", file=sys.stderr)
+            return exit_codes.CONFIGURATION
+
+    try:
+        folder.mkdir(
+            parents=True, exist_ok=True
+        )  # before the slow import of torch, so that an unwritable folder fails at once
+
+        from rlrun.trainer.modeling.tiny_model import make_tiny_model
+
+        make_tiny_model(folder, config)
+    except OSError as error:
+        print(f"{error.filename or folder}: cannot write: {error.strerror}; choose another folder", file=sys.stderr)
+        return exit_codes.STORAGE
+    except ValueError as error:
+        print(f"rlrun tiny-model: {error}", file=sys.stderr)
+        return exit_codes.CONFIGURATION
+    print(f"{folder}: tiny model of width {config.hidden_size}, {config.layers} layers")
+    return exit_codes.OK
+
+
+_CLAIM = "claim/"
+_SHOW_SECONDS = 1.0
+_READY = "300s"
+
+
+def put_parser() -> Parser:
+    """Return the parser of `rlrun put`."""
+    text = (
+        "Copy files and folders onto the volume of a run, or onto a claim, through a pod that mounts it. The files become visible "
+        "together, after the whole copy."
+    )
+    p = runs_parser("put", text)
+    p.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a file or a folder; the copy keeps its name")
+    p.add_argument("target", metavar="RUN|claim/NAME", help="name of a run in the cluster, or of a claim")
+    p.add_argument("--to", default="data", metavar="FOLDER", help="folder below the claim's root (default: data)")
+    p.add_argument("--force", action="store_true", help="replace files that exist; folders are never replaced")
+    p.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="image with sh and tar for a temporary pod, such as busybox:1.37; only needed if no pod mounts the claim",
+    )
+    return p
+
+
+@answered("put")
+def run_put(argv: Sequence[str]) -> int:
+    """Run `rlrun put` and return the exit code."""
+    options = put_parser().parse_args(list(argv))
+    if len(options.files) == 1 and not options.files[0].exists() and Path(options.target).exists():
+        run, file = options.files[0], options.target
+        raise NotFoundError(f"FILE: there is no file {run}; write the file first, then the run: rlrun put {file} {run}")
+    folder, entries = folder_of(options.to), entries_of(options.files)
+    names = [entry.name for entry in entries if "/" not in entry.name]
+    cluster = api(options)
+    claim, path = _claim_of(options, cluster)
+    with _mounted(claim, cluster, options) as mount:
+        words = [mount.path, str(folder), secrets.token_hex(4), "yes" if options.force else "no", *names]
+        command = ["exec", "-i", mount.pod, "-c", mount.container, "--", "sh", "-c", SCRIPT, "sh", *words]
+        progress = _Progress(sum(entry.size for entry in entries))
+
+        def write(out: IO[bytes]) -> None:
+            write_archive(entries, out, progress.sent)
+
+        try:
+            cluster.send(command, write)
+        finally:
+            progress.end()
+    count = sum(not entry.is_folder for entry in entries)
+    place = f"{path or mount.path}/{folder}"
+    print(f"claim {claim}: {count} files, {show_size(progress.done)}, in {folder}; in a run's pods: {place}/{names[0]}")
+    return exit_codes.OK
+
+
+def _claim_of(options: argparse.Namespace, cluster: Api) -> tuple[str, str | None]:
+    """Return the name of the claim, and its mount path in the run's pods if a run is named.
+
+    Raises:
+        NotFoundError: the run does not exist or has no claim yet.
+    """
+    target: str = options.target
+    if target.startswith(_CLAIM) and "/" not in (claim_name := target.removeprefix(_CLAIM)) and claim_name:
+        return claim_name, None
+    if "/" in target or target.startswith("."):
+        raise NotFoundError(f"RUN: got {target}, expected the name of a run in a cluster, or {_CLAIM}NAME")
+    try:
+        run: Json = ask_json(cluster, ["get", RUNS, target])
+    except ClusterError as error:
+        if error.code != exit_codes.USAGE:
+            raise
+        raise NotFoundError(f"{error}; for a claim write {_CLAIM}{target}") from None
+    storage = (run.get("spec") or {}).get("storage") or {}
+    claim = ((run.get("status") or {}).get("storage") or {}).get("claimName") or storage.get("claimName")
+    if not claim:
+        raise NotFoundError(
+            f"{target} has no claim yet; `rlrun why {argument(ClusterRun(target), options)}` shows what it waits for"
+        )
+    return str(claim), str(storage.get("mountPath") or "/data")
+
+
+@contextmanager
+def _mounted(claim: str, cluster: Api, options: argparse.Namespace) -> Iterator[Mount]:
+    """Yield a container that mounts the claim; a pod that was created for the copy is deleted at the end."""
+    found = mount_of(pods_of_namespace(cluster), claim)
+    if found is not None:
+        yield found
+        return
+    cluster.ask(["get", "persistentvolumeclaims", claim])
+    if options.image is None:
+        raise NotFoundError(
+            f"no running pod mounts the claim {claim}; add --image busybox:1.37, or another image with sh and tar, for a temporary pod"
+        )
+    name = f"rlrun-put-{secrets.token_hex(4)}"
+    document = json.dumps(helper_pod(name, claim, options.image)).encode()
+    cluster.send(["create", "-f", "-"], lambda out: out.write(document))
+    try:
+        cluster.ask(["wait", "--for=condition=Ready", f"pod/{name}", f"--timeout={_READY}"], timeout=310)
+        yield Mount(name, "put", HELPER_MOUNT)
+    finally:
+        cluster.ask(["delete", "pod", name, "--wait=false"])
+
+
+class _Progress:
+    """Progress of a copy in bytes, shown on a terminal.
+
+    Args:
+        total: size of all files in bytes.
+    """
+
+    def __init__(self, total: int) -> None:
+        self._total, self.done, self._shown = total, 0, time.monotonic()
+
+    def sent(self, count: int) -> None:
+        """Count sent bytes, and show the total at most once per second."""
+        self.done += count
+        if time.monotonic() - self._shown >= _SHOW_SECONDS and sys.stderr.isatty():
+            self._shown = time.monotonic()
+            print(f"\r{show_size(self.done)} of {show_size(self._total)} ", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Clear the progress line."""
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,1 +1,0 @@
-"""Commands that write files: manifests, rows, models, copies, and files of the package."""

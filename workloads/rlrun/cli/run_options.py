@@ -1,0 +1,193 @@
+"""Options, outputs and errors of the commands on runs, and `kubectl rlrun`.
+
+Options, outputs and error handling that the commands on runs share.
+
+`kubectl rlrun`: the commands on runs, only for clusters. kubectl starts the program `kubectl-rlrun` from PATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rlrun.cli.command_options import arguments, piped
+from rlrun.cli.doctor import ON_RUNS
+from rlrun.cli.main import COMMANDS, call
+from rlrun.config.loading.parser import Parser
+from rlrun.config.suggest import did_you_mean
+from rlrun.inspect.kubectl import ClusterError, Kubectl
+from rlrun.inspect.snapshot import Snapshot
+from rlrun.inspect.source import FolderRun, NotFoundError, Run, find_run
+from rlrun.inspect.why import Explanation
+from rlrun.runtime import exit_codes
+from rlrun.runtime.json_types import Json
+
+PLUGIN = "kubectl-rlrun"
+"""Program that `kubectl rlrun` starts."""
+RUN_HELP = "folder of a run (runs/NAME), or name of a run in the cluster"
+
+
+def is_plugin() -> bool:
+    """Return whether this process was started as `kubectl rlrun`; arguments are then never folders."""
+    return Path(sys.argv[0]).name in (PLUGIN, "plugin.py")
+
+
+def say_no_runs() -> None:
+    """Report that there are no runs on standard error, because programs may read standard output."""
+    print(f"no runs{'' if is_plugin() else ' (in a cluster, or in ./runs)'}", file=sys.stderr)
+
+
+def runs_parser(command: str, description: str, *, output: str | None = None) -> Parser:
+    """Return the parser of a command on runs, with the cluster options.
+
+    Args:
+        command: name of the command.
+        description: one line for the help page.
+        output: allowed values of `-o`, separated by spaces, such as `json yaml`; None if the command has no `-o`.
+    """
+    p = Parser(f"{'kubectl rlrun' if is_plugin() else 'rlrun'} {command}", description)
+    p.add_argument("-n", "--namespace", metavar="NAME", help="namespace in the cluster (default: that of the context)")
+    p.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current one)")
+    p.add_argument("--kubeconfig", metavar="FILE", help="kubeconfig (default: the same as kubectl's)")
+    if output is not None:
+        p.add_argument("-o", "--output", choices=output.split(), help="output format (default: text for people)")
+    return p
+
+
+def flags(options: argparse.Namespace) -> list[str]:
+    """Return the options of `kubectl` that were set."""
+    names = ("namespace", "context", "kubeconfig")
+    return [f"--{name}={value}" for name in names if (value := getattr(options, name)) is not None]
+
+
+def api(options: argparse.Namespace) -> Kubectl:
+    """Return a client of the cluster that the options select."""
+    return Kubectl(flags(options))
+
+
+def the_run(options: argparse.Namespace) -> Run:
+    """Return the run that the argument `run` names.
+
+    Raises:
+        NotFoundError: the argument is a path without a run.
+    """
+    return find_run(options.run, cluster_only=is_plugin())
+
+
+def argument(run: Run, options: argparse.Namespace, *more: str) -> str:
+    """Return the shell words that name a run in a hint, followed by `more`; for a cluster with the cluster options that were set."""
+    if isinstance(run, FolderRun):
+        return " ".join([shlex.quote(str(run.root)), *more])
+    given = {"-n": options.namespace, "--context": options.context, "--kubeconfig": options.kubeconfig}
+    return " ".join(
+        [run.name, *more, *(f"{flag} {shlex.quote(value)}" for flag, value in given.items() if value is not None)]
+    )
+
+
+def answered(command: str) -> Callable[[Callable[[Sequence[str]], int]], Callable[[Sequence[str]], int]]:
+    """Return a decorator that turns the errors of a command into one line on standard error and an exit code."""
+
+    def around(run: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
+        @functools.wraps(run)
+        def called(argv: Sequence[str]) -> int:
+            try:
+                return run(argv)
+            except (ClusterError, NotFoundError) as error:
+                print(f"rlrun {command}: {error}", file=sys.stderr)
+                return error.code
+            except BrokenPipeError:
+                raise
+            except OSError as error:
+                print(
+                    f"rlrun {command}: {error.filename or 'this machine'}: {error.strerror or error}", file=sys.stderr
+                )
+                return exit_codes.FAILURE
+
+        return called
+
+    return around
+
+
+def document(value: Snapshot | Explanation) -> Json:
+    """Return a snapshot or an explanation as a JSON document: camelCase names, without fields that are None."""
+    return {_name(key): _camel(one) for key, one in asdict(value).items() if one is not None}
+
+
+def _camel(value: object) -> object:
+    if isinstance(value, dict):
+        return {_name(str(key)): _camel(one) for key, one in value.items() if one is not None}
+    return [_camel(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _name(key: str) -> str:
+    first, *more = key.split("_")
+    return first + "".join(word.title() for word in more)
+
+
+def _finite(value: object) -> object:
+    """Replace non-finite numbers (such as a diverged loss) with their names, because JSON has no such numbers."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(found: object, form: str) -> None:
+    """Print a document as JSON or YAML."""
+    found = _finite(found)
+    if form == "json":
+        print(json.dumps(found, indent=2, ensure_ascii=False))
+        return
+    import yaml
+
+    print(yaml.safe_dump(found, sort_keys=False, allow_unicode=True), end="")
+
+
+_FLAGS = ("-n", "--namespace", "--context", "--kubeconfig")
+
+
+def usage() -> str:
+    """Return the help page."""
+    lines = [f"  {name:<10} {COMMANDS[name].summary}" for name in ON_RUNS]
+    more = "-n, --namespace, --context and --kubeconfig work as in kubectl. kubectl rlrun COMMAND --help prints the options of a command."
+    return "\n".join(["usage: kubectl rlrun COMMAND ...", "", "commands:", *lines, "", more])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `kubectl rlrun` and return the exit code."""
+    return piped(lambda: _run(arguments(argv)))
+
+
+def flags_last(words: Sequence[str]) -> list[str]:
+    """Return the command line with kubectl's options moved from before the command to the end."""
+    flags: list[str] = []
+    rest = list(words)
+    while rest and rest[0].partition("=")[0] in _FLAGS:
+        taken = 1 if "=" in rest[0] else 2
+        flags += rest[:taken]
+        rest = rest[taken:]
+    return [*rest, *flags]
+
+
+def _run(given: Sequence[str]) -> int:
+    words = flags_last(given)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return exit_codes.OK if words else exit_codes.USAGE
+    if words[0] not in ON_RUNS:
+        hint = did_you_mean(words[0], ON_RUNS) or f"; known: {', '.join(ON_RUNS)}"
+        print(f"kubectl rlrun: unknown command {words[0]!r}{hint}", file=sys.stderr)
+        return exit_codes.USAGE
+    return call(words[0], words[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The resolved configuration of all roles, and agreement between runs that share a trainer.
+
+Resolved configuration of all roles (`run.json`), from which every file, flag, port and path is derived.
+
+Compatibility of runs that share a trainer. The operator checks it first, and the trainer again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from rlrun.config.base import Config
+from rlrun.config.models.checkpoint import MirrorConfig
+from rlrun.config.models.roles import InferenceConfig, OrchestratorConfig, RoleConfig, TrainerConfig
+from rlrun.config.models.trackers import TrackingConfig
+
+# Addresses, ports, the starting checkpoint and the number of replicas may change without changing the result of the run.
+_NOT_HASHED: dict[str, bool | dict[str, bool]] = {
+    "port": True,
+    "host": True,
+    "trainer_url": True,
+    "inference_urls": True,
+    "inference_service": True,
+    "metrics_port": True,
+    "output_dir": True,
+    "uid": True,
+    "replay": True,
+    "replicas": True,
+    "colocated": True,
+    "engine_urls": True,
+    "checkpoint": {"resume": True},
+}
+
+
+class RunConfig(Config):
+    """Resolved configuration of all roles of one run."""
+
+    format_version: Literal[1] = 1
+    """Version of the file format."""
+    trainer: TrainerConfig
+    """The trainer."""
+    inference: InferenceConfig | None
+    """Configuration of each engine; null for supervised fine-tuning, which has no engines."""
+    orchestrator: OrchestratorConfig
+    """The orchestrator."""
+    tracking: TrackingConfig | None = None
+    """Trackers of the run. They do not change its result."""
+    mirror: MirrorConfig | None = None
+    """Copies in object storage. They do not change the run's result."""
+
+    def hash(self) -> str:
+        """Return the fingerprint of every value that determines the result of the run."""
+        return config_fingerprint(
+            *(role for role in (self.trainer, self.inference, self.orchestrator) if role is not None)
+        )
+
+
+def config_fingerprint(*roles: RoleConfig) -> str:
+    """Return the first 16 hex digits of the SHA-256 over the roles' configuration, without addresses and folders."""
+    documents = [role.model_dump(mode="json", exclude=_NOT_HASHED) for role in roles]
+    return hashlib.sha256(json.dumps(documents, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def sharing_refusal(host: TrainerConfig, guest: TrainerConfig) -> str | None:
+    """Return why a run cannot use the host's trainer (field, value and fix), or None if it can. Pure."""
+    if guest.shared_with != host.name or guest.lora is None or host.lora is None:
+        return (
+            f"trainer.sharedWith is {guest.shared_with}, but this is the trainer of {host.name}; set it to {host.name}"
+        )
+    if guest.model != host.model:
+        return f"model differs from the model of {host.name}, whose trainer holds only one model; make them equal"
+    if guest.lora.rank > host.lora.rank:
+        return (
+            f"trainer.lora.rank ({guest.lora.rank}) is higher than the rank of {host.name} ({host.lora.rank}); "
+            f"lower it to at most {host.lora.rank}"
+        )
+    if guest.lora.dropout > 0 and host.parallelism.tp > 1:
+        return (
+            f"trainer.lora.dropout ({guest.lora.dropout}) needs a trainer without tensor parallelism, but {host.name} has "
+            f"parallelism.tp {host.parallelism.tp}; set dropout: 0"
+        )
+    mine, theirs = sorted(guest.lora.targets), sorted(host.lora.targets)
+    if mine != theirs:
+        return f"trainer.lora.targets ({mine or 'all'}) differ from those of {host.name} ({theirs or 'all'}); make them equal"
+    if guest.algorithm.critic is not None:
+        return "algorithm.critic is a full model, which a shared trainer cannot hold; remove it, or remove trainer.sharedWith"
+    wanted, limit = guest.micro_batch_tokens or guest.seq_len, host.micro_batch_tokens or host.seq_len
+    if wanted > limit:
+        return (
+            f"trainer.microBatchTokens ({wanted}) is higher than the limit of {host.name} ({limit}), whose memory it shares; "
+            f"lower it to at most {limit}"
+        )
+    return None

@@ -1,0 +1,217 @@
+"""Conversion of AReaL's settings into an RLRun: asynchronous GRPO, PPO and related algorithms."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from rlrun.config.layout_rules import Allocation, Part, parse_allocation
+from rlrun.convert.compose.areal_objective import put_objective
+from rlrun.convert.compose.shared_parts import (
+    ALL_TASKS,
+    AREAL_MUON,
+    Context,
+    at_home,
+    compose_interval,
+    is_on_hub,
+    put_areal_warmup,
+    put_lora,
+    put_model,
+    put_muon,
+    put_steps,
+    put_trainer,
+)
+from rlrun.convert.draft import Draft
+
+_BATCH, _NEW, _N = "train_dataset.batch_size", "gconfig.max_new_tokens", "gconfig.n_samples"
+_GPUS, _MODE = "cluster.n_gpus_per_node", "allocation_mode"
+_PROMPT = 1024
+_CONCURRENCY_MAX = 65_536
+
+
+def compose_areal(draft: Draft, context: Context) -> None:
+    """Set all fields that more than one key decides."""
+    put_model(draft, "actor.path")
+    _compose_lengths(draft)
+    prompts, n = draft.whole(_BATCH) or 1, draft.whole(_N) or 1
+    draft.put("orchestrator.batchSize", prompts * n, _BATCH, _N, note="prompts x answers")
+    draft.put("trainer.updatesPerStep", draft.whole("actor.ppo_n_minibatches") or 1, "actor.ppo_n_minibatches")
+    per_epoch = _compose_steps(draft, context)
+    _compose_flow(draft, n)
+    put_muon(draft, AREAL_MUON)
+    put_objective(draft)
+    _compose_gpus(draft)
+    _compose_memory(draft)
+    _compose_lora(draft)
+    _compose_environment(draft, n)
+    if any(key.startswith("rollout.agent.") for key in draft.settings):
+        draft.notices.append(
+            "rollout.agent: in AReaL the script selects an agent or one answer per prompt; this run uses one answer per prompt"
+        )
+    _compose_intervals(draft, per_epoch)
+
+
+def _compose_lengths(draft: Draft) -> None:
+    answer = draft.whole(_NEW) or 16384
+    draft.put("sampling.maxTokens", answer, _NEW)
+    if draft.has("gconfig.max_tokens"):
+        draft.put("seqLen", max(draft.whole("gconfig.max_tokens") or 0, answer + 1), "gconfig.max_tokens")
+    else:
+        longest = "train_dataset.max_length"
+        prompt = draft.whole(longest)
+        note = "" if prompt else f"prompts of at most {_PROMPT} tokens: AReaL has no limit"
+        draft.put("seqLen", (prompt or _PROMPT) + answer, *([longest] if prompt else []), _NEW, note=note)
+    engine = draft.fields.get("inference.maxModelLen")
+    if engine is not None and engine.value < draft.fields["seqLen"].value:
+        draft.fields.pop("inference.maxModelLen")
+        draft.dropped["vllm.max_model_len"] = "less than seqLen, which the engine must support"
+
+
+def _compose_steps(draft: Draft, context: Context) -> int | None:
+    total = "total_train_steps"
+    files = [str(draft.get("train_dataset.path") or "")]
+    if draft.has(total):
+        draft.put("maxSteps", draft.whole(total), total)
+        per_epoch = None
+    else:
+        per_epoch = put_steps(draft, context, epochs="total_train_epochs", batch=_BATCH, files=files)
+    put_areal_warmup(draft)
+    return per_epoch
+
+
+def _compose_flow(draft: Draft, n: int) -> None:
+    lag = draft.whole("rollout.max_head_offpolicyness") or 0
+    draft.put("algorithm.maxAsyncLevel", lag, "rollout.max_head_offpolicyness")
+    draft.put("algorithm.maxOffPolicySteps", lag, "rollout.max_head_offpolicyness", note="older groups are dropped")
+    key = "rollout.max_concurrent_rollouts"
+    if (groups := draft.whole(key)) is not None:
+        draft.put("orchestrator.maxConcurrency", min(_CONCURRENCY_MAX, groups * n), key, _N, note="groups x answers")
+
+
+def _compose_gpus(draft: Draft) -> None:
+    try:
+        allocation, causes = _read_allocation(draft)
+    except ValueError as error:
+        draft.refused[_MODE if draft.has(_MODE) else "actor.backend"] = str(error)
+        return
+    engines, trainer = allocation.engines, allocation.trainer
+    if trainer is None:
+        draft.missing.append(
+            "spec.trainer.gpusPerReplica: the number of GPUs is missing; add allocation_mode=vllm:d4+fsdp:d4"
+        )
+        return
+    node = draft.whole(_GPUS) or 8
+    pods = put_trainer(draft, trainer, node, *causes, _GPUS)
+    if engines is not None:
+        _compose_engines(draft, engines, causes, pods if allocation.colocated else None)
+
+
+def _read_allocation(draft: Draft) -> tuple[Allocation, list[str]]:
+    """Return the allocation and its keys: `allocation_mode`, or `rollout.backend` and `actor.backend`. Raises ValueError."""
+    if draft.has(_MODE):
+        return parse_allocation(str(draft.get(_MODE))), [_MODE]
+    parts = {key: str(draft.get(key)) for key in ("rollout.backend", "actor.backend") if draft.has(key)}
+    if not all(":" in part for part in parts.values()) or not parts:
+        return Allocation(None, None, colocated=False), [_MODE]
+    apart = parse_allocation("+".join(parts.values()))
+    if len(parts) < len(("rollout", "actor")):
+        return apart, list(parts)
+    strategy = ("rollout.scheduling_strategy.type", "rollout.scheduling_strategy.target")
+    if [draft.get(key) for key in strategy] == ["colocation", "actor"]:
+        return parse_allocation("|".join(parts.values())), [*parts, *strategy]
+    if _must_share(draft, apart):
+        return parse_allocation("|".join(parts.values())), [*parts, "cluster.n_nodes"]
+    return apart, list(parts)
+
+
+def _must_share(draft: Draft, apart: Allocation) -> bool:
+    """Return whether trainer and engines fit into the cluster only alternately; adds a notice."""
+    nodes = draft.whole("cluster.n_nodes")
+    if nodes is None or apart.engines is None or apart.trainer is None:
+        return False
+    gpus = nodes * (draft.whole(_GPUS) or 8)
+    sizes = (apart.engines.gpus, apart.trainer.gpus)
+    shares = sum(sizes) > gpus >= max(sizes)
+    if shares:
+        draft.notices.append(
+            f"cluster.n_nodes={nodes}: {sizes[0]} GPUs of engines and {sizes[1]} of the trainer exceed the {gpus} GPUs of the cluster, "
+            "so they share the same GPUs alternately (placement.colocate)"
+        )
+    return shares
+
+
+def _compose_engines(draft: Draft, engines: Part, causes: list[str], pods: int | None) -> None:
+    """Set the engines' fields. `pods`: number of the trainer's pods if the engines share its GPUs, otherwise None."""
+    size = engines.t * engines.p
+    if engines.backend == "sglang":
+        draft.notices.append(f"{causes[0]}: sglang is replaced by vllm, the engine of RLRun")
+    if engines.p > 1:
+        draft.notices.append(
+            f"{causes[0]}: p{engines.p} of the engines: RLRun's engines have no pipeline parallelism; tensorParallel is {size}"
+        )
+    draft.put("inference.tensorParallel", size, *causes)
+    if pods is None:
+        draft.put("inference.gpusPerReplica", size, *causes)
+        draft.put("inference.replicas", engines.d, *causes)
+        return
+    gpus = draft.fields["trainer.gpusPerReplica"].value
+    draft.put("placement.colocate", True, *causes)
+    draft.put("inference.gpusPerReplica", gpus, *causes)
+    draft.put("inference.dataParallel", max(1, gpus // size), *causes)
+    draft.put("algorithm.maxAsyncLevel", 0, *causes, note="engines sleep during a training step")
+    draft.fields.pop("weightSync.transport", None)
+
+
+def _compose_memory(draft: Draft) -> None:
+    tokens = "actor.mb_spec.max_tokens_per_mb"
+    if (size := draft.whole(tokens)) is not None:
+        longest = draft.fields["seqLen"].value
+        note = "" if size >= longest else "one sample must fit"
+        draft.put("trainer.microBatchTokens", max(size, longest), tokens, note=note)
+    for key in ("vllm.gpu_memory_utilization", "sglang.mem_fraction_static"):
+        if draft.has(key):
+            draft.put("inference.gpuMemoryUtilization", draft.number(key), key)
+            break
+
+
+def _compose_lora(draft: Draft) -> None:
+    put_lora(draft, "actor.", use="actor.use_lora")
+    if "trainer.lora.rank" in draft.fields and draft.fields.pop("weightSync.transport", None) is not None:
+        draft.dropped["actor.weight_update_mode"] = (
+            "adapters are sent through the volume (weightSync.transport: Filesystem)"
+        )
+
+
+def _compose_environment(draft: Draft, n: int) -> None:
+    key = "train_dataset.path"
+    path = at_home(str(draft.get(key) or ""))
+    if not path:
+        draft.missing.append(f"spec.environments: the data is missing; add {key}=ORG/NAME or a folder")
+        path = "openai/gsm8k"
+    local = not is_on_hub(path)
+    known = PurePosixPath(path).name == "gsm8k"
+    args: dict[str, Any] = {"path" if local else "name": path}
+    environment: dict[str, Any] = {"id": "gsm8k" if known else "dataset", "groupSize": n, "args": args}
+    if not known:
+        environment["args"] = args | {"reward": "math"}
+        draft.notices.append(
+            f"{key}={path}: AReaL computes rewards in Python of its script; the dataset environment needs the columns prompt and "
+            "reward_model.ground_truth, and compares answers as mathematics"
+        )
+    causes = [key, _N]
+    if draft.has("train_dataset.shuffle") and not draft.flag("train_dataset.shuffle"):
+        environment["curriculum"] = {"shuffle": False}
+        causes.append("train_dataset.shuffle")
+    draft.put("environments", [environment], *causes)
+
+
+def _compose_intervals(draft: Draft, per_epoch: int | None) -> None:
+    fields = {"saver": "checkpoint.export.interval", "recover": "checkpoint.interval"}
+    if draft.has("valid_dataset.path"):
+        fields["evaluator"] = "evaluation.interval"
+    for part, path in fields.items():
+        draft.dropped[f"{part}.freq_secs"] = "intervals are in steps"
+        if (found := compose_interval(draft, part, per_epoch)) is not None:
+            draft.put(path, found[0], found[1])
+    if "evaluation.interval" in draft.fields:
+        draft.put("evaluation.numTasks", ALL_TASKS, "valid_dataset.path", note="all held-out tasks")

@@ -1,1 +1,0 @@
-"""Report about this machine: facts that are gathered without starting a run, and their meaning."""

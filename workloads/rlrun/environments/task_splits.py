@@ -1,0 +1,269 @@
+"""Splits of tasks: generated tasks, and checks that an id names one task of one split.
+
+Generated tasks: created on access and split by a hash of their text.
+
+The hash of a problem's text determines its split, so no problem can occur in both splits, for any seed and size.
+
+Checks that tasks are distinct: no two tasks of a split have the same id, and the train and eval splits share no task.
+
+Lists, tuples and rows of data files are checked when the environment is loaded. Other sequences create a task by the environment's
+code at each access, which costs time and may fail; the ids of such tasks are compared when the tasks are played (`InProcessStage`).
+Generated tasks are distinct by construction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Protocol, overload, runtime_checkable
+
+from rlrun.environments.bounds import clip_text, name_of
+from rlrun.environments.environment_protocol import Split, Task
+from rlrun.environments.message_content import ContentError, check_prompt
+
+EVAL_ONE_IN = 8
+"""Share of the problems that are held out for evaluation: one in 8."""
+
+MAX_DRAWS = 10_000
+"""Draws after which a split counts as empty. A split with any problem needs far fewer draws."""
+
+
+class EmptySplitError(ValueError):
+    """Error for arguments that leave one of the splits without problems."""
+
+
+def split_of(problem: str) -> Split:
+    """Return the split of a problem, which depends only on the problem's text."""
+    return "eval" if hashlib.sha256(problem.encode()).digest()[0] % EVAL_ONE_IN == 0 else "train"
+
+
+class GeneratedTasks(Sequence[Task]):
+    """`count` tasks of one split. Task `i` depends only on `(seed, split, i)` and is created on access.
+
+    Problems repeat if `count` exceeds the number of different problems. Access raises `EmptySplitError` if the split has no problem.
+
+    Args:
+        split: split of the tasks.
+        count: number of tasks.
+        seed: seed of the drawings.
+        draw: function that samples a problem's text from all problems.
+        make: function that creates a task from an id and a problem's text.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        count: int,
+        seed: int,
+        draw: Callable[[random.Random], str],
+        make: Callable[[str, str], Task],
+    ) -> None:
+        self._split, self._count, self._seed, self._draw, self._make = split, count, seed, draw, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        position = index + self._count if index < 0 else index
+        if not 0 <= position < self._count:
+            raise IndexError(f"task {index} of {self._count}")
+        problem = self._problem(position)
+        digest = hashlib.sha256(problem.encode()).hexdigest()[:8]
+        task = self._make(id := f"{self._split}-{position}-{digest}", problem)
+        if task.id != id:
+            raise ValueError(
+                f"make() gave the task {id!r} the id {task.id!r}; it has to use the given id, which makes tasks distinct"
+            )
+        return task
+
+    def _problem(self, position: int) -> str:
+        # A text as seed is hashed with SHA-512, so the tasks do not depend on PYTHONHASHSEED.
+        rng = random.Random(f"{self._seed}/{self._split}/{position}")
+        for _ in range(MAX_DRAWS):
+            problem = self._draw(rng)
+            if split_of(problem) == self._split:
+                return problem
+        raise EmptySplitError(
+            f"these arguments allow so few problems that the {self._split} split is empty; allow more problems"
+        )
+
+
+CHECKED = 200_000
+"""Number of tasks of each split that are checked, from the first one. Reading them takes a few seconds."""
+NAMED = 10
+"""Largest number of tasks in one message."""
+_NAME_CHARACTERS = 80
+
+
+class SharedTaskError(ValueError):
+    """Error for tasks that are not distinct. The message contains up to `NAMED` of them with their positions, and the fix."""
+
+
+class PromptError(ValueError):
+    """Error for prompts that cannot be sent to a model."""
+
+
+@runtime_checkable
+class AtHand(Protocol):
+    """Sequence of tasks that is read without running code of an environment."""
+
+    identified_by_content: bool
+    """Whether prompt, answer and info define a task, so that two tasks with equal contents are the same task."""
+
+
+def check_prompts(splits: Mapping[Split, Sequence[Task]]) -> None:
+    """Reject prompts that cannot be sent to a model. Only lists and tuples of tasks are checked.
+
+    Args:
+        splits: all tasks of a single-turn environment, in which the prompt is the only request.
+
+    Raises:
+        PromptError: contains up to `NAMED` tasks and the reason for each.
+    """
+    refused: list[str] = []
+    for split, tasks in splits.items():
+        if type(tasks) not in (list, tuple):  # rows of data files are checked when tasks are created from them
+            continue
+        for index, task in enumerate(islice(tasks, CHECKED)):
+            try:
+                check_prompt(task.prompt)
+            except ContentError as error:
+                refused.append(f"{_name_tasks(name_of(task), [f'{split}[{index}]'])}: {error}")
+    if refused:
+        raise PromptError(f"{_show_tasks(len(refused))} cannot be played: {_list_ids(refused)}")
+
+
+def check_distinct(splits: Mapping[Split, Sequence[Task]]) -> dict[Split, str]:
+    """Reject tasks that share an id, and tasks that occur in both splits.
+
+    Two tasks of different splits are the same if their ids are equal, or if prompt, answer and info are equal. The second rule applies
+    only if no other task of either split has the same content, because an environment may derive a task's question from the id.
+    A task that cannot be read is skipped: it fails when it is played.
+
+    Args:
+        splits: all tasks of an environment.
+
+    Returns:
+        Digest of the tasks of each split, by which a later attempt detects a different data set. It covers the number, ids, prompts
+        and answers of the tasks; `info` is left out because it may contain folders of one process. For tasks that only code of the
+        environment can create it covers only the number, and for generated tasks the number, the first and the last task.
+
+    Raises:
+        SharedTaskError: two tasks are the same.
+    """
+    digests = {split: hashlib.blake2b(f"{len(tasks)}".encode(), digest_size=8) for split, tasks in splits.items()}
+    known = {
+        split: list(_readable_tasks(split, tasks, digests[split])) for split, tasks in splits.items() if _at_hand(tasks)
+    }
+    for split, found in known.items():
+        _refuse_equal_ids(split, found)
+    if {"train", "eval"} <= set(known):
+        strict = any(isinstance(tasks, AtHand) and tasks.identified_by_content for tasks in splits.values())
+        _refuse_shared(known["train"], known["eval"], strict=strict)
+    for split, tasks in splits.items():
+        if isinstance(tasks, GeneratedTasks) and len(tasks):
+            for task in (tasks[0], tasks[len(tasks) - 1]):
+                digests[split].update(_digest_value(task.id, [task.prompt, task.answer]))
+    return {split: digest.hexdigest() for split, digest in digests.items()}
+
+
+_Known = tuple[str, str, bytes]
+"""Position, id, and a digest of the task's content (b"" if the content is not JSON)."""
+
+
+def needs_proof(tasks: Sequence[Task]) -> bool:
+    """Return whether the ids of a sequence have to be compared when its tasks are played."""
+    return not _at_hand(tasks) and not isinstance(tasks, GeneratedTasks)
+
+
+def _at_hand(tasks: Sequence[Task]) -> bool:
+    return type(tasks) in (list, tuple) or isinstance(tasks, AtHand)
+
+
+def _readable_tasks(split: Split, tasks: Sequence[Task], digest: hashlib.blake2b) -> Iterator[_Known]:
+    """Yield the tasks that can be read, and add each to the digest of the split."""
+    for index in islice(range(len(tasks)), CHECKED):
+        try:
+            task = tasks[index]
+        except ValueError:
+            continue
+        id = name_of(task)
+        digest.update(_digest_value(id, [task.prompt, task.answer]))
+        yield f"{split}[{index}]", id, _digest_value(task.prompt, task.answer, task.info)
+
+
+def _digest_value(*values: object) -> bytes:
+    """16 bytes over JSON values, or b"" if they are not JSON."""
+    try:
+        text = json.dumps(values, sort_keys=True)
+    except Exception:  # the environment can put any object into a task; such a task fails when it is played
+        return b""
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _refuse_equal_ids(split: Split, found: Sequence[_Known]) -> None:
+    places: dict[str, list[str]] = {}
+    for place, id, _ in found:
+        places.setdefault(id, []).append(place)
+    shared = [_name_tasks(id, own) for id, own in places.items() if len(own) > 1]
+    if shared:
+        raise SharedTaskError(
+            f"{_show_tasks(len(shared))} of the {split} split {'share their ids' if len(shared) > 1 else 'shares its id'} with another "
+            f"task: {_list_ids(shared)}; give each task a different id"
+        )
+
+
+def _refuse_shared(train: Sequence[_Known], held_out: Sequence[_Known], *, strict: bool) -> None:
+    ids = {id: place for place, id, _ in train}
+    contents = _by_content(train, strict=strict)
+    asked = _by_content(held_out, strict=strict)
+    shared = []
+    for place, id, content in held_out:
+        if id in ids:
+            shared.append(_name_tasks(id, [ids[id], place]))
+        elif (same := contents.get(content)) is not None and content in asked and (strict or len(contents) > 1):
+            shared.append(f"{_quote_id(id)} ({place}, same content as {_quote_id(same[1])}, {same[0]})")
+    if shared:
+        raise SharedTaskError(
+            f"the train and the eval split share {_show_tasks(len(shared))}: {_list_ids(shared)}; "
+            "evaluation would use tasks of the training. "
+            "Remove them from one split (or, if they only look the same, give them different ids and state the difference in info)"
+        )
+
+
+def _by_content(found: Sequence[_Known], *, strict: bool) -> dict[bytes, _Known]:
+    """Tasks by content. Unless `strict`, contents that several tasks share are left out."""
+    first: dict[bytes, _Known] = {}
+    several: set[bytes] = {b""}
+    for known in found:
+        if known[2] in first and not strict:
+            several.add(known[2])
+        first.setdefault(known[2], known)
+    return {content: known for content, known in first.items() if content not in several}
+
+
+def _show_tasks(count: int) -> str:
+    return f"{count} task{'s' if count > 1 else ''}"
+
+
+def _quote_id(id: str) -> str:
+    return repr(clip_text(id, _NAME_CHARACTERS))
+
+
+def _name_tasks(id: str, places: Sequence[str]) -> str:
+    shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+    return f"{_quote_id(id)} ({shown})"
+
+
+def _list_ids(found: Sequence[str]) -> str:
+    return ", ".join(found[:NAMED]) + (f" and {len(found) - NAMED} more" if len(found) > NAMED else "")

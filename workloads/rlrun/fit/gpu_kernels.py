@@ -1,0 +1,122 @@
+"""Attention kernel that the trainer would choose on a GPU product, by the trainer's own rule (`kernel_choice`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlrun.config.models.roles import TrainerSpec
+from rlrun.fit.architecture import Architecture
+from rlrun.fit.attention_kernels import BACKENDS, AttentionError, Feature, Kernel, Machine, Needs, choose_kernel
+from rlrun.fit.memory_parts import capability_of
+
+_EVERY_PACKAGE: Mapping[Kernel, str] = {
+    kernel: "of the image" for kernel, backend in BACKENDS.items() if backend.package is not None
+}
+
+
+_RATES: Mapping[Kernel, tuple[float, float]] = {
+    "varlen": (300e12, 290e12),
+    "flash2": (300e12, 290e12),
+    "cudnn": (480e12, 480e12),
+    "fa3": (700e12, 555e12),
+}
+"""FLOP/s on Hopper, forward and backward, causal, head size 128, measured for rows of 16,384 tokens (benchmarks/results/gpu/kernels.md).
+The values of torch's FlashAttention 2 are used for both variants of that version. At 65,536 tokens the rates differ by -6 % to +18 %."""
+_HOPPER, _MEASURED_HEAD = 9, 128
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Kernel that the trainer is expected to use."""
+
+    kernel: Kernel
+    with_packages: Kernel
+    """Kernel if the trainer's image has the packages of all kernels."""
+
+    @property
+    def padded(self) -> bool:
+        """Whether the kernel copies the row into padded blocks."""
+        return self.kernel in ("sdpa", "cudnn")
+
+    def __str__(self) -> str:
+        package = BACKENDS[self.with_packages].package
+        if self.with_packages == self.kernel or package is None:
+            return self.kernel
+        return f"{self.kernel}, or {self.with_packages} if the trainer's image has {package.module}"
+
+
+def attention_seconds(
+    kernel: Kernel, trainer: TrainerSpec, model: Architecture, product: str | None, *, tokens: int, again: bool
+) -> float | None:
+    """Return the seconds of attention over a row with one sequence, forward and backward, on one GPU, or None without a known rate.
+
+    Args:
+        kernel: kernel that computes it.
+        trainer: configuration of the trainer, whose ranks share heads, tokens and layers.
+        model: shape of the policy.
+        product: product name of the GPU.
+        tokens: tokens of the row.
+        again: whether the forward pass is repeated in the backward pass.
+    """
+    rates, capability = _RATES.get(kernel), capability_of(product) if product else None
+    if rates is None or capability is None or capability[0] != _HOPPER or model.head_dim != _MEASURED_HEAD:
+        return None
+    if "window" in model.attention:
+        return None
+    layout = trainer.parallelism
+    squares = model.queries * model.layers * tokens**2 / (layout.tp * layout.cp * layout.pp)
+    return (2 * squares / rates[0]) * (1 + again) + 5 * squares / rates[1]
+
+
+def needs_of_attention(trainer: TrainerSpec, model: Architecture) -> Needs:
+    """Return the requirements of a model and a run on the kernel."""
+    features: set[Feature] = set(model.attention)
+    if trainer.compute_dtype == "float32":
+        features.add("float32")
+    if trainer.parallelism.cp > 1:
+        features.add("context")
+    return Needs(frozenset(features), model.head_dim)
+
+
+def kernel_problem(trainer: TrainerSpec, model: Architecture, product: str | None) -> str | None:
+    """Return why the requested kernel cannot compute the model, as text after the field, or None if it can or nothing is known.
+
+    Args:
+        trainer: configuration of the trainer.
+        model: shape of the policy.
+        product: product name of its GPUs; None: unknown, so that only the model is checked.
+    """
+    asked = trainer.attention
+    if asked == "auto" or not trainer.gpus_per_replica:
+        return None
+    capability = capability_of(product) if product else None
+    if capability is None:  # assume a GPU that supports the kernel
+        first = BACKENDS[asked].capabilities
+        capability = (first[0] if first else 9, 0)
+    machine = Machine(product or "this GPU", capability, _EVERY_PACKAGE)
+    try:
+        choose_kernel(asked, needs_of_attention(trainer, model), machine)
+    except AttentionError as error:
+        return f"{asked}: {str(error).partition(': ')[2]}"
+    return None
+
+
+def expected_kernel(trainer: TrainerSpec, model: Architecture, product: str | None) -> Expected | None:
+    """Return the kernel without and with the packages that an image may have, or None for an unknown GPU.
+
+    Args:
+        trainer: configuration of the trainer; a kernel that cannot compute the model counts as `auto`.
+        model: shape of the policy.
+        product: product name of its GPUs.
+    """
+    capability = capability_of(product) if product else None
+    if product is None or capability is None or not trainer.gpus_per_replica:
+        return None
+    needs = needs_of_attention(trainer, model)
+    if trainer.attention != "auto" and kernel_problem(trainer, model, product) is None:
+        return Expected(trainer.attention, trainer.attention)
+    plain, full = (
+        choose_kernel("auto", needs, Machine(product, capability, packages)) for packages in ({}, _EVERY_PACKAGE)
+    )
+    return Expected(plain.kernel, full.kernel)

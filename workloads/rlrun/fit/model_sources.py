@@ -1,0 +1,130 @@
+"""Sources of a model's shape: its folder, the hub's local cache, a table, or the sizes of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rlrun.config.models.language_models import ModelConfig, TinyModelConfig
+from rlrun.fit.architecture import KNOWN, Architecture, ShapeError, from_config, known_model
+
+_CONFIG = "config.json"
+_TINY_VOCABULARY = 128
+"""Upper bound of the character tokenizer's vocabulary."""
+
+
+class UnknownModelError(ValueError):
+    """Error for a model of unknown shape. The message has the field and the fix."""
+
+
+def shape_of(
+    model: ModelConfig,
+    field: str,
+    *,
+    option: str = "--model-config",
+    count: bool = True,
+    environment: Mapping[str, str] = os.environ,
+) -> Architecture:
+    """Return a model's shape without network access.
+
+    Args:
+        model: source of the model.
+        field: field of the manifest that names the model.
+        option: option of the command line that replaces the model's configuration.
+        count: whether to count the parameters of unknown model types in the model itself, which may import torch.
+        environment: environment variables, which contain the folder of the hub's cache.
+
+    Raises:
+        UnknownModelError: The shape is unknown, or the configuration does not describe a language model.
+    """
+    if model.tiny is not None:
+        return _tiny_architecture(model.tiny)
+    if model.path is not None:
+        return read_shape(Path(model.path), f"{field}.path", option=option, count=count)
+    name = model.name or ""
+    if (known := known_model(name)) is not None:
+        return known
+    if (folder := cached_folder(name, environment)) is not None:
+        return read_shape(folder, f"{field}.name", option=option, count=count)
+    raise UnknownModelError(
+        f"{field}.name ({name}) is neither in the hub's cache on this machine nor one of the {len(KNOWN)} models with known sizes; "
+        f"pass a folder with its config.json: {option} FOLDER"
+    )
+
+
+def read_shape(folder: Path, field: str, *, option: str = "--model-config", count: bool = True) -> Architecture:
+    """Return the shape that a folder's `config.json`, or another file of this format, describes.
+
+    Raises:
+        UnknownModelError: The file is missing or does not describe a language model.
+    """
+    file = folder / _CONFIG if folder.is_dir() else folder
+    try:
+        config = json.loads(file.read_bytes())
+        if not isinstance(config, dict):
+            raise ShapeError("it is not a JSON object")
+        shape = from_config(config)
+    except OSError as error:
+        raise UnknownModelError(
+            f"{field}: {file} cannot be read: {error.strerror}; pass a folder with config.json: {option} FOLDER"
+        ) from None
+    except ValueError as error:
+        raise UnknownModelError(f"{field}: {file}: {error}") from None
+    if shape.exact or not count or (model := _on_meta(config)) is None:
+        return shape
+    tied = (
+        model.get_output_embeddings() is not None
+        and model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    )
+    return replace(shape, counted=_count_parameters(model), tied=tied)
+
+
+def count_on_meta(config: Mapping[str, object]) -> int | None:
+    """Return the number of parameters of a model that transformers builds without memory, or None if it cannot build the model."""
+    model = _on_meta(config)
+    return None if model is None else _count_parameters(model)
+
+
+def _count_parameters(model: Any) -> int:
+    return sum(int(parameter.numel()) for parameter in model.parameters())
+
+
+def _on_meta(config: Mapping[str, object]) -> Any | None:
+    try:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+    except ImportError:
+        return None
+    kind = str(config.get("model_type", ""))
+    try:
+        with torch.device("meta"):
+            own = {name: value for name, value in config.items() if name != "model_type"}
+            return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **own))
+    except Exception:  # any code of an architecture may fail
+        return None
+
+
+def cached_folder(name: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of a repository in the hub's local cache, or None."""
+    home = environment.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface")
+    cache = Path(environment.get("HF_HUB_CACHE") or Path(home) / "hub")
+    found = sorted((cache / f"models--{name.replace('/', '--')}" / "snapshots").glob(f"*/{_CONFIG}"))
+    return found[-1].parent if found else None
+
+
+def _tiny_architecture(tiny: TinyModelConfig) -> Architecture:
+    heads = max(tiny.hidden_size // 32, 2)
+    return Architecture(
+        "llama",
+        hidden=tiny.hidden_size,
+        layers=tiny.layers,
+        heads=heads,
+        kv_heads=max(tiny.hidden_size // 64, 1),
+        head_dim=tiny.hidden_size // heads,
+        intermediate=3 * tiny.hidden_size,
+        vocabulary=_TINY_VOCABULARY,
+    )

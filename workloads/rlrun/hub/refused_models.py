@@ -1,0 +1,98 @@
+"""Refusal of models: pickled weights, and architectures that cannot be trained.
+
+Rejection of models with pickled weights: RLRun reads only safetensors.
+
+Rejection of models that cannot be trained, before a role downloads or reads their weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from rlrun.config.families import training_refusal
+from rlrun.hub.repository import show_source
+from rlrun.protocol.files.failures import RoleError
+from rlrun.runtime import exit_codes
+
+PICKLED = ("pytorch_model*.bin", "*.pt", "*.pth", "*.ckpt")
+"""Weights files that Python reads as a pickle, which can contain a program."""
+_CONVERT = (
+    "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; a, b = sys.argv[1:]; "
+    "M.from_pretrained(a, dtype='auto', use_safetensors=False).save_pretrained(b); T.from_pretrained(a).save_pretrained(b)"
+)
+"""Conversion program. transformers reads only tensors from such a file (`weights_only`)."""
+
+
+def convert_command(source: str, target: str) -> str:
+    """Return the command that converts a model to safetensors.
+
+    Args:
+        source: folder, or name on the hub.
+        target: new folder.
+    """
+    return shlex.join(["python", "-c", _CONVERT, source, target])
+
+
+def refuse_pickles(folder: Path, field: str, source: str) -> None:
+    """Reject a model that has pickled weights and no safetensors.
+
+    Args:
+        folder: folder of the model.
+        field: manifest field of the model.
+        source: value of the field.
+
+    Raises:
+        RoleError: contains the file, and the command that converts the model.
+    """
+    if any(folder.glob("*.safetensors")):
+        return
+    found = sorted(path.name for pattern in PICKLED for path in folder.glob(pattern))
+    if found:
+        raise RoleError(pickle_refusal(field, source, found[0]), exit_codes.DATA)
+
+
+def pickle_refusal(field: str, source: str, file: str = "") -> str:
+    """Return the message about a model without safetensors.
+
+    Args:
+        field: manifest field of the model.
+        source: value of the field.
+        file: name of one of its pickles, or an empty text if unknown.
+    """
+    seen = f" ({file} is a pickle)" if file else ""
+    target = f"{Path(source).name}-safetensors"
+    return (
+        f"{field}: {source} has no safetensors weights{seen}, and RLRun reads no pickles: they can contain programs. "
+        f"Convert the model in a sandbox, then set model.path to the new folder: {convert_command(source, target)}"
+    )
+
+
+def read_refusal(folder: Path, name: str | None = None) -> str | None:
+    """Return why the trainer cannot train a model, or None if no reason is known or the configuration cannot be read.
+
+    Args:
+        folder: folder with `config.json`.
+        name: name of the model in messages. Default: the folder.
+    """
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None  # other checks report it
+    return training_refusal(config, name or show_source(str(folder))) if isinstance(config, dict) else None
+
+
+def refuse_untrainable(folder: Path, field: str, name: str | None = None) -> None:
+    """Reject a model that the trainer cannot train.
+
+    Args:
+        folder: folder with `config.json`.
+        field: manifest field of the model.
+        name: name of the model on the hub. Default: the folder.
+
+    Raises:
+        RoleError: contains the field, the model and the fix.
+    """
+    if (fault := read_refusal(folder, name)) is not None:
+        raise RoleError(f"{field}: {fault}", exit_codes.CONFIGURATION)

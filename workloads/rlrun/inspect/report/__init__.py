@@ -1,1 +1,0 @@
-"""Bundle for a bug report: its contents, and the removal of secrets."""

@@ -1,1 +1,0 @@
-"""The orchestrator's part of a checkpoint: its content and its writer."""

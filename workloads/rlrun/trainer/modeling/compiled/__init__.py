@@ -1,1 +1,0 @@
-"""Compilation of layers, and the fallback if torch's compiler fails."""

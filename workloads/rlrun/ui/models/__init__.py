@@ -1,1 +1,0 @@
-"""Responses of the page's server. JSON uses these field names in camelCase; `tools.ui_types` generates the TypeScript types."""
