@@ -12,7 +12,7 @@ FORBIDDEN = frozenset(
     {"again", "begun", "found", "made", "meant", "noted", "of", "one", "own", "place", "said", "told", "whole", "words"}
 )
 """Names that have one meaning in each module."""
-MOST_ONE_WORD_NAMES = 0.40
+MOST_ONE_WORD_NAMES = 0.37
 """Largest share of names of one word among functions and methods. The goal is 0.30: lower it with each pass of renames."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
