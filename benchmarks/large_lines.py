@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlrun.environments import Episode, Score, Split, Task
-from rlrun.environments.environment_protocol import ModelClient
+from rlrun.environments.protocol import ModelClient
 
 CHARACTERS = 10_000_000
 """Of two bytes each in UTF-8, and of six in the JSON of a line."""

@@ -43,7 +43,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support" / "orchestrator" / "simulation")]
 
 from orch_simulation import API_KEY, FakeTrainer, begin, eventually, in_process, make_config  # noqa: E402
 
-from rlrun.environments.environment_protocol import Message, Reply, Tool  # noqa: E402
+from rlrun.environments.protocol import Message, Reply, Tool  # noqa: E402
 from rlrun.environments.registry import load_environment  # noqa: E402
 from rlrun.environments.stage import InProcessStage  # noqa: E402
 from rlrun.orchestrator.main import Outside, orchestrate_attempt  # noqa: E402

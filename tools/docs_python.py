@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rlrun import Run
 from rlrun.inspect.snapshot import Progress, Snapshot
-from rlrun.runs import spec_blocks
+from rlrun.runs import blocks
 from rlrun.runs.run_views import Picture, Rollouts
 from rlrun.runs.volume_reader import Checkpoint
 from tools.docs_resource import cells
@@ -67,18 +67,19 @@ def _text(value: object) -> str:
 
 def _errors() -> Iterator[str]:
     yield "## Errors\n\n| error | when |\n|---|---|"
-    for name, found in vars(spec_blocks).items():
-        if isinstance(found, type) and issubclass(found, spec_blocks.RunError):
+    for name, found in vars(blocks).items():
+        if isinstance(found, type) and issubclass(found, blocks.RunError):
             yield cells(f"`{name}`", (inspect.getdoc(found) or "").partition("\n")[0])
     yield ""
 
 
 def _blocks() -> Iterator[str]:
-    yield "## Blocks\n\n`from rlrun.runs.spec_blocks import ...`\n\n| block | field of the manifest | arguments |\n|---|---|---|"
-    for name, found in vars(spec_blocks).items():
-        if isinstance(found, type) and found.__module__ == spec_blocks.__name__ and not name.startswith("_"):
+    yield "## Blocks\n\n`from rlrun.runs.blocks import ...`\n\n| block | field of the manifest | arguments |\n|---|---|---|"
+    for name, found in vars(blocks).items():
+        is_own = isinstance(found, type) and found.__module__ == blocks.__name__ and not name.startswith("_")
+        if is_own and hasattr(found, "model_fields"):
             field = re.search(r"`([^`]+)`", found.__doc__ or "")
-            names = ", ".join(f"`{one}`" for one in found.model_fields)  # type: ignore[attr-defined]
+            names = ", ".join(f"`{one}`" for one in found.model_fields)
             yield cells(f"`{name}`", f"`{field[1]}`" if field else "", names)
     yield ""
 

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from rlrun.environments.environment_protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
+from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
 
 AGAIN = "again"
 

@@ -104,7 +104,7 @@ async def test_the_engine_samples_from_the_trainers_policy(adapter_server: Serve
 async def test_the_bare_model_is_no_version(adapter_server: Server, client: EngineClient) -> None:
     with pytest.raises(EngineError, match="unknown version"):
         await sample(client, PROMPT, None)
-    with pytest.raises(EngineError, match="are adapters") as refused:
+    with pytest.raises(EngineError, match="only adapters") as refused:
         await client.reload_weights(next(adapter_server.versions))
     assert refused.value.status == 400
 

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from rlrun.environments.adapters.agent import ChatServer
-from rlrun.environments.environment_protocol import Episode, Reply, Score
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.talk import Ready, Talk
 from rlrun.environments.process.wire import WireError, encode_document
+from rlrun.environments.protocol import Episode, Reply, Score
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.inference.client.completions import EngineError, EngineMetrics, parse_metrics, parse_packed, parse_stock
 from rlrun.orchestrator.journal.frames import (

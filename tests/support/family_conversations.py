@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 from rlrun.config.models.roles import TrajectoryStrategy
-from rlrun.environments.environment_protocol import Message, Reply, Tool
+from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation

@@ -15,7 +15,7 @@ from rlrun.algorithms import LossBatch
 from rlrun.config.models.language_models import TinyModelConfig
 from rlrun.config.models.learning import AdvantageConfig, AlgorithmConfig
 from rlrun.environments.bundled.small_tasks import ReverseText, ReverseTextArgs
-from rlrun.environments.environment_protocol import Episode, Task
+from rlrun.environments.protocol import Episode, Task
 from rlrun.orchestrator.batches.assemble import assemble_batch
 from rlrun.orchestrator.groups.filters import Rules, reason_to_drop
 from rlrun.orchestrator.types import FinishedGroup, Recorded, Rollout

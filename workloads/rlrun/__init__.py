@@ -11,10 +11,10 @@ from importlib import import_module
 __version__ = "0.1.0"
 _PLACES = {
     "Run": "rlrun.runs.run",
-    "ManifestError": "rlrun.runs.spec_blocks",
-    "RunError": "rlrun.runs.spec_blocks",
-    "RunFailedError": "rlrun.runs.spec_blocks",
-    "WaitTimeoutError": "rlrun.runs.spec_blocks",
+    "ManifestError": "rlrun.runs.blocks",
+    "RunError": "rlrun.runs.blocks",
+    "RunFailedError": "rlrun.runs.blocks",
+    "WaitTimeoutError": "rlrun.runs.blocks",
 }
 """Names of the Python API, by their modules; __init__.pyi has their types."""
 __all__ = ["__version__", *_PLACES]

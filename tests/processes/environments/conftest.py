@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Message, Reply
-from rlrun.environments.environment_protocol import Tool
+from rlrun.environments.protocol import Tool
 from rlrun.orchestrator.rollouts.message_forms import parse_text
 
 Script = Sequence[str | Reply | Exception] | Callable[[Sequence[Message]], str]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Episode, EpisodeError, Score
-from rlrun.environments.environment_protocol import ModelClient
 from rlrun.environments.process import isolated, supervised
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import Death, Ready, Talk, _Rollout
 from rlrun.environments.process.wire import Document, WireError
+from rlrun.environments.protocol import ModelClient
 from rlrun.environments.stage import Played, TaskRef
 from tests.support.waiting import UNREACHED_SECONDS, wait_until_async
 

@@ -12,19 +12,19 @@ from typing import Any, overload
 import pytest
 
 from rlrun.environments import EpisodeError, Reply, Score, Split, Task
-from rlrun.environments.environment_protocol import SingleTurnEnvironment
 from rlrun.environments.process.isolated import IsolatedEnvironment
 from rlrun.environments.process.life import Command, Limits
 from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.user_code_check import check_subjects
+from rlrun.environments.protocol import SingleTurnEnvironment
 from rlrun.environments.registry import load_environment
+from rlrun.environments.splits import GeneratedTasks, SharedTaskError, check_distinct, split_of
 from rlrun.environments.stage import InProcessStage, TaskRef
-from rlrun.environments.task_splits import GeneratedTasks, SharedTaskError, check_distinct, split_of
 from tests.support.python_path import before
 from tests.support.waiting import UNREACHED_SECONDS
 
 ENVIRONMENT = """
-from rlrun.environments.environment_protocol import Episode, Score, SingleTurnEnvironment, Task
+from rlrun.environments.protocol import Episode, Score, SingleTurnEnvironment, Task
 class Fixed(SingleTurnEnvironment):
     id = "fixed"
     def __init__(self, train, held_out): self.own = {"train": train, "eval": held_out}
@@ -278,7 +278,7 @@ def test_task_that_cannot_be_read_is_passed_over() -> None:
 
 
 def test_the_check_of_endless_rows_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlrun.environments.task_splits.CHECKED", 1000)  # the default is the same loop for 3 s
+    monkeypatch.setattr("rlrun.environments.splits.CHECKED", 1000)  # the default is the same loop for 3 s
 
     class Endless:
         identified_by_content = False

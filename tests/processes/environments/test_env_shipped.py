@@ -25,7 +25,7 @@ from rlrun.environments import (
 )
 from rlrun.environments.bundled import dataset
 from rlrun.environments.bundled.small_tasks import position_score
-from rlrun.environments.task_splits import split_of
+from rlrun.environments.splits import split_of
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from tests.support.programs import run_program

@@ -16,7 +16,7 @@ from orch_simulation import FakeEngine
 
 from rlrun.config.models.data import DataConfig, DataSetConfig, SourceConfig
 from rlrun.environments.dataset_rows import Rows
-from rlrun.environments.environment_protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
+from rlrun.environments.protocol import Environment, Episode, Message, ModelClient, Score, Split, Task
 from rlrun.environments.stage import InProcessStage
 from rlrun.evaluate import sampled_rows
 from rlrun.orchestrator.aio.event_loop import Signal

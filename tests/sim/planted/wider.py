@@ -149,7 +149,7 @@ def what_admission_refuses_fails_the_run(stack: contextlib.ExitStack) -> None:
 
 
 def a_refused_removal_is_told_to_nobody(stack: contextlib.ExitStack) -> None:
-    put(stack, status_builder.refused, "with_refused_writes", lambda case, said: said)
+    put(stack, repairs, "with_refused_writes", lambda case, said: said)
 
 
 def a_webhook_that_is_away_is_told_to_nobody(stack: contextlib.ExitStack) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlrun.config.models.roles import TrajectoryStrategy
-from rlrun.environments.environment_protocol import Message, Tool
+from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens

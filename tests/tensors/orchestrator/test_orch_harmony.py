@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from rlrun.environments.environment_protocol import Message, Tool
+from rlrun.environments.protocol import Message, Tool
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.rollouts.conversation import Conversation

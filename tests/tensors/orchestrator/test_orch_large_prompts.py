@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.environment_protocol import Message
+from rlrun.environments.protocol import Message
 from rlrun.inference.client.completions import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.environment_protocol import Message
+from rlrun.environments.protocol import Message
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens
 from rlrun.orchestrator.sft.chat_rows import Conversation as SftConversation

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlrun.config.models.roles import TrajectoryStrategy
 from rlrun.config.models.rollout import SamplingConfig
-from rlrun.environments.environment_protocol import Message, Reply, Tool
+from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.inference.client.completions import Completion, ParsedReply
 from rlrun.inference.client.engine_client import EngineError, EngineUnavailableError
 from rlrun.orchestrator.aio.event_loop import Signal

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.environment_protocol import Message
+from rlrun.environments.protocol import Message
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.sft.chat_rows import Conversation
 from rlrun.orchestrator.sft.chat_samples import ChatEncoder

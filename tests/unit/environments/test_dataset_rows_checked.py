@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from rlrun.environments import EnvironmentLoadError, load_environment
-from rlrun.environments.environment_protocol import Episode, Score, SingleTurnEnvironment, Split, Task
+from rlrun.environments.protocol import Episode, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.rewards.mathematics import TruthError, truth_text
 from rlrun.environments.rewards.weighted_rewards import RowTask
+from rlrun.environments.splits import PromptError
 from rlrun.environments.stage import InProcessStage
-from rlrun.environments.task_splits import PromptError
 
 GOOD = [{"prompt": f"What is {i}+1?", "ground_truth": str(i + 1)} for i in range(40)]
 JUDGE = {"reward": "judge", "reward_args": {"base_url": "http://judge/v1", "model": "m"}}

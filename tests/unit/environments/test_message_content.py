@@ -12,8 +12,8 @@ import pytest
 from rlrun.config.models.data import DataConfig, SourceConfig
 from rlrun.environments.adapters.openai_api import RequestError, read_request
 from rlrun.environments.bundled.dataset import messages_of, with_instruction
-from rlrun.environments.environment_protocol import Episode, Task
 from rlrun.environments.message_content import ContentError, check_prompt, content_text, unread_columns
+from rlrun.environments.protocol import Episode, Task
 from rlrun.environments.rewards.scorers import _prompt_text
 from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
 from rlrun.orchestrator.sft.chat_rows import read_conversation

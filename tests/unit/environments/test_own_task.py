@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlrun.environments.environment_protocol import Episode, Reply, Score, Split, Task
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Episode, Reply, Score, Split, Task
 from rlrun.environments.stage import InProcessStage, Played, TaskRef
 
 

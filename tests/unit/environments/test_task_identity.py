@@ -12,8 +12,8 @@ import pytest
 
 from rlrun.environments import load_environment
 from rlrun.environments.adapters.verifiers_legacy import task_digests
-from rlrun.environments.environment_protocol import Task
-from rlrun.environments.task_splits import check_distinct
+from rlrun.environments.protocol import Task
+from rlrun.environments.splits import check_distinct
 
 
 def task(number: int, prompt: str, answer: str | None, row: str = "") -> Task:

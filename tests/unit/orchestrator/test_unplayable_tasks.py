@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlrun.environments import Episode, EpisodeError, Message, Score, Split, Task, UnplayableTaskError, run_episode
-from rlrun.environments.environment_protocol import Reply, SingleTurnEnvironment
+from rlrun.environments.protocol import Reply, SingleTurnEnvironment
 from rlrun.environments.rewards.reward_functions import RewardEntry, RewardFunctionError, call_here
 from rlrun.environments.stage import InProcessStage, TaskRef
 from rlrun.orchestrator.rollouts.playable_tasks import UnplayableTasks

@@ -16,7 +16,7 @@ import pytest
 from rlrun import Run, RunError, RunFailedError, WaitTimeoutError
 from rlrun.cli.main import main
 from rlrun.runs import run_process
-from rlrun.runs.spec_blocks import ManifestError
+from rlrun.runs.blocks import ManifestError
 from tests.unit.inspect.broken import BROKEN, NOW
 from tests.unit.inspect.recorded import PODS, Recorded, of_run
 from tests.unit.inspect.test_folder_commands import AGAIN, PROGRESS, Folder

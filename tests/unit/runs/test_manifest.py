@@ -13,8 +13,8 @@ import rlrun
 from rlrun import ManifestError, Run, RunError
 from rlrun.api.run_fields import RunFields
 from rlrun.api.run_manifest import parse_manifest
-from rlrun.runs import spec_blocks
-from rlrun.runs.spec_blocks import Environment, Inference, LoRA, Model, SpecFields, TinyModel, Trainer
+from rlrun.runs import blocks
+from rlrun.runs.blocks import Environment, Inference, LoRA, Model, SpecFields, TinyModel, Trainer
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
@@ -120,9 +120,9 @@ def test_fields_are_those_of_the_resource() -> None:
 
 
 def test_a_block_is_the_resources_model() -> None:
-    found = [one for one in vars(spec_blocks).values() if type(one) is type(Trainer)]
+    found = [one for one in vars(blocks).values() if type(one) is type(Trainer)]
     assert len(found) > 15
-    assert isinstance(Inference(replicas=2), spec_blocks.InferenceBlock)
+    assert isinstance(Inference(replicas=2), blocks.InferenceBlock)
     assert all(one.__mro__[1].model_fields.keys() == one.model_fields.keys() for one in found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlrun import Run, RunFailedError
-from rlrun.runs.spec_blocks import Environment, Model, TinyModel, Trainer
+from rlrun.runs.blocks import Environment, Model, TinyModel, Trainer
 
 
 def manifest(name: str) -> Run:

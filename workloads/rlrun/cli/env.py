@@ -22,7 +22,7 @@ from rlrun.runtime import exit_codes
 from rlrun.runtime.printable import printable
 
 if TYPE_CHECKING:
-    from rlrun.environments.environment_protocol import Message, ModelClient
+    from rlrun.environments.protocol import Message, ModelClient
     from rlrun.environments.tryout import Tried
 
 

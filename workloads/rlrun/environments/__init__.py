@@ -6,7 +6,8 @@ OpenAI's client; `bundled` contains the shipped environments. This package does 
 """
 
 from rlrun.environments.adapters.agent import AgentEnvironment, run_program
-from rlrun.environments.environment_protocol import (
+from rlrun.environments.episode import EpisodeError, run_episode
+from rlrun.environments.protocol import (
     ComparesGroups,
     Demonstrates,
     Environment,
@@ -20,7 +21,6 @@ from rlrun.environments.environment_protocol import (
     Task,
     UnplayableTaskError,
 )
-from rlrun.environments.episode import EpisodeError, run_episode
 from rlrun.environments.registry import EnvironmentLoadError, known_environments, load_environment
 
 __all__ = [

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 
-from rlrun.environments.environment_protocol import Episode, Message, Score
+from rlrun.environments.protocol import Episode, Message, Score
 from rlrun.runtime.printable import printable
 
 MAX_REWARD = 1e9

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from rlrun.environments.environment_protocol import Reply
+from rlrun.environments.protocol import Reply
 
 PASSING = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 520, 522, 524, 529})
 """HTTP statuses after which a retry of the same request can succeed."""

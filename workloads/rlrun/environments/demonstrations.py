@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlrun.environments.bounds import plain_messages
-from rlrun.environments.environment_protocol import Demonstrates, Message
+from rlrun.environments.protocol import Demonstrates, Message
 from rlrun.environments.registry import load_environment
 from rlrun.protocol.files.durable import write_bytes
 

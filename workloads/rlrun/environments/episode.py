@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from rlrun.environments.bounds import BoundsError, describe_exception, name_of, plain_episode, plain_score
-from rlrun.environments.environment_protocol import (
+from rlrun.environments.protocol import (
     ComparesGroups,
     Environment,
     Episode,

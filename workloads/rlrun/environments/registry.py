@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from rlrun.config.suggest import did_you_mean
 from rlrun.custom import add_code_folder
 from rlrun.environments.bounds import describe_exception
-from rlrun.environments.environment_protocol import SPLITS, Environment, VerifiersLoadError
+from rlrun.environments.protocol import SPLITS, Environment, VerifiersLoadError
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 from rlrun.runtime.extras import install_extras

@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Protocol, overload
 
 from rlrun.environments.bounds import clip_text, describe_exception, name_of
-from rlrun.environments.environment_protocol import (
+from rlrun.environments.episode import EpisodeError, ErrorKind, compare_group, run_episode
+from rlrun.environments.protocol import (
     SPLITS,
     ComparesGroups,
     Environment,
@@ -24,8 +25,7 @@ from rlrun.environments.environment_protocol import (
     Task,
     TellsTurns,
 )
-from rlrun.environments.episode import EpisodeError, ErrorKind, compare_group, run_episode
-from rlrun.environments.task_splits import check_distinct, check_prompts, needs_proof
+from rlrun.environments.splits import check_distinct, check_prompts, needs_proof
 
 MAX_NOTICES = 20
 """Largest number of notices of one environment."""

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from rlrun.environments.environment_protocol import Message, Tool
+from rlrun.environments.protocol import Message, Tool
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _DESCRIPTION = """You can call these functions; each line is one function as JSON:

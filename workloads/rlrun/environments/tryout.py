@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlrun.environments.chat_server import ChatServer, ServerError, chat_body
-from rlrun.environments.environment_protocol import Message, ModelClient, Reply, Split, Tool
 from rlrun.environments.process.life import Command, Life, Limits
 from rlrun.environments.process.process_output import Log
+from rlrun.environments.protocol import Message, ModelClient, Reply, Split, Tool
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.environments.tool_calls import parse_tool_calls
 from rlrun.runtime import exit_codes

@@ -20,7 +20,7 @@ from typing import Required, Self
 from loguru import logger
 
 from rlrun.config.models.rollout import CompleteSampling, EnvironmentConfig
-from rlrun.environments.environment_protocol import Message, Split, Tool
+from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.evaluate.policies import Policy
 from rlrun.orchestrator.evaluation.evaluator import Answer, Question, TraceLine, trace_line
 from rlrun.protocol.files.durable import fsync_path, make_folder

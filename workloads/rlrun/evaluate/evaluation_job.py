@@ -23,7 +23,7 @@ from rlrun.config.models.rollout import EnvironmentConfig, EvaluationConfig, Eva
 from rlrun.config.models.run_config import RunConfig
 from rlrun.config.named_code import NamedCode
 from rlrun.config.suggest import did_you_mean
-from rlrun.environments.environment_protocol import Split
+from rlrun.environments.protocol import Split
 from rlrun.evaluate import policies
 from rlrun.evaluate.plan import Plan
 from rlrun.evaluate.policies import Policy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import EvaluationConfig
-from rlrun.environments.environment_protocol import Split
+from rlrun.environments.protocol import Split
 from rlrun.evaluate.policies import Policy
 from rlrun.evaluate.staging import Export
 

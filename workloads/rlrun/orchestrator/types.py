@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.environments.environment_protocol import Message, Tool
+from rlrun.environments.protocol import Message, Tool
 
 
 def run_lengths(mask: npt.NDArray[np.bool_]) -> list[int]:

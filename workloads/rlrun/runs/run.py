@@ -14,14 +14,14 @@ from rlrun.inspect.snapshot import Snapshot
 from rlrun.inspect.source import ClusterRun, FolderRun, NotFoundError, find_run, read_run
 from rlrun.inspect.why import explain_run
 from rlrun.runs import run_process, run_views, volume_reader
+from rlrun.runs.blocks import RunError, translate_errors
 from rlrun.runs.run_process import Held, make_kubectl
 from rlrun.runs.run_views import Picture, Rollouts, Words, compare_curves, draw_metric
-from rlrun.runs.spec_blocks import RunError, translate_errors
 
 if TYPE_CHECKING:
     import pandas
 
-    from rlrun.runs.spec_blocks import SpecFields
+    from rlrun.runs.blocks import SpecFields
 
 _NO_PANDAS = "run.metrics() needs pandas, which is not installed: pip install 'pandas>=2.2.2', or use run.metric_rows()"
 
@@ -33,7 +33,7 @@ class Run(Held):
         name: RFC 1035 label of at most 40 characters.
         namespace: namespace in the cluster.
         labels: labels of the resource.
-        **spec: fields of the specification by Python names; blocks are models of `rlrun.runs.spec_blocks` or mappings.
+        **spec: fields of the specification by Python names; blocks are models of `rlrun.runs.blocks` or mappings.
 
     Raises:
         ManifestError: all problems, each with field, value and fix.

@@ -37,7 +37,7 @@ from rlrun.protocol.files.durable import make_private_folder
 from rlrun.protocol.files.launcher_record import LAUNCH_LOG, LAUNCH_MANIFEST, LauncherRecord, read_record
 from rlrun.protocol.files.paths import RunPaths
 from rlrun.runs import volume_reader
-from rlrun.runs.spec_blocks import RunError, RunFailedError, WaitTimeoutError
+from rlrun.runs.blocks import RunError, RunFailedError, WaitTimeoutError
 from rlrun.runs.written_manifest import Manifest
 from rlrun.runtime import exit_codes
 from rlrun.runtime.bootstrap import module_command

@@ -19,7 +19,7 @@ from rlrun.config.loading.problems import COMMAND_LINE, ConfigError, Problem
 from rlrun.config.loading.schema import Shape, as_written, child_shape, find_field
 from rlrun.config.loading.yaml_text import examine_yaml
 from rlrun.inspect.run_changes import WordError
-from rlrun.runs.spec_blocks import plain
+from rlrun.runs.blocks import plain
 from rlrun.runtime.json_types import Json
 
 _BUILT = "Run"

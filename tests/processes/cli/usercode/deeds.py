@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from rlrun.environments.environment_protocol import Environment
+from rlrun.environments.protocol import Environment
 from rlrun.environments.registry import load_environment
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.environments.bundled.small_tasks import ReverseText, ReverseTextArgs
-from rlrun.environments.environment_protocol import Episode, Score, Task
+from rlrun.environments.protocol import Episode, Score, Task
 
 
 class Faulty(ReverseText):

@@ -32,7 +32,7 @@ from rlrun.environments.adapters.openai_api import (
     make_completion,
     read_request,
 )
-from rlrun.environments.environment_protocol import Episode, Message, ModelClient, Reply, Score, Split, Task
+from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Score, Split, Task
 from rlrun.runtime.http_site import Site
 
 MAX_BODY_BYTES = 64 * 1024 * 1024

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rlrun.environments.environment_protocol import Message, Reply, Tool
 from rlrun.environments.message_content import ContentError, content_text
+from rlrun.environments.protocol import Message, Reply, Tool
 
 MODEL = "policy"
 """Name of the model. Requests may use any other name."""

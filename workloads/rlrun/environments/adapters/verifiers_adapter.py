@@ -42,16 +42,8 @@ from verifiers.v1.utils.loaders import default_harness_id, env_config_type, load
 
 from rlrun.environments.adapters.verifiers_harness import ChatHarness, ToolBox
 from rlrun.environments.adapters.verifiers_playable import check_seat, check_tasks, check_toolsets
-from rlrun.environments.environment_protocol import (
-    Episode,
-    Message,
-    ModelClient,
-    Score,
-    Split,
-    Task,
-    VerifiersLoadError,
-)
 from rlrun.environments.message_content import content_text
+from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task, VerifiersLoadError
 
 UNUSED_ENDPOINT = "http://127.0.0.1:9"
 """Endpoint of the agent in traces (the discard port). It is never used for a connection, because our client makes every call."""

@@ -47,7 +47,7 @@ from verifiers.v1.types import (
 )
 from verifiers.v1.types import Message as VerifiersMessage
 
-from rlrun.environments.environment_protocol import Message, ModelClient, Reply
+from rlrun.environments.protocol import Message, ModelClient, Reply
 
 P = ParamSpec("P")
 

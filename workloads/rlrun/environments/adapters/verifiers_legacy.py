@@ -26,16 +26,8 @@ import verifiers as vf
 from openai import AsyncOpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
-from rlrun.environments.environment_protocol import (
-    Episode,
-    Message,
-    ModelClient,
-    Score,
-    Split,
-    Task,
-    VerifiersLoadError,
-)
 from rlrun.environments.message_content import content_text
+from rlrun.environments.protocol import Episode, Message, ModelClient, Score, Split, Task, VerifiersLoadError
 
 if TYPE_CHECKING:
     import verifiers as vf

@@ -21,7 +21,7 @@ from verifiers.v1.state import state_cls
 from verifiers.v1.trace import AgentInfo, Trace, TraceTask
 from verifiers.v1.utils.compile import resolve_runtime_config
 
-from rlrun.environments.environment_protocol import VerifiersLoadError
+from rlrun.environments.protocol import VerifiersLoadError
 
 REHEARSAL_SECONDS = 5.0
 """Time limit of the rehearsal. If `Env.run` takes longer, the number of conversations is checked in real rollouts."""

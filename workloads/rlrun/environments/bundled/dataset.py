@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from rlrun.config.models.data import DataSetConfig
 from rlrun.environments.bundled.word_problems import PROBLEMS
 from rlrun.environments.dataset_rows import Rows, download_set
-from rlrun.environments.environment_protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.layouts import LAYOUTS, LayoutName, convert_row, final_answer, no_prompt
 from rlrun.environments.message_content import (
     check_prompt,
@@ -24,10 +23,11 @@ from rlrun.environments.message_content import (
     refuse_surrogates,
     unread_columns,
 )
+from rlrun.environments.protocol import Episode, Message, Score, SingleTurnEnvironment, Split, Task
 from rlrun.environments.rewards.reward_functions import ANY_SOURCE, RewardEntries, RewardEntry
 from rlrun.environments.rewards.scorers import find_scorer
 from rlrun.environments.rewards.weighted_rewards import Rewards, RowTask
-from rlrun.environments.task_splits import CHECKED, EmptySplitError, split_of
+from rlrun.environments.splits import CHECKED, EmptySplitError, split_of
 
 
 class RowTasks(Sequence[Task]):

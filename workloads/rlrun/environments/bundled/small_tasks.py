@@ -32,16 +32,8 @@ from collections.abc import Callable, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from rlrun.environments.environment_protocol import (
-    Episode,
-    Message,
-    ModelClient,
-    Score,
-    SingleTurnEnvironment,
-    Split,
-    Task,
-)
-from rlrun.environments.task_splits import GeneratedTasks
+from rlrun.environments.protocol import Episode, Message, ModelClient, Score, SingleTurnEnvironment, Split, Task
+from rlrun.environments.splits import GeneratedTasks
 
 MAX_CHARS = 200
 MAX_BITS = 256

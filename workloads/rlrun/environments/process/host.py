@@ -24,7 +24,6 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from rlrun.environments.environment_protocol import ModelClient, Score, Split
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.containment.signal_guard import ancestor_pids
 from rlrun.environments.process.life import Command, Life, Limits
@@ -32,6 +31,7 @@ from rlrun.environments.process.process_output import EVERYTHING, Log
 from rlrun.environments.process.talk import Ready, StartError
 from rlrun.environments.process.wire import Document, Lines, WireError
 from rlrun.environments.process.worker import RemoteModel, Worker
+from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, Stage, TaskRef, TaskRefs
 from rlrun.runtime.processes import refuse_inspection
 

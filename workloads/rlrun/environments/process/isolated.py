@@ -25,13 +25,13 @@ from pathlib import Path
 
 from loguru import logger
 
-from rlrun.environments.environment_protocol import ModelClient, Score, Split
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.life import PING_LOOKS, Command, Life, Limits
 from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.supervised import MAX_BACKOFF_SECONDS, Record, Supervised, first_of, log_hint
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
 from rlrun.environments.process.wire import Document, WireError
+from rlrun.environments.protocol import ModelClient, Score, Split
 from rlrun.environments.stage import Played, TaskRef, TaskRefs
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from loguru import logger
 
 from rlrun.backoff import backoff
-from rlrun.environments.environment_protocol import ModelClient, Score
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.process_output import Log
 from rlrun.environments.process.talk import Death, Ready, StartError, Talk
+from rlrun.environments.protocol import ModelClient, Score
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from rlrun.environments.bounds import MAX_NAME_CHARACTERS, BoundsError, clip_text, describe_exception, plain_score
-from rlrun.environments.environment_protocol import Episode, Message, ModelClient, Reply, Score, Tool
 from rlrun.environments.episode import EpisodeError, ErrorKind
 from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode_document, encode_list
+from rlrun.environments.protocol import Episode, Message, ModelClient, Reply, Score, Tool
 from rlrun.environments.stage import MAX_NOTICES, Played, TaskRef
 
 GRACE_SECONDS = 10.0

@@ -30,15 +30,15 @@ from rlrun.environments.bounds import (
     plain_json,
     plain_messages,
 )
-from rlrun.environments.environment_protocol import Episode, Message, Reply, Score, Tool
 from rlrun.environments.episode import EpisodeError
 from rlrun.environments.process.containment import enclosure, keeper
 from rlrun.environments.process.event_loop import EpisodeLoop, Stepped, print_exception
 from rlrun.environments.process.heartbeat import Page
 from rlrun.environments.process.wire import MAX_LINE_BYTES, Document, Lines, WireError, encode_document
+from rlrun.environments.protocol import Episode, Message, Reply, Score, Tool
 from rlrun.environments.registry import EnvironmentLoadError, load_environment
+from rlrun.environments.splits import PromptError, SharedTaskError
 from rlrun.environments.stage import InProcessStage, Played, Stage, TaskRef
-from rlrun.environments.task_splits import PromptError, SharedTaskError
 from rlrun.protocol.files.failures import RoleError
 
 BROKEN_LOOP, LOST = 179, 180

@@ -25,7 +25,7 @@ from rlrun.config.algorithm.names import is_import_path
 from rlrun.config.suggest import did_you_mean, unknown_name
 from rlrun.custom import imported
 from rlrun.environments.bounds import MAX_METRIC, MAX_REWARD, BoundsError, bounded_number, describe_exception
-from rlrun.environments.environment_protocol import Score, UnplayableTaskError
+from rlrun.environments.protocol import Score, UnplayableTaskError
 from rlrun.environments.rewards.bounded import BoundedCalls
 from rlrun.environments.rewards.scorers import BUILT_IN
 

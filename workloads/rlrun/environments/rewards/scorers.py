@@ -8,8 +8,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rlrun.environments.environment_protocol import Task, UnplayableTaskError
 from rlrun.environments.message_content import content_text
+from rlrun.environments.protocol import Task, UnplayableTaskError
 from rlrun.environments.rewards import mathematics
 from rlrun.environments.rewards.bounded import BoundedCallError, BoundedCalls, ImportTimeError, UnfinishedCallError
 from rlrun.environments.rewards.code_execution import Case, CodeLimits, CodeRunner, last_code_block

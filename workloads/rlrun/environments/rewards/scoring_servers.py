@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from rlrun.backoff import backoff
-from rlrun.environments.environment_protocol import Message
+from rlrun.environments.protocol import Message
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rlrun.config.algorithm.names import is_import_path
 from rlrun.config.suggest import did_you_mean
-from rlrun.environments.environment_protocol import Score, Task
+from rlrun.environments.protocol import Score, Task
 from rlrun.environments.rewards.reward_functions import ANY_SOURCE, RewardEntry, RewardFunction, describe_sources
 from rlrun.environments.rewards.scorers import OF_GROUPS, GroupScorer, Scorer, check_truth, find_scorer, group_scorer
 

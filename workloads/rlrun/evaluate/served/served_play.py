@@ -24,8 +24,8 @@ from rlrun.api.resource import RLRunSpec
 from rlrun.config.models.language_models import ModelConfig
 from rlrun.config.models.rollout import CompleteSampling
 from rlrun.environments.chat_server import chat_body
-from rlrun.environments.environment_protocol import Message, Reply, Tool
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.stage import TaskRef
 from rlrun.evaluate.answers import keep_answers
 from rlrun.evaluate.evaluation_job import QuestionOptions, chosen_environments, evaluation_settings

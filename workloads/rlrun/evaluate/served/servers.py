@@ -28,7 +28,7 @@ from rlrun.config.base import Config
 from rlrun.config.formats import VariableName
 from rlrun.config.loading.schema import few_in_order
 from rlrun.environments.chat_server import ChatServer, ServerError
-from rlrun.environments.environment_protocol import Reply
+from rlrun.environments.protocol import Reply
 from rlrun.protocol.files.failures import RoleError
 from rlrun.runtime import exit_codes
 

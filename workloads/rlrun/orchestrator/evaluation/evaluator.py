@@ -20,8 +20,8 @@ from loguru import logger
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CompleteSampling, EvaluationConfig, solved_rewards
-from rlrun.environments.environment_protocol import Message, Split, Tool
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Message, Split, Tool
 from rlrun.environments.stage import TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.aio.event_loop import pausable_timeout

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from loguru import logger
 
 from rlrun.environments.bounds import MAX_REWARD, BoundsError, bounded_number, plain_score
-from rlrun.environments.environment_protocol import Score
+from rlrun.environments.protocol import Score
 from rlrun.orchestrator.journal.frames import Content, DroppedEntry, Entry, RolloutEntry, read_segment
 from rlrun.orchestrator.journal.ledger import Ledger
 from rlrun.orchestrator.tasks.sampler import Sampler

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rlrun.config.models.rollout import unread_argument
-from rlrun.environments.environment_protocol import Message, Tool
 from rlrun.environments.message_content import ContentError, content_text
+from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import without_tools
 from rlrun.orchestrator.rollouts.message_forms import (
     PROBE_ARGUMENT,

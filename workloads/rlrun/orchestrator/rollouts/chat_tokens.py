@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from rlrun.environments.environment_protocol import Message, Tool
+from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError
 from rlrun.orchestrator.rollouts.message_forms import PROBE_TOOL, probe_call, probe_result
 from rlrun.protocol.messages.packed_columns import INTEGERS

@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from rlrun.config.models.roles import TrajectoryStrategy
-from rlrun.environments.environment_protocol import Message, Reply, Tool
+from rlrun.environments.protocol import Message, Reply, Tool
 from rlrun.environments.tool_calls import arguments_of
 from rlrun.inference.client.engine_client import Completion
 from rlrun.orchestrator.rollouts.chat_template import TemplateError

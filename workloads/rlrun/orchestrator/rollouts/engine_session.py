@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
-from rlrun.environments.environment_protocol import Tool
+from rlrun.environments.protocol import Tool
 from rlrun.inference.client.engine_client import Completion, EngineError, EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool
 from rlrun.orchestrator.engines.replica import Affinity, Replica

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, Protocol
 
-from rlrun.environments.environment_protocol import Message, Tool
 from rlrun.environments.message_content import content_text
+from rlrun.environments.protocol import Message, Tool
 from rlrun.environments.tool_calls import arguments_of, parse_tool_calls
 
 

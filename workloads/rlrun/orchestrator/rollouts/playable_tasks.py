@@ -23,8 +23,8 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlrun.environments.environment_protocol import Task, TellsTurns
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Task, TellsTurns
 from rlrun.environments.registry import EnvironmentLoadError, load_environment
 from rlrun.hub.repository import show_source
 from rlrun.orchestrator.rollouts.chat_template import ChatTemplate, TemplateError

@@ -21,8 +21,8 @@ from dataclasses import replace
 
 from rlrun.config.models.roles import OrchestratorConfig
 from rlrun.config.models.rollout import CompleteSampling, SamplingConfig
-from rlrun.environments.environment_protocol import Episode, Score, Tool
 from rlrun.environments.episode import EpisodeError
+from rlrun.environments.protocol import Episode, Score, Tool
 from rlrun.environments.stage import Played, TaskRef
 from rlrun.inference.client.engine_client import EngineUnavailableError
 from rlrun.orchestrator.engines.pool import EnginePool

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlrun.config.models.data import DataConfig
-from rlrun.environments.environment_protocol import Message, Tool
 from rlrun.environments.message_content import content_text, refuse_media, refuse_surrogates
+from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.rollouts.message_forms import THOUGHT_FIELDS
 
 ROLES = ("system", "developer", "user", "assistant", "tool")

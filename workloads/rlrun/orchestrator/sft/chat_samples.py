@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rlrun.environments.environment_protocol import Message, Tool
 from rlrun.environments.message_content import content_text
+from rlrun.environments.protocol import Message, Tool
 from rlrun.orchestrator.rollouts.chat_template import TemplateError
 from rlrun.orchestrator.rollouts.chat_tokens import ChatTokens, load_tokenizer, stored_ends
 from rlrun.orchestrator.rollouts.message_forms import THOUGHT_FIELDS, thought_of

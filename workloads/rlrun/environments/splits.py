@@ -21,8 +21,8 @@ from itertools import islice
 from typing import Protocol, overload, runtime_checkable
 
 from rlrun.environments.bounds import clip_text, name_of
-from rlrun.environments.environment_protocol import Split, Task
 from rlrun.environments.message_content import ContentError, check_prompt
+from rlrun.environments.protocol import Split, Task
 
 EVAL_ONE_IN = 8
 """Share of the problems that are held out for evaluation: one in 8."""
